@@ -30,6 +30,7 @@ from ckstore.errors import RankMismatch as RankMismatch
 from ckstore.errors import ReadOnlyStore as ReadOnlyStore
 from ckstore.errors import RemoteDenied as RemoteDenied
 from ckstore.errors import RemoteError as RemoteError
+from ckstore.errors import RemoteFull as RemoteFull
 from ckstore.errors import RemoteUnavailable as RemoteUnavailable
 from ckstore.errors import RunIsOwned as RunIsOwned
 from ckstore.errors import SaveAbandoned as SaveAbandoned

@@ -33,7 +33,9 @@
     ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
     │   ├── NoSuchRemote         4   the store has no remote of that name, or there is none at that place
     │   ├── RemoteDenied         1   the service refused the credentials, or has none
+    │   ├── RemoteFull           6   a quota of the bucket or the account is used up, or the service has no space left
     │   ├── RemoteUnavailable    1   the service could not be reached or failed; the same call may succeed later
+    │   ├── RunIsOwned           1   another store mirrors the run to this remote; the checkpoints stay in the store
     │   └── BytesElsewhere       1   bytes of a checkpoint are at a remote alone, and cannot be fetched from here
     └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
 
@@ -367,6 +369,12 @@ class NoSuchRemote(RemoteError):
 
 class RemoteDenied(RemoteError):
     """The service refused the credentials, or did not get any; messages never contain them."""
+
+
+class RemoteFull(RemoteError):
+    """A quota of the bucket or the account is used up, or the service has no space left; nothing there was removed."""
+
+    exit_status = 6
 
 
 class RemoteUnavailable(RemoteError):

@@ -184,24 +184,18 @@ class Store:
     @classmethod
     def _open_there(cls, url: str, run: str | None) -> Store:
         """Open a remote for reading: a clone lies in a temporary directory as long as the handle lives."""
-        import shutil
-        import tempfile
         import weakref
 
-        folder = tempfile.mkdtemp(prefix="ckstore-remote-")
+        from ckstore.remote.elsewhere.temporary import make_temporary
+
+        folder, remove = make_temporary()
         try:
-            listing = cls.clone(url, Path(folder, "store"), run=run)
+            listing = cls.clone(url, folder / "store", run=run)
             store = cls(listing.path, run=run, readonly=True)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove()
             raise
         store._listing = listing._context  # noqa: SLF001 - its own
-        made_by = os.getpid()
-
-        def remove() -> None:
-            if os.getpid() == made_by:  # a child that was forked runs this as well, and the parent reads on
-                shutil.rmtree(folder, ignore_errors=True)
-
         weakref.finalize(store, remove)
         return store
 

@@ -23,6 +23,7 @@ from ckstore.errors import InUse
 from ckstore.fs.held import Held
 from ckstore.fs.inside import CLOSED, Inside, Where
 from ckstore.fs.lock_files import LockFile
+from ckstore.fs.lock_holders import named_holders
 from ckstore.fs.peek import at, close_quietly, open_directory
 
 # Polled, since a blocking flock has no deadline; a save holds the lock of a run for some system calls only.
@@ -218,7 +219,9 @@ def _wait_for(fd: int, kind: int, deadline: float, path: Where) -> None:
         _refuse_own(fd, path)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            msg = f"{path} is locked by another process"
+            # Only after a wait: those who only try a lock meet a refusal in each of a thousand directories.
+            who = named_holders(os.fstat(fd)) if pause_s > _POLL_FIRST_S else ""
+            msg = f"{path} is locked by another process{who}"
             raise InUse(msg, hint="wait until it is done; the lock ends with its holder")
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _POLL_MOST_S)

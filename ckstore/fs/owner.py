@@ -19,6 +19,11 @@ _MAY_NOT_GIVE = frozenset((errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS
 _CAP_CHOWN = 1 << 0
 
 
+def current_user() -> int:
+    """Return the id of the user that this process acts as."""
+    return os.geteuid()
+
+
 def may_give() -> bool:
     """Whether this process, which is root's, may give files to other users; True where the kernel does not say."""
     try:

@@ -58,7 +58,7 @@ class Collected:
     entered: set[str] = field(default_factory=set)
     # Names in ``trash/`` that another process was in, or that are another user's.
     left: list[str] = field(default_factory=list)
-    # Names in ``trash/`` that could not be removed, and why.
+    # Paths in the store that the system did not let go, and why.
     failed: dict[str, OSError | CkstoreError] = field(default_factory=dict)
     held: dict[str, HeldBlob] = field(default_factory=dict)  # blobs that a process has open, by digest
     # Digests without a use that have further names, and their sizes.
@@ -143,7 +143,7 @@ class Collector:
                 continue
             try:
                 self._empty_one(name)
-                self.collected.failed.pop(name, None)
+                self.collected.failed.pop((self._layout.trash / name).inner, None)
             except (CatalogUnavailable, InUse) as error:
                 refused = refused or error
             except PermissionError:  # its owner's alone, as in a sticky directory: it stays, and the report says so
@@ -151,7 +151,7 @@ class Collector:
             except (OSError, CkstoreError) as error:
                 if isinstance(error, FileNotFoundError) and (self._grace is not None or trash.can_return(name)):
                     continue  # a process brought it back, or the collector of another host was faster
-                self.collected.failed[name] = error
+                self.collected.failed[(self._layout.trash / name).inner] = error
         if refused is not None:
             raise refused
 
@@ -223,23 +223,20 @@ class Collector:
         open_now: list[LastName] = []
         for (digest, nbytes), canonical in through_parents((blob, self._layout.blob(blob[0])) for blob in blobs):
             try:
-                if self._layout.shared:
-                    statx.refresh(canonical)
-                status = peek.status(canonical)
-                if status.st_nlink > 1:
-                    self.collected.linked[digest] = nbytes
-                elif self._judge.may_be_open(canonical):
-                    open_now.append(LastName(digest, self._layout.blob(digest), status))
-                else:
-                    # From here on no save finds it, so that what the next look sees stays true.
-                    target = trash.free_name(self._trash, digest)
-                    links.rename(canonical, target)
-                    moved.append(LastName(digest, target, status))
+                last, is_moved = self._take_last(digest, nbytes, canonical)
             except PermissionError:  # in a directory of another user, who alone may free it
                 continue
             except FileNotFoundError:
                 if digest not in self.collected.held:  # else it is in trash, held
                     gone.append(digest)
+                continue
+            except OSError as error:
+                if error.errno in files.NO_SPACE:  # of the filesystem, and so of all others
+                    raise
+                self.collected.failed[self._layout.blob(digest).inner] = error
+                continue
+            if last is not None:
+                (moved if is_moved else open_now).append(last)
         # Before any of them is unlinked: after a power cut a name in blobs/ must not be of a blob that is gone.
         if moved:
             files.sync_directory(self._trash)
@@ -253,6 +250,21 @@ class Collector:
             if last.digest not in freed and not trash.put_back(self._layout, last.digest, last.path):
                 self._unlink_unless_last(last.path)
         return [*gone, *freed]
+
+    def _take_last(self, digest: str, nbytes: int, canonical: Inside) -> tuple[LastName | None, bool]:
+        """Move the last name of a blob to trash unless a process has the file open; return it, and whether it moved."""
+        if self._layout.shared:
+            statx.refresh(canonical)
+        status = peek.status(canonical)
+        if status.st_nlink > 1:
+            self.collected.linked[digest] = nbytes
+            return None, False
+        if self._judge.may_be_open(canonical):
+            return LastName(digest, self._layout.blob(digest), status), False
+        # From here on no save finds it, so that what the next look sees stays true.
+        target = trash.free_name(self._trash, digest)
+        links.rename(canonical, target)
+        return LastName(digest, target, status), True
 
     def _free(self, lasts: list[LastName], seen: holders.Scan | None = None) -> set[str]:
         """Unlink the last names that no process has open; return their digests. The others stay where they are."""

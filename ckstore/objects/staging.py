@@ -13,6 +13,7 @@ import os
 import threading
 import uuid
 from collections.abc import Collection, Iterable
+from itertools import islice
 
 from ckstore.errors import SaveFailed
 from ckstore.fs import files, links, locks, peek
@@ -34,6 +35,7 @@ _TEMPORARY = "new-"
 # Looking for checkpoints of this user costs a call each; of the newest ones most blobs are shared.
 _LOOKED_AT = 64
 _TRIED = 2
+_OTHER_RUNS = 32
 
 
 class Staging:
@@ -115,13 +117,21 @@ class Staging:
         return False
 
     def _saved_by_us(self) -> list[Inside]:
-        """Return the newest checkpoints that this user saved, of the last few of the run."""
+        """Return the newest checkpoints that this user saved: two of the run, and one of each of the latest others."""
         if self._saved is None:
-            me = os.geteuid()
-            keys = sorted((key for key, _ in self.layout.published(self._run)), reverse=True)
-            paths = (self.layout.checkpoint(key) for key in keys[:_LOOKED_AT])
-            self._saved = [path for path in paths if _owner(path) == me][:_TRIED]
+            # A frozen base is in all runs of a sweep. The runs that were saved to last come first.
+            others = {run: peek.find(self.layout.checkpoints / run) for run in self.layout.runs() if run != self._run}
+            times = {run: found.st_mtime_ns for run, found in others.items() if found is not None}
+            latest = sorted(times, key=lambda run: times[run], reverse=True)[:_OTHER_RUNS]
+            self._saved = self._saved_in(self._run, _TRIED)
+            self._saved += [path for run in latest for path in self._saved_in(run, 1)]
         return self._saved
+
+    def _saved_in(self, run: str, most: int) -> list[Inside]:
+        me = os.geteuid()
+        keys = sorted((key for key, _ in self.layout.published(run)), reverse=True)
+        paths = (self.layout.checkpoint(key) for key in keys[:_LOOKED_AT])
+        return list(islice((path for path in paths if _owner(path) == me), most))
 
     def holds(self, digest: str, data: memoryview) -> bool:
         """Whether the blob in the staging directory has exactly these bytes; it is read and compared."""

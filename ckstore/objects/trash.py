@@ -11,7 +11,7 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files, links, locks, peek
+from ckstore.fs import files, links, locks, owner, peek
 from ckstore.fs.held import through_parents
 from ckstore.fs.lock_files import leftovers
 from ckstore.model.digest import is_digest
@@ -21,6 +21,7 @@ from ckstore.objects.layout import BLOBS, MANIFEST
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ckstore.errors import CkstoreError
     from ckstore.fs.inside import Inside
     from ckstore.objects.layout import Layout
     from ckstore.objects.shared.grace import Grace
@@ -86,20 +87,34 @@ def renew_future(layout: Layout) -> None:
 
 
 def due(layout: Layout, *, purge: bool = False) -> list[str]:
-    """Return the names in trash that do not wait; with `purge` all."""
-    return [name for name in names_in(layout.trash) if purge or not left_s(layout.trash / name)]
+    """Return the names in trash that do not wait; with `purge` also those that do and are this user's."""
+    return [name for name in names_in(layout.trash) if not _stays(layout.trash / name, purge=purge)]
+
+
+def _stays(path: Inside, *, purge: bool) -> bool:
+    return left_s(path) > 0 and not (purge and may_purge(path))
+
+
+def may_purge(path: Inside) -> bool:
+    """Whether this user may end the time in which a checkpoint can be brought back: its own, and root each.
+
+    Another user's blobs are not freed by it, so the only effect would be that they cannot be brought back.
+    """
+    found = peek.find(path)
+    return found is not None and owner.current_user() in (0, found.st_uid)
 
 
 def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
     """Return the digests in the entries of trash that wait: these keep a name, so no look at each is needed."""
-    if purge:
-        return set()
-    return {digest for folder in waiting_folders(layout) for digest in names_in(folder) if is_digest(digest)}
+    return {
+        digest for folder in waiting_folders(layout, purge=purge) for digest in names_in(folder) if is_digest(digest)
+    }
 
 
-def waiting_folders(layout: Layout) -> list[Inside]:
-    """Return the directories of blobs in the entries of trash that wait."""
-    return [layout.trash / name / BLOBS for name in names_in(layout.trash) if left_s(layout.trash / name)]
+def waiting_folders(layout: Layout, *, purge: bool = False) -> list[Inside]:
+    """Return the directories of blobs in the entries of trash that wait; with `purge` without those of this user."""
+    names = names_in(layout.trash)
+    return [layout.trash / name / BLOBS for name in names if _stays(layout.trash / name, purge=purge)]
 
 
 def in_use(path: Inside) -> bool:
@@ -154,24 +169,37 @@ def draft_replaced(layout: Layout, name: str) -> CheckpointKey | None:
 def dead_stagings(layout: Layout) -> list[str]:
     """Return the names of the staging directories whose owner is dead; nothing is changed."""
     found = []
-    for path, lock in _locked_dead(layout):
+    for path, lock in _locked_dead(layout, None, {}):  # what cannot be looked at the sweep names
         lock.release()
         found.append(path.name)
     return found
 
 
-def sweep_staging(layout: Layout, grace: Grace | None = None, names: Sequence[str] | None = None) -> dict[str, str]:
-    """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``."""
+def sweep_staging(
+    layout: Layout,
+    failed: dict[str, OSError | CkstoreError],
+    grace: Grace | None = None,
+    names: Sequence[str] | None = None,
+) -> dict[str, str]:
+    """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``.
+
+    One that the system does not let go stops no other; its path and the error are added to `failed`.
+    """
     # With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that
     # lives fails by that, and nothing is published.
     swept: dict[str, str] = {}
-    for path, lock in _locked_dead(layout, names):
-        with lock, suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
-            if grace is not None and not grace.is_over(path):
+    for path, lock in _locked_dead(layout, names, failed):
+        with lock:
+            try:
+                if grace is not None and not grace.is_over(path):
+                    continue
+                if path.name.startswith(f"{RELINKING}@") and not _blobs_are_durable(layout):
+                    continue
+                swept[path.name] = move_to_trash(layout, path, lock).name
+            except (FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
                 continue
-            if path.name.startswith(f"{RELINKING}@") and not _blobs_are_durable(layout):
-                continue
-            swept[path.name] = move_to_trash(layout, path, lock).name
+            except OSError as error:
+                failed[path.inner] = error
     return swept
 
 
@@ -204,7 +232,9 @@ def _blobs_are_durable(layout: Layout) -> bool:
     return True
 
 
-def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
+def _locked_dead(
+    layout: Layout, names: Sequence[str] | None, failed: dict[str, OSError | CkstoreError]
+) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
     """Yield the staging directories, of these names, whose owner is dead: each with a lock that the caller releases."""
     names = names_in(layout.staging) if names is None else names
     if not names:
@@ -212,9 +242,14 @@ def _locked_dead(layout: Layout, names: Sequence[str] | None = None) -> Iterator
     # The only copy of a checkpoint is not dead: a conversion publishes it.
     places = ((name, layout.staging / name) for name in names if draft_replaced(layout, name) is None)
     for name, held in through_parents(places):
-        lock = locks.try_exclusive(layout.staging / name) if peek.is_directory(held) else None
+        path = layout.staging / name
+        try:
+            lock = locks.try_exclusive(path) if peek.is_directory(held) else None
+        except OSError as error:
+            failed[path.inner] = error
+            continue
         if lock is not None:
-            yield layout.staging / name, lock
+            yield path, lock
 
 
 def sweep_locks(layout: Layout, grace: Grace | None) -> None:

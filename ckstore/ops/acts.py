@@ -7,6 +7,7 @@ takes any. Acts of other threads are waited for as those of other processes.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -225,6 +226,12 @@ def describe_os_error(error: OSError) -> str:
         return f"{error.filename} {error.strerror}, wanted a directory of the store"
     reason = os.strerror(error.errno) if error.errno else str(error)
     where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, (str, bytes)) else ""
+    if error.errno == errno.EXDEV:
+        from ckstore.fs.host.crossing import cause_of  # seldom needed
+
+        paths = (error.filename, error.filename2)
+        cause = cause_of(path for path in paths if isinstance(path, (str, bytes)))
+        where += f": {cause}" if cause else ""
     return f"{reason}{where}"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from ckstore.errors import BadInput, CkstoreError
-from ckstore.fs import files
+from ckstore.fs import files, owner, peek
 from ckstore.model.document import refuse
 from ckstore.model.names import MAX_SEQUENCE
 from ckstore.model.seal import MEMBER, read, to_write
@@ -16,7 +17,7 @@ from ckstore.model.times import duration_s
 from ckstore.objects.documents import atomic_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckstore.model.settings.retention import Budget, RetentionPolicy
     from ckstore.objects.layout import Layout
@@ -29,6 +30,8 @@ KEEP_LOCAL: Final = "keep_local"
 KEEP_REMOTE: Final = "keep_remote"
 BY_RUN: Final = "retention_by_run"
 BUDGET: Final = "budget"
+SET_BY: Final = "set_by"
+"""User ids of those who set rules, by `RETENTION`, `MAKE_ROOM`, `BUDGET`, or the name in `BY_RUN`."""
 # A thread takes 2 MiB of private memory in a save: a mistyped number must not take gigabytes.
 THREADS_MOST = 256
 # A policy has some hundred bytes; a file that another user made huge is refused before it is read into memory.
@@ -157,24 +160,86 @@ def policy_of(layout: Layout, member: PolicyMember, config: Mapping[str, Any] | 
 
 @dataclass(frozen=True, slots=True)
 class StoreRules:
-    """What a store keeps by itself."""
+    """What a store keeps by itself, as far as it concerns the saves of this user.
 
-    default: RetentionPolicy | None  # the policy of runs that have none of their own; None: everything of them stays
-    by_run: Mapping[str, RetentionPolicy]  # the policies of single runs, by their names or globs
-    budget: Budget | None  # how much all checkpoints may take; None: as much as there is
+    Attributes:
+        default: The policy of runs that have none of their own; None: everything of them stays.
+        by_run: The policies of single runs, by their names or globs.
+        budget: How much all checkpoints may take; None: as much as there is.
+        own_only: The rules that are for the checkpoints of this user alone, since this user set them and is not the
+            owner of the store: ``retention``, ``budget``, and names of `by_run`.
+    """
+
+    default: RetentionPolicy | None
+    by_run: Mapping[str, RetentionPolicy]
+    budget: Budget | None
+    own_only: frozenset[str] = frozenset()
 
     def of(self, run: str) -> RetentionPolicy | None:
         """Return the policy of a run: that of its name, else of the longest glob that fits, else the default."""
+        name = self._name_of(run)
+        return self.default if name is None else self.by_run[name]
+
+    def is_own_only(self, run: str) -> bool:
+        """Whether the policy of a run is for the checkpoints of this user alone."""
+        return (self._name_of(run) or RETENTION) in self.own_only
+
+    def _name_of(self, run: str) -> str | None:
         if run in self.by_run:
-            return self.by_run[run]
+            return run
         fitting = sorted((glob for glob in self.by_run if fnmatchcase(run, glob)), key=lambda glob: (-len(glob), glob))
-        return self.by_run[fitting[0]] if fitting else self.default
+        return fitting[0] if fitting else None
 
 
 def rules_of(layout: Layout, config: Mapping[str, Any] | None = None) -> StoreRules:
-    """Return what the settings say about which checkpoints stay; None: they are read."""
+    """Return what the settings say about which checkpoints stay; None: they are read.
+
+    A rule that a member of a group set concerns the checkpoints of that member alone, and is left to the saves of that
+    member: so what another user set is not in it. Those of the owner of the store, and of root, are for all.
+    """
     config = read_config(layout) if config is None else config
-    return StoreRules(policy_of(layout, RETENTION, config), policies_by_run(layout, config), budget_of(layout, config))
+    default, by_run = policy_of(layout, RETENTION, config), policies_by_run(layout, config)
+    budget = budget_of(layout, config)
+    if default is None and not by_run and budget is None:
+        return StoreRules(None, {}, None)
+    scopes = rule_scopes(layout, config, [RETENTION, BUDGET, *by_run])
+    return StoreRules(
+        None if scopes[RETENTION] == "none" else default,
+        {name: policy for name, policy in by_run.items() if scopes[name] != "none"},
+        None if scopes[BUDGET] == "none" else budget,
+        frozenset(name for name, scope in scopes.items() if scope == "own"),
+    )
+
+
+Scope = Literal["all", "own", "none"]
+"""For whose checkpoints a rule is, where this user saves: all, this user's own, or none since it is another user's."""
+
+
+def rule_scopes(layout: Layout, config: Mapping[str, Any], rules: Iterable[str]) -> dict[str, Scope]:
+    """Return for whose checkpoints rules are, by their names."""
+    root = peek.status(layout.root)
+    own = owner.current_user()
+    by = config.get(SET_BY)
+    authors = by if isinstance(by, dict) else {}
+    if root.st_mode & stat.S_ISVTX:
+        # There the kernel says who wrote the file, and what is in it may say anything.
+        found = peek.find(layout.config)
+        authors = dict.fromkeys(rules, root.st_uid if found is None else found.st_uid)
+    scopes: dict[str, Scope] = {}
+    for rule in rules:
+        author = authors.get(rule, root.st_uid)
+        scopes[rule] = "all" if author in (root.st_uid, 0) else "own" if author == own else "none"
+    return scopes
+
+
+def make_room_of(layout: Layout) -> tuple[RetentionPolicy | None, bool]:
+    """Return what may be dropped for a save that lacks space, and whether it is for this user's checkpoints alone."""
+    config = read_config(layout)
+    policy = policy_of(layout, MAKE_ROOM, config)
+    if policy is None:
+        return None, False
+    scope = rule_scopes(layout, config, [MAKE_ROOM])[MAKE_ROOM]
+    return None if scope == "none" else policy, scope == "own"
 
 
 def policies_by_run(layout: Layout, config: Mapping[str, Any] | None = None) -> dict[str, RetentionPolicy]:
@@ -230,9 +295,28 @@ def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
     # L3: read and written under one lock, or of two processes that change different settings one change is lost.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)
-        value = make(config.pop(member, None))
+        before = config.pop(member, None)
+        value = make(before)
         if value is not None:
             config[member] = value
+        if member in (RETENTION, MAKE_ROOM, BY_RUN, BUDGET):
+            _note_author(layout, config, member, before, value)
         # Parsed again before it is written: a file that no process can read would stop every later save.
         data = to_write(_Document(config), _parse, most_bytes=_MAX_BYTES, where=str(layout.config))
         atomic_file.replace_file(layout, lock, fd, layout.config.name, data)
+
+
+def _note_author(layout: Layout, config: dict[str, Any], member: str, before: object, value: object) -> None:
+    """Note who set a rule, where that is not the owner of the store: it is for that user's checkpoints."""
+    authors = dict(by) if isinstance(by := config.pop(SET_BY, None), dict) else {}
+    old, new = ({member: before}, {member: value})
+    if member == BY_RUN:
+        old, new = (dict(one) if isinstance(one, dict) else {} for one in (before, value))
+    root_uid, uid = peek.status(layout.root).st_uid, owner.current_user()
+    for name in old.keys() | new.keys():
+        if new.get(name) is None or (old.get(name) != new.get(name) and uid in (root_uid, 0)):
+            authors.pop(name, None)
+        elif old.get(name) != new.get(name):
+            authors[name] = uid
+    if authors:
+        config[SET_BY] = authors

@@ -88,6 +88,7 @@ class Fetched:
         self._folder = folder(context.layout)
         self._ranges: dict[str, list[_Range]] | None = None
         self._nbytes = 0
+        self._pending_bytes = 0  # being written by threads
 
     def read_into(self, digest: str, offset: int, into: memoryview) -> bool:
         """Fill memory with a range of a blob; False: it is not kept. Nothing is verified."""
@@ -109,23 +110,35 @@ class Fetched:
         """Keep a range that was fetched, and remove those that were used longest ago where there are too many."""
         if not self._is_kept or not data:
             return
-        with suppress(CkstoreError, OSError), _mutex:
-            if self._find(digest, offset, offset + len(data)) is not None or not self._make_room(len(data)):
-                return
-            links.make_directory(self._folder.parent)
-            links.make_directory(self._folder)
-            name = f"{digest}.{offset}.{len(data)}"
-            # Whole under its name, or not there: another process may read it at once. Not durable: it is fetched again.
-            half = self._folder / f".{os.getpid()}-{threading.get_ident()}"
+        with suppress(CkstoreError, OSError):
+            with _mutex:
+                if self._find(digest, offset, offset + len(data)) is not None or not self._make_room(len(data)):
+                    return
+                # Counted before it is written, so that several threads together keep to the limit.
+                self._pending_bytes += len(data)
             try:
-                with files.opened(half, _CREATE) as fd:
-                    files.write_all(fd, data)
-                links.rename(half, self._folder / name)
-            except OSError:
-                with suppress(OSError):
-                    links.unlink(half)
-                raise
-            self._enter(name, len(data))
+                self._write(f"{digest}.{offset}.{len(data)}", data)
+            finally:
+                with _mutex:
+                    self._pending_bytes -= len(data)
+            with _mutex:
+                if self._find(digest, offset, offset + len(data)) is None:  # else another look has entered it
+                    self._enter(f"{digest}.{offset}.{len(data)}", len(data))
+
+    def _write(self, name: str, data: memoryview) -> None:
+        """Write a range. Without the mutex: the threads of all stores would wait for one disk."""
+        links.make_directory(self._folder.parent)
+        links.make_directory(self._folder)
+        # Whole under its name, or not there: another process may read it at once. Not durable: it is fetched again.
+        half = self._folder / f".{os.getpid()}-{threading.get_ident()}"
+        try:
+            with files.opened(half, _CREATE) as fd:
+                files.write_all(fd, data)
+            links.rename(half, self._folder / name)
+        except OSError:
+            with suppress(OSError):
+                links.unlink(half)
+            raise
 
     def forget(self, digest: str, offset: int, nbytes: int) -> None:
         """Remove what is kept of a range: its bytes were found to be wrong."""
@@ -171,6 +184,7 @@ class Fetched:
     def _make_room(self, nbytes: int) -> bool:
         """Whether so many bytes more may be kept, after older ones were removed."""
         self._index()
+        nbytes += self._pending_bytes
         most = limit_bytes(self._layout, self._nbytes)
         if nbytes > most:
             return False

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple
 
-from ckstore.errors import CkstoreError, RemoteDenied, RemoteUnavailable
+from ckstore.errors import CkstoreError
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.digest import ALGORITHMS
@@ -19,6 +19,7 @@ from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_an
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context
+from ckstore.ops.failures import OF_ALL, joined
 from ckstore.ops.mirrored import note_taken, read_mirrored
 from ckstore.ops.refs import listing
 from ckstore.ops.refs.labels import tag_all
@@ -97,31 +98,38 @@ class Beside:
         self._context, self._remote, self._record = context, remote, record
 
     def push(self, infos: Sequence[CheckpointInfo]) -> None:
-        """Bring what belongs to these checkpoints."""
-        said = [one for info in infos for one in annotations_of(self._context, info)]
-        self.bring([*said, *tags_of(self._context, infos), *pins_of(self._context, infos)])
+        """Bring what belongs to these checkpoints; an error names each document that was left out."""
+        said: list[Said] = []
+        failed: dict[str, CkstoreError] = {}
+        for info in infos:
+            try:
+                said += annotations_of(self._context, info)
+            except CkstoreError as error:
+                failed[f"the annotations of {info.shown}"] = error
+        failed |= self.bring([*said, *tags_of(self._context, infos), *pins_of(self._context, infos)])
+        if failed:
+            raise joined(failed)
 
-    def bring(self, wanted: Sequence[Said]) -> None:
-        """Bring these; one that cannot be joined with what is there is said when all others are there."""
+    def bring(self, wanted: Sequence[Said]) -> dict[str, CkstoreError]:
+        """Bring these; return, by its key, why one could not be joined with what is there."""
         if not wanted:
-            return
+            return {}
         found, _ = look(self._remote.objects, {one.key for one in wanted}, len(self._record.checkpoints))
-        failure: CkstoreError | None = None
+        failed: dict[str, CkstoreError] = {}
         for one in wanted:
             there = found[one.key].tag if one.key in found else ""
             if self._record.documents.get(one.key) == (one.digest, there):
                 continue
             try:
                 left = change(self._remote, one.key, one.make, most_bytes=one.most_bytes)
-            except (RemoteDenied, RemoteUnavailable):  # nor would the next one get there
+            except OF_ALL:  # nor would the next one get there
                 raise
             except CkstoreError as error:
-                failure = failure or error
+                failed[one.key] = error
                 continue
             if left is not None:
                 self._record.documents[one.key] = (one.digest, left)
-        if failure is not None:
-            raise failure
+        return failed
 
 
 def _shown(key: CheckpointKey) -> str:

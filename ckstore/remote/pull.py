@@ -16,11 +16,8 @@ from functools import partial
 from ckstore.errors import (
     CkstoreError,
     InsufficientSpace,
-    Protected,
-    RemoteDenied,
+    ReadOnlyStore,
     RemoteError,
-    RemoteUnavailable,
-    StepExists,
 )
 from ckstore.fs import files, peek
 from ckstore.model.canonical import encode_metric
@@ -44,6 +41,7 @@ from ckstore.ops.acts import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, info_of, tags_by_checkpoint
+from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free, purge
 from ckstore.ops.free.superseded import drop_older
@@ -146,13 +144,15 @@ class Pull:
         self._limiter = None if bytes_s is None else RateLimiter(bytes_s, sleep=self._budget.sleep)
 
     def bring(self, places: Sequence[Place]) -> TransferReport:
-        """Bring checkpoints, one after another; one that cannot be brought is said when all others are here.
+        """Bring checkpoints, one after another; the error for those that cannot be brought comes after all others.
 
         Of several of one step the newest comes first, and supersedes the others here as it does there.
 
         Raises:
             RemoteError: A checkpoint is missing or damaged there, or the source does not answer.
             StepExists, Protected: Another one is at its step.
+            InsufficientSpace, ReadOnlyStore: The store takes no further checkpoint; the rest was not tried.
+            CkstoreError: Another reason why a checkpoint could not be brought.
         """
         self.context.check_writable()
         begun_s = time.monotonic()
@@ -160,21 +160,21 @@ class Pull:
         self._taken = steps_taken(self.context, places)
         infos = []
         new: set[CheckpointKey] = set()
-        failure: CkstoreError | None = None
+        failures: dict[str, CkstoreError] = {}
         for place in places:
             try:
                 info, is_new = self._bring_one(place)
-            except (RemoteDenied, RemoteUnavailable):  # nor would the next one come
+            except (*OF_ALL, InsufficientSpace, ReadOnlyStore):  # nor would the next one come
                 raise
-            except (RemoteError, StepExists, Protected) as error:
-                failure = failure or error
+            except (CkstoreError, OSError) as error:
+                failures[place.name] = failure_of(f"pulling {place.name} from {self.source.name}", error)
                 self._begin()  # the error has ended what the others share
                 continue
             infos.append(info)
             new |= {info.key} if is_new else set()
         take_names(self.context, self.source, infos, self.warnings, new=new, moving=self.is_push)
-        if failure is not None:
-            raise failure
+        if failures:
+            raise joined(failures)
         # Once for all: of a hundred thousand tags a look takes half a second.
         tags = tags_by_checkpoint(self.context.layout)
         return TransferReport(
@@ -189,11 +189,16 @@ class Pull:
             tuple(self.warnings),
         )
 
-    def bring_said(self, infos: Sequence[CheckpointInfo]) -> None:
-        """Bring what was said of checkpoints that are here, and nothing else of them."""
+    def bring_said(self, infos: Sequence[CheckpointInfo]) -> dict[str, CkstoreError]:
+        """Bring the metadata of checkpoints that are here; return, by its id, why one could not take its own."""
+        failed: dict[str, CkstoreError] = {}
         for info in infos:
-            self._annotate(info, self.annotations_of(Place(info.run, info.step, info.id)))
+            try:
+                self._annotate(info, self.annotations_of(Place(info.run, info.step, info.id)))
+            except CkstoreError as error:
+                failed[info.id] = error
         take_names(self.context, self.source, infos, self.warnings, moving=self.is_push)
+        return failed
 
     def _bring_one(self, place: Place) -> tuple[CheckpointInfo, bool]:
         found = read_manifest(self.source, place, self.context.layout.hash_prefix)

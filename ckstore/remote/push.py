@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckstore.errors import BytesElsewhere, CkstoreError, DamagedBlob, NoSuchRef, RemoteError
+from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.fs import direct, files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
@@ -24,6 +24,7 @@ from ckstore.objects.encoded import decoded
 from ckstore.ops.acts import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
+from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
@@ -86,9 +87,10 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     """Bring checkpoints to a remote, the newest first.
 
     Raises:
-        DamagedBlob, BytesElsewhere, NoSuchRef: Bytes of a checkpoint are damaged here, at another remote alone, or
-            were dropped meanwhile; all others are there.
-        RemoteError: The remote did not take something; the push can be repeated, and goes on where it ended.
+        CkstoreError: Some checkpoints could not be sent, such as one that is damaged locally; all others are there,
+            and the message names each.
+        RemoteDenied, RemoteUnavailable: The remote takes nothing now; the push can be repeated, and goes on where it
+            ended.
     """
     begun_s = time.monotonic()
     known = record.read_record(context.layout, remote.name)
@@ -104,8 +106,8 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     finally:
         # Also after an error: what was seen there need not be sent or read again.
         work.keep_record()
-    if work.failure is not None:
-        raise work.failure
+    if work.failures:
+        raise joined(work.failures)
     moved = work.sent_bytes
     return TransferReport(
         "push",
@@ -120,14 +122,14 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     )
 
 
-def push_said(context: Context, remote: Remote, said: Sequence[Said]) -> None:
-    """Bring what was said of checkpoints; of one that is not there, or was removed, nothing."""
+def push_said(context: Context, remote: Remote, said: Sequence[Said]) -> dict[str, CkstoreError]:
+    """Bring what was said of checkpoints; of one that is not there, or was removed, nothing. Return what failed."""
     places = {place_of(one.info) for one in said}
     found = ask(remote.objects, {key for place in places for key in (place.manifest, place.dropped)})
     there = {place for place in places if place.manifest in found and place.dropped not in found}
     known = record.read_record(context.layout, remote.name)
     try:
-        Beside(context, remote, known).bring([one for one in said if place_of(one.info) in there])
+        return Beside(context, remote, known).bring([one for one in said if place_of(one.info) in there])
     finally:
         record.write_record(context.layout, remote.name, known)
 
@@ -143,12 +145,12 @@ class Push:
 
     Attributes:
         may_exist: Whether the last checkpoint may be at the remote, whatever error was raised.
-        failure: Why the first of those that `send_all` left out is not there.
+        failures: Name of a checkpoint that was left out -> why.
     """
 
     def __init__(self, context: Context, remote: Remote, manner: Manner, there: There) -> None:
         self.may_exist = False
-        self.failure: CkstoreError | None = None
+        self.failures: dict[str, CkstoreError] = dict(there.unreadable)
         self.sent_bytes = self.sent_count = 0
         self.warnings: list[str] = []
         self._context, self._remote, self._manner, self._plan = context, remote, manner, there.plan
@@ -180,10 +182,12 @@ class Push:
     def _send_whole(self, batch: Sequence[CheckpointInfo]) -> None:
         try:
             self._send(batch)
-        except (DamagedBlob, BytesElsewhere, NoSuchRef) as error:
+        except OF_ALL:
+            raise
+        except (CkstoreError, OSError) as error:  # an `OSError` is one of the local disk: the engine's are translated
             self._begin()  # the error has ended what the others share
             if len(batch) == 1:
-                self.failure = self.failure or error
+                self.failures[batch[0].name] = failure_of(batch[0].name, error)
                 self._left_out.add(batch[0].id)
                 return
             for info in batch:
@@ -366,7 +370,12 @@ class Push:
     def beside(self) -> None:
         """Bring what was said about the checkpoints later, and their tags and pins."""
         there = [info for info in self._plan.checkpoints if info.id not in self._left_out]
-        Beside(self._context, self._remote, self._record).push(there)
+        try:
+            Beside(self._context, self._remote, self._record).push(there)
+        except OF_ALL:
+            raise
+        except CkstoreError as error:
+            self.failures["tags, pins and annotations"] = error
 
     def keep_record(self) -> None:
         """Keep what was seen, as far as this process may write: a push from a store that is only read is one, too."""

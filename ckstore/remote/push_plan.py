@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
+from ckstore.errors import CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.reports.transfer import TransferPlan
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.context import Context
+from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys
 from ckstore.remote.asking import look
@@ -23,7 +26,10 @@ from ckstore.remote.source import ObjectSource
 
 def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
     """Say what a push would send now."""
-    return look_there(context, infos, remote, read_record(context.layout, remote.name)).plan
+    there = look_there(context, infos, remote, read_record(context.layout, remote.name))
+    if there.unreadable:
+        raise joined(there.unreadable)
+    return there.plan
 
 
 class There(NamedTuple):
@@ -36,6 +42,7 @@ class There(NamedTuple):
         places: Its checkpoints; where nothing is encoded those of the plan alone.
         sizes: The sizes that it has of the blobs that the plan needs.
         known: What was seen of it before.
+        unreadable: Name of a checkpoint that cannot be read locally, and so is not in the plan -> why.
     """
 
     plan: TransferPlan
@@ -44,6 +51,7 @@ class There(NamedTuple):
     places: set[Place]
     sizes: Mapping[str, Collection[int]]
     known: Record
+    unreadable: Mapping[str, CkstoreError] = MappingProxyType({})
 
     @classmethod
     def nothing(cls, context: Context, remote: Remote) -> There:
@@ -59,28 +67,31 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
     It says what may have to be sent. What is sent, and that all of it is there, a push finds by asking.
     """
     check_takes(remote, context.settings)
-    wanted = {blob.digest: blob.nbytes for info in infos for blob in _blobs_of(context, info)}
+    blobs, unreadable = _blobs_of_each(context, infos)
+    infos = [info for info in infos if info.id in blobs]
+    wanted = {blob.digest: blob.nbytes for of_one in blobs.values() for blob in of_one}
     sizes = {digest: {known.blobs[digest].nbytes} for digest in wanted if digest in known.blobs}
     missing = tuple((digest, nbytes) for digest, nbytes in sorted(wanted.items()) if digest not in sizes)
     plan = TransferPlan("push", remote.name, tuple(infos), tuple(infos), missing, sum(wanted.values()))
-    return There(plan, {info.id for info in infos}, ObjectSource(remote.objects, remote.name), set(), sizes, known)
+    source = ObjectSource(remote.objects, remote.name)
+    return There(plan, {info.id for info in infos}, source, set(), sizes, known, unreadable)
 
 
 def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
     """Find what a remote has of checkpoints: what it costs goes by these, not by all that is there."""
     check_takes(remote, context.settings)
     source = ObjectSource(remote.objects, remote.name)
+    blobs, unreadable = _blobs_of_each(context, infos)
+    infos = [info for info in infos if info.id in blobs]
     there = _places_there(source, context, infos, remote, known)
     condemned = read_condemned(remote.objects)
-    wanted: dict[str, int] = {}
-    for info in infos:
-        wanted.update(_blobs_of(context, info))
+    wanted = {blob.digest: blob.nbytes for of_one in blobs.values() for blob in of_one}
     sizes = _sizes_there(remote, condemned, wanted, known)
     missing = {digest: nbytes for digest, nbytes in wanted.items() if nbytes not in sizes.get(digest, ())}
     lacking = {info.id for info in infos if place_of(info) not in there}
     # Those that are there have it under another name, in encoded form, or lack it.
     encoded = [info for info in infos if missing and info.id not in lacking]
-    encoded = [info for info in encoded if any(digest in missing for digest, _ in _blobs_of(context, info))]
+    encoded = [info for info in encoded if any(digest in missing for digest, _ in blobs[info.id])]
     forms = {info.id: source.encoding(place_of(info)) for info in encoded}
     wanted_files = {file.digest for form in forms.values() if form for file in form.files}
     files_there = _sizes_there(remote, condemned, wanted_files, known) if wanted_files else {}
@@ -91,16 +102,26 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
         else:
             lacking.add(id)
     if whole:
-        needed = {digest for info in infos if info.id in lacking for digest, _ in _blobs_of(context, info)}
+        needed = {digest for info in infos if info.id in lacking for digest, _ in blobs[info.id]}
         missing = {digest: nbytes for digest, nbytes in missing.items() if digest in needed}
     new = tuple(info for info in infos if place_of(info) not in there)
     plan = TransferPlan("push", remote.name, tuple(infos), new, tuple(sorted(missing.items())), sum(wanted.values()))
-    return There(plan, lacking, source, there, sizes, known)
+    return There(plan, lacking, source, there, sizes, known, unreadable)
 
 
-def _blobs_of(context: Context, info: CheckpointInfo) -> tuple[BlobRecord, ...]:
-    with open_directory(context, info) as directory:
-        return directory.manifest.blobs
+def _blobs_of_each(
+    context: Context, infos: Iterable[CheckpointInfo]
+) -> tuple[dict[str, tuple[BlobRecord, ...]], dict[str, CkstoreError]]:
+    """Return the blobs of checkpoints, by their ids; and by its name why one cannot be read, or is gone."""
+    blobs: dict[str, tuple[BlobRecord, ...]] = {}
+    unreadable: dict[str, CkstoreError] = {}
+    for info in infos:
+        try:
+            with open_directory(context, info) as directory:
+                blobs[info.id] = directory.manifest.blobs
+        except (CkstoreError, OSError) as error:
+            unreadable[info.name] = failure_of(info.name, error)
+    return blobs, unreadable
 
 
 def place_of(info: CheckpointInfo) -> Place:

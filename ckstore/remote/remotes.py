@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.names import check_run
 from ckstore.model.reports.retention_report import RemotePruneReport, RetentionReport
 from ckstore.model.reports.transfer import StoreClaims
@@ -18,6 +18,7 @@ from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.ops.context import Context
+from ckstore.ops.failures import OF_ALL
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
@@ -173,13 +174,21 @@ class Remotes:
         retention = None
         if not dry_run and isinstance(remote, Remote):
             end_claims(self._context, remote)
+        failure: CkstoreError | None = None
         if policy is not None:
             keep = KeepRemote(self._context, remote, policy)
-            retention = RetentionReport(keep.plan()) if dry_run else keep.apply()
-        if not isinstance(remote, Remote):
-            return RemotePruneReport(remote.name, dry_run, retention=retention)
-        algorithm = self._context.algorithm
-        report = prune(remote, algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
+            try:
+                retention = RetentionReport(keep.plan()) if dry_run else keep.apply()
+            except OF_ALL:
+                raise
+            except CkstoreError as error:  # blobs that no checkpoint names there can still go
+                failure = error
+        report = RemotePruneReport(remote.name, dry_run)
+        if isinstance(remote, Remote):
+            algorithm = self._context.algorithm
+            report = prune(remote, algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
+        if failure is not None:
+            raise failure
         return replace(report, retention=retention)
 
     @act

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.transfer import EvictReport, TransferPlan, TransferReport
 from ckstore.model.sizes import parse_size
@@ -79,21 +79,20 @@ def push(
     return replace(report, direction="push", remote=there.name)
 
 
-def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> None:
-    """Bring what was said of checkpoints, of those alone that a remote has.
+def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> dict[str, CkstoreError]:
+    """Push metadata of checkpoints that a remote has; return why some of it could not be pushed, by its key.
 
     Raises:
-        CkstoreError: Some of it could not be brought; the rest was, if the remote answers.
+        CkstoreError: The remote takes none of it.
     """
     there = reach(context, remote, writing=True)
     if isinstance(there, Remote):
-        pushing.push_said(context, there, said)
-        return
-    ids = {one.info.id for one in said}
+        return pushing.push_said(context, there, said)
     source = StoreSource(str(context.layout.path), context, {one.key for one in said})
-    Pull(there.context, source, Manner(), is_push=True).bring_said(
-        [info for info in listing.infos(there.context, superseded=True) if info.id in ids]
-    )
+    pull = Pull(there.context, source, Manner(), is_push=True)
+    ids = {one.info.id for one in said}
+    failed = pull.bring_said([info for info in listing.infos(there.context, superseded=True) if info.id in ids])
+    return {one.key: failed[one.info.id] for one in said if one.info.id in failed}
 
 
 def plan_pull(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:

@@ -56,7 +56,7 @@ _FORMS = {
     "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
     "Uncompacted": "run=info.run step=info.step reason",
     "Usage": "logical_bytes disk_bytes alone_bytes shared_bytes unused_bytes waiting_bytes dead_bytes "
-    "saved_bytes encoded_bytes runs checkpoints cached_bytes elsewhere_bytes",
+    "saved_bytes encoded_bytes runs checkpoints cached_bytes elsewhere_bytes bytes_by_user",
     "VerifyReport": "ok mode checkpoint_count checked_bytes decoded_bytes sample blob_count read_count unread_count "
     "oldest_check? in_time whole damage findings repaired unrepaired quarantined healable elsewhere",
     "Waiting": "run step id dropped until nbytes problem",

@@ -434,3 +434,14 @@ def test_verify_recommends_a_repair_where_it_would_heal(run: Run, tmp_path: Path
     assert "the store has right copies of 1 damaged blob: ckstore verify --repair heals\n" in said.stdout
     assert "in no checkpoint" not in said.stdout
     assert run("verify", "--repair", "--store", store.path).exit_code == 0
+
+
+def test_events_name_the_user_of_what_another_user_did(run: Run, path: Path) -> None:
+    journal = path / "events.jsonl"
+    first, *others = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join([first.replace(f'"uid":{os.geteuid()}', '"uid":1001'), *others]))
+
+    lines = run("events", "--store", path).stdout.splitlines()
+
+    assert lines[0].endswith("  by uid 1001")
+    assert not any("by uid" in line for line in lines[1:])

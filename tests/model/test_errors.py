@@ -48,6 +48,7 @@ _TREE = {
     "RemoteError": ("CkstoreError", 1),
     "NoSuchRemote": ("RemoteError", 4),
     "RemoteDenied": ("RemoteError", 1),
+    "RemoteFull": ("RemoteError", 6),
     "RemoteUnavailable": ("RemoteError", 1),
     "BytesElsewhere": ("RemoteError", 1),
 }

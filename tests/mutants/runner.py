@@ -22,10 +22,13 @@ from tests.mutants.compacting import COMPACTING
 from tests.mutants.deciding import DECIDING
 from tests.mutants.devices import DEVICES
 from tests.mutants.durability import DURABILITY
+from tests.mutants.going_on import GOING_ON
 from tests.mutants.index import INDEX
 from tests.mutants.loading import LOADING
 from tests.mutants.machines import MACHINES
+from tests.mutants.members import MEMBERS
 from tests.mutants.mutant import Mutant
+from tests.mutants.parties import PARTIES
 from tests.mutants.places import PLACES
 from tests.mutants.publishing import PUBLISHING
 from tests.mutants.ranks import RANKS
@@ -52,6 +55,9 @@ LISTS = (
     DEVICES,
     REMOTES,
     CLAIMS,
+    GOING_ON,
+    PARTIES,
+    MEMBERS,
     COMPACTING,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}

@@ -485,3 +485,41 @@ print(store._context.catalog.path, store.gc().freed_count)
             assert stat.S_IMODE(catalog.parents[1].stat().st_mode) == 0o700
         assert not list(bare.iterdir())
         assert not (two.home / ".cache").exists()
+
+
+def test_the_rule_of_a_member_is_for_what_that_member_saved(group: Members) -> None:
+    owner, member = group
+    owner.do("[store.save(state(step), step=step) for step in (1, 2, 3)]")
+    member.do("store.config.retention = RetentionPolicy(keep_last=1)")
+    assert owner.do("store.save(state(4), step=4); tell(*names())") == ["main@1", "main@2", "main@3", "main@4"]
+
+    told = member.do("[store.save(state(step), step=step) for step in (5, 6)]; tell(*names())")
+
+    assert told == ["main@1", "main@2", "main@3", "main@4", "main@6"]
+    owner.do("store.config.retention = RetentionPolicy(keep_last=2)")
+    # The rule of the owner of the store is for all, and each member applies it.
+    assert member.do("store.save(state(7), step=7); tell(*names())") == ["main@6", "main@7"]
+
+
+def test_gc_now_ends_the_undo_of_a_member_s_own_checkpoints(both: Members) -> None:
+    one, two = both
+    one.do("store.config.undo_by_hand_s = 86400; [store.save(state(step), step=step) for step in (1, 2)]")
+    two.do("[store.save(state(step), step=step) for step in (3, 4)]; store.delete(1); store.delete(3)")
+
+    told = two.do("report = store.gc(now=True); tell([one.step for one in report.waiting], report.freed_count > 0)")
+
+    assert told == [[1], True]
+    one.do("store.undelete(1); store.config.undo_by_hand_s = 0")
+
+
+def test_a_base_that_another_member_saved_is_stored_once_for_all_runs_of_a_member(both: Members) -> None:
+    one, two = both
+    one.do("store.save(state(9), step=1, run='theirs')")
+    (base,) = (path.name for path in blobs_dir(one.store, "theirs", 1).iterdir())
+
+    for run in ("a", "b", "c"):
+        two.do(f"store.save(state(9), step=1, run={run!r}); store.save(state(9), step=2, run={run!r})")
+
+    copies = [path.stat() for path in (two.store / "checkpoints").glob(f"[abc]/*/blobs/{base}")]
+    assert len(copies) == 6
+    assert {(status.st_uid, status.st_ino) for status in copies} == {(two.user.uid, copies[0].st_ino)}

@@ -58,7 +58,7 @@ def rival(world: World, store: Store) -> None:
         for days in (0, 2):
             with patch.object(asking, "server_time", lambda objects, days=days: now(objects) + timedelta(days=days)):
                 other.remotes.prune(REMOTE)
-    stay = {id for id in world.at_remote if not world.saved[id].is_local}
+    stay = {id for id in world.at_remote if id in world.saved and not world.saved[id].is_local}
     world.removed_there |= {one.info.id for one in world.listed()} - stay
     world.at_remote = stay
 

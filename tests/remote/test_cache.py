@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ckstore import BytesElsewhere, Store
-from ckstore.fs import peek
+from ckstore.fs import files, peek
 from ckstore.fs.inside import Where
 from ckstore.ops import fetched
 from ckstore.ops.fetched import Fetched, cached_bytes, folder, limit_bytes
@@ -206,3 +206,53 @@ def test_where_its_directory_cannot_be_listed_bytes_are_fetched(
         assert other.gc(dry_run=True).cached_bytes == 0
     assert objects.requests["read"] > 0
     assert store.gc().cached_bytes == 0, "it stays, and stops no gc"
+
+
+def test_fetched_bytes_are_written_by_several_threads_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(Store.init(tmp_path / "store"))
+    cache = Fetched(context)
+    # Each write waits until the other one has begun.
+    together = threading.Barrier(2)
+    write_all = files.write_all
+
+    def write(fd: int, data: Any) -> None:
+        together.wait(30)
+        write_all(fd, data)
+
+    monkeypatch.setattr(files, "write_all", write)
+    digests = [f"xxh3-{number:032x}" for number in range(2)]
+    threads = [threading.Thread(target=cache.keep, args=(digest, 0, memoryview(b"x" * 1000))) for digest in digests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    into = bytearray(1000)
+    assert all(cache.read_into(digest, 0, memoryview(into)) for digest in digests)
+    assert (bytes(into), cached_bytes(context.layout)) == (b"x" * 1000, 2000)
+
+
+def test_threads_that_write_at_once_keep_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.init(tmp_path / "store")
+    store.config.cache_bytes = 3000
+    context = context_of(store)
+    cache = Fetched(context)
+    begun, go = threading.Semaphore(0), threading.Event()
+    write_all = files.write_all
+
+    def write(fd: int, data: Any) -> None:
+        begun.release()
+        assert go.wait(30)
+        write_all(fd, data)
+
+    monkeypatch.setattr(files, "write_all", write)
+    digests = [f"xxh3-{number:032x}" for number in range(5)]
+    threads = [threading.Thread(target=cache.keep, args=(digest, 0, memoryview(b"x" * 1000))) for digest in digests]
+    for thread in threads:
+        thread.start()
+    assert all(begun.acquire(timeout=30) for _ in range(3))
+    go.set()
+    for thread in threads:
+        thread.join()
+
+    assert cached_bytes(context.layout) <= 3000

@@ -106,7 +106,7 @@ def test_a_claim_ends_when_the_bytes_are_back(store: Store, away: tuple[Double, 
     assert {claim.place.step for claim in claims_at(objects)} == {1, 2}
     store.pull(1, name)
     assert {claim.place.step for claim in claims_at(objects)} == {2}
-    assert remove_there(REMOTES[name], [place_of_step(store, 1)]) == []
+    assert remove_there(REMOTES[name], [place_of_step(store, 1)]) == ([], {})
     assert same(store.load(1), state(1))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
+from ckstore.errors import RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable
 from ckstore.remote.objects import Objects
 from ckstore.remote.service import calls, engine
 from ckstore.remote.service.abilities import Abilities
@@ -460,6 +460,19 @@ def test_an_error_says_what_was_done_and_where(through: Target, proxy: Proxy) ->
     assert len(raised.value.message) < 500
     # The same try again has the same message: it is noted once.
     assert raised.value.message == str(error_of(lambda: ServiceObjects(through).get("x", 10))).partition(" (check")[0]
+
+
+def test_a_full_bucket_is_told_from_wrong_credentials(through: Target, service: Service) -> None:
+    service.habits.is_full = True
+    objects = ServiceObjects(through)
+
+    with pytest.raises(RemoteFull, match=r"the bucket is full.*QuotaExceeded") as raised:
+        objects.put("x", b"1")
+
+    assert raised.value.hint == "raise its quota, or free space there: ckstore remote prune NAME"
+    assert raised.value.exit_status == 6
+    with pytest.raises(RemoteFull):
+        objects.create("x", b"1")
 
 
 def error_of(call: Callable[[], object]) -> RemoteError | None:

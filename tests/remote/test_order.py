@@ -128,8 +128,7 @@ def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> Non
     info = store.push(1, remote).checkpoints[0]
     place = keys.Place(info.run, info.step, info.id)
     objects.fault = lambda call, key: "fail" if call == "delete" else None
-    with pytest.raises(RemoteError):
-        remove_there(REMOTES[remote], [place])
+    assert remove_there(REMOTES[remote], [place])[1].keys() == {place}
 
     # A client that lost its connection here has removed it anyway.
     assert ObjectSource(objects, remote).places() == []
@@ -150,7 +149,7 @@ def _half_removed(store: Store, objects: Double, remote: str, after: int) -> key
     objects.fault = cut
     with suppress(RemoteError):
         remove_there(REMOTES[remote], [place])
-    assert len(made) == min(after + 1, 5)
+    assert len(made) == max(2, min(after + 1, 5))
     objects.fault = lambda _call, _key: None
     return place
 

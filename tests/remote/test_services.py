@@ -50,9 +50,6 @@ def targets(
             root = tmp_path_factory.mktemp(name)
             if name == "azurite":
                 port = stack.enter_context(azurite_service(root))
-                # The engine takes the emulator's address from nowhere else.
-                patch = stack.enter_context(pytest.MonkeyPatch.context())
-                patch.setenv("AZURITE_BLOB_STORAGE_URL", f"http://127.0.0.1:{port}")
                 running[name] = azure(port)
             else:
                 start = {"rclone": rclone_service, "moto": moto_service}[name]

@@ -38,6 +38,7 @@ class Habits:
         checks: Whether a body is compared with its signed digest.
         marks_multipart: Whether the answer to a multipart upload has an ETag (Ceph has none).
         denies: Every request is answered 403.
+        is_full: Every write is answered as that over a quota (Ceph).
         takes_writes: Else those that write are answered so.
         late_s: A listing shows objects only so long after they were written.
     """
@@ -48,6 +49,7 @@ class Habits:
     ranges: bool = True
     checks: bool = True
     denies: bool = False
+    is_full: bool = False
     takes_writes: bool = True
     late_s: float = 0.0
 
@@ -142,8 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         key, _, body = begun
         service = self.service
-        if not service.habits.takes_writes:
-            self._refuse(403, "AccessDenied")
+        if not service.habits.takes_writes or service.habits.is_full:
+            self._refuse(403, "QuotaExceeded" if service.habits.is_full else "AccessDenied")
             return
         refused = 0
         if service.habits.conditions == "late":

@@ -21,6 +21,7 @@ class AbilityFacts:
     # Empty if hardlinks and renames between the directories of the store work; else what does not. None: nothing may be
     # written there, so it was not tried.
     links: str | None = ""
+    projects: str = ""  # which directories have different project ids, so that nothing moves between them
     # ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be at work,
     # of which a lease does not know; ``foreign``: the store is another user's, whose files were not tried.
     lease: str = "yes"
@@ -42,6 +43,9 @@ def check_links(facts: AbilityFacts) -> DoctorFinding:
     if facts.links:
         do = "keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         return DoctorFinding("error", "links", facts.links, do)
+    if facts.projects:
+        do = "give the whole store one project id; xfs_io -c lsproj DIRECTORY shows that of a directory"
+        return DoctorFinding("error", "links", facts.projects, do)
     return ok("links", "hardlinks and renames between directories work")
 
 

@@ -196,7 +196,10 @@ def _filesystem(facts: PlaceFacts) -> DoctorFinding:
         do = "when no other host uses the store, ckstore gc --exclusive frees at once"
         return DoctorFinding("warning", "filesystem", told, f"{do}; or keep the store on a local disk")
     if kind == "overlay":
-        told = f"{path} is on overlayfs: open files are not always visible; use a volume for the store"
+        told = (
+            f"{path} is on overlayfs: open files are not always visible, and checkpoints that came with an image "
+            "cannot be deleted or compacted; use a volume for the store"
+        )
         do = "in a container mount a volume or a directory of the host, and put the store there"
         return DoctorFinding("warning", "filesystem", told, do)
     where = f"{kind} on {facts.source}, mounted at {facts.mount}"

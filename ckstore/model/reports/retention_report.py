@@ -14,10 +14,17 @@ from ckstore.model.words import counted, in_lines, printable
 @brief()
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint that the plan drops and that is still there, and why."""
+    """A checkpoint that the plan drops and that is still there, and why.
+
+    Attributes:
+        info: The checkpoint.
+        reason: Why it stays.
+        error: What the operating system said, if that is the reason.
+    """
 
     info: CheckpointInfo
     reason: str
+    error: OSError | None = None
 
     def __str__(self) -> str:
         return printable(f"{self.info.name} stays, since {self.reason}")
@@ -31,12 +38,18 @@ class RetentionReport:
     Attributes:
         plan: The plan.
         dropped: Checkpoints that are gone; gc frees the blobs that only they used.
-        skipped: Checkpoints that were to go and were not: something had changed since the plan was made.
+        skipped: Checkpoints that were to go and were not: something had changed since the plan was made, or the
+            operating system refused it.
     """
 
     plan: RetentionPlan
     dropped: tuple[CheckpointInfo, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def refused(self) -> tuple[OSError, ...]:
+        """What the operating system said of those that it did not let go."""
+        return tuple(one.error for one in self.skipped if one.error is not None)
 
     def __str__(self) -> str:
         dropped_keys = {info.key for info in self.dropped}

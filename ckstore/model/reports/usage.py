@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ckstore.model.brief import brief
@@ -105,6 +105,7 @@ class Usage:
         encoded_bytes: The part of `disk_bytes` in encoded forms of blobs.
         cached_bytes: What reads of checkpoints elsewhere fetched and the cache keeps, beside `disk_bytes`.
         elsewhere_bytes: The part of `logical_bytes` in checkpoints of which bytes are at a remote alone.
+        bytes_by_user: User id -> the part of `disk_bytes` in files of that user, who alone can free it, or root.
     """
 
     runs: tuple[RunUsage, ...]
@@ -120,6 +121,7 @@ class Usage:
     encoded_bytes: int = 0
     cached_bytes: int = 0
     elsewhere_bytes: int = 0
+    bytes_by_user: Mapping[int, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return in_lines(self.checkpoints, summary(self))
@@ -129,6 +131,9 @@ def summary(usage: Usage) -> Iterator[str]:
     """Say what all checkpoints take together."""
     holds = f" for checkpoints of {size_text(usage.logical_bytes)}" if usage.checkpoints else ""
     yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
+    if len(usage.bytes_by_user) > 1:
+        of_each = sorted(usage.bytes_by_user.items(), key=lambda one: (-one[1], one[0]))
+        yield "of it, by user: " + ", ".join(f"{size_text(nbytes)} of uid {uid}" for uid, nbytes in of_each)
     if usage.encoded_bytes:
         yield f"{size_text(usage.encoded_bytes)} of it is encoded: {size_text(usage.saved_bytes)} saved by compaction"
     if usage.elsewhere_bytes:

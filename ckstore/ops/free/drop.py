@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files, locks, peek
 from ckstore.fs.inside import Inside
+from ckstore.fs.lock_holders import named_holders
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
@@ -240,7 +241,9 @@ def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
         return lock
     if not peek.is_directory(path):
         raise gone(info)
-    msg = f"{info.shown} is open for reading"
+    found = peek.find(path)
+    who = "" if found is None else named_holders(found)
+    msg = f"{info.shown} is open for reading{who}"
     raise InUse(msg, hint="close it in the process that has it open, then delete again")
 
 

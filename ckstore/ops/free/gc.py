@@ -24,8 +24,9 @@ from dataclasses import replace
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
+from ckstore.fs.lock_holders import lock_holders, named_holders
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.gc_report import GcPlan, GcReport
+from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import RetentionPlan
@@ -80,6 +81,8 @@ def prune(
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
     done = retain.carry_out(context, plan, 0 if now else setting_of(context.layout, UNDO_BY_HAND_S))
+    if done.refused and not done.dropped:  # else the report names them
+        raise done.refused[0]
     try:
         report = collect(context, exclusive=exclusive)
     except CkstoreError as error:
@@ -116,7 +119,13 @@ def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
     """Say what `collect` would free now, or when some checkpoints are dropped."""
     report = GcReport.of_plan(planned(context, dropping, purge=purge))
-    return replace(report, catalog_bytes=catalog_bytes(context), waiting=() if purge else waiting(context))
+    return replace(report, catalog_bytes=catalog_bytes(context), waiting=_left_waiting(context, purge=purge))
+
+
+def _left_waiting(context: Context, *, purge: bool) -> tuple[Waiting, ...]:
+    """Return what waits to be brought back after a gc: with `purge` what other users saved."""
+    trashed = context.layout.trash
+    return tuple(one for one in waiting(context) if not (purge and trash.may_purge(trashed / one.entry)))
 
 
 def collect(context: Context, *, settle: bool = True, exclusive: bool = False, purge: bool = False) -> GcReport:
@@ -199,7 +208,8 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     # What appeared since the plan was made is left to the next gc.
     layout = context.layout
     # (a) A rename, as from all places that savers look at; in trash they are taken apart like all else.
-    swept = trash.sweep_staging(layout, grace, plan.dead_stagings)
+    all_failed = collector.collected.failed
+    swept = trash.sweep_staging(layout, all_failed, grace, plan.dead_stagings)
     trash.sweep_locks(layout, grace)
     # (b) Before the blobs, which lose names by this.
     names = [*plan.trash, *swept.values()]
@@ -211,9 +221,9 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     asked -= trash.waiting_blobs(layout) if asked else set()  # what waits was not taken apart, unless it was purged
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
     reclaim.condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
-    if failed is not None or collector.collected.failed:  # on a full disk there may be room now
-        collector.empty(names if failed is not None else list(collector.collected.failed))
-    failures = [f"trash/{name}: {describe_error(error)}" for name, error in collector.collected.failed.items()]
+    if failed is not None or all_failed:  # on a full disk there may be room now
+        collector.empty(names if failed is not None else [path.rpartition("/")[2] for path in all_failed])
+    failures = [f"{path}: {describe_error(error)}" for path, error in all_failed.items()]
     if failures:
         warn(f"could not be removed, and still uses space: {some_of(failures, 3)}; gc did the rest")
     return swept
@@ -229,9 +239,20 @@ def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
         if collector is not None:
             return collector
         if time.monotonic() > deadline:
-            msg = f"another gc is running in {context.layout.root}"
-            raise InUse(msg, hint="wait until it is done; its lock ends with it")
+            raise _kept_out(context)
         time.sleep(_START_PAUSE_S)
+
+
+def _kept_out(context: Context) -> InUse:
+    """Return the error of a gc whose lock another process has, which it names."""
+    status = peek.status(context.layout.trash)
+    found, who = lock_holders(status), named_holders(status)
+    # A gc has it alone. Any user who can read the store can have it shared.
+    if found and all(one.is_shared for one in found):
+        msg = f"a process that is no gc has trash/ of {context.layout.root} locked{who}"
+        return InUse(msg, hint="end that process, or ask its user to end it; then gc frees the space")
+    msg = f"another gc is running in {context.layout.root}{who}"
+    return InUse(msg, hint="wait until it is done; its lock ends with it")
 
 
 def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:

@@ -156,10 +156,12 @@ def differences(context: Context, plan: GcPlan, done: Collected, swept: Collecti
     planned, freed = Counter(blob.digest for blob in plan.blobs), Counter(blob.digest for blob in done.freed)
     kept = {blob.digest: blob for blob in plan.held}
     said = [
-        f"staging/{name} stays: its save is at work, or it is gone" for name in plan.dead_stagings if name not in swept
+        f"staging/{name} stays: its save is at work, or it is gone"
+        for name in plan.dead_stagings
+        if name not in swept and f"staging/{name}" not in done.failed
     ]
     said += [f"trash/{name} stays: another process is in it, or it is another user's" for name in done.left]
-    said += [f"trash/{name} stays: {describe_error(error)}" for name, error in done.failed.items()]
+    said += [f"{path} stays: {describe_error(error)}" for path, error in done.failed.items()]
     said += [f"{digest} was not freed: {_why_not(context, digest, done)}" for digest in sorted(planned - freed)]
     for digest in sorted(freed - planned):
         was = kept[digest].reason if digest in kept else "in use under another name"

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, InUse
@@ -19,17 +20,17 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
-from ckstore.model.settings.retention_plan import PlanEntry
+from ckstore.model.settings.retention_plan import PlanEntry, RetentionPlan
 from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
 from ckstore.ops import fetched
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.config_file import (
     KEEP_LOCAL,
-    MAKE_ROOM,
     MIRROR,
     UNDO_BY_HAND_S,
     UNDO_BY_RULE_S,
+    make_room_of,
     policy_of,
     read_config,
     rules_of,
@@ -60,23 +61,24 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     fetched.clear(context.layout)
     # Then what was dropped before, and what is superseded: both are worth less than this save, and than what is there.
     purge(context)
-    policy = policy_of(context.layout, MAKE_ROOM)
+    policy, own_only = make_room_of(context.layout)
+    planned = partial(plan_retention, context, policy, urgent=True, own_only=own_only)
     if context.measure(new).fits:
         return ()
     if context.shared:  # what is dropped now would be freed after the grace; what was dropped before may go
         if policy is not None:
             collect(context, settle=False)
         return ()
-    evicted = _let_go(context, policy, new, claimed)
+    evicted = _let_go(context, policy, planned, new, claimed)
     if policy is None or context.measure(new).fits:
         return evicted
     dropped: list[str] = []
     for _ in range(_ROUNDS):  # a process may have opened what was to go
         missing = context.measure(new).missing
-        chosen = None if missing == Amount() else _choose(context, policy, missing, claimed)
+        chosen = None if missing == Amount() else _choose(context, planned, missing, claimed)
         if chosen is None:
             break
-        made = plan_retention(context, policy, urgent=True)
+        made = planned()
         going = [entry for entry in made.dropped if entry.info.name in chosen]
         told = [replace(entry, reasons=("a save needed its space", *entry.reasons)) for entry in going]
         report = carry_out(context, replace(made, entries=(*made.kept, *told)))
@@ -87,7 +89,13 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     return (*evicted, f"dropped {some_of(dropped, _SHOWN)} to make room for this save")
 
 
-def _let_go(context: Context, policy: RetentionPolicy | None, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
+def _let_go(
+    context: Context,
+    policy: RetentionPolicy | None,
+    planned: Callable[[], RetentionPlan],
+    new: Amount,
+    claimed: Collection[str],
+) -> tuple[str, ...]:
     """Let go of what the mirror has, if that is enough, or would be with what the policy drops; say what went."""
     mirror = setting_of(context.layout, MIRROR)
     if mirror is None or context.evict is None:
@@ -96,7 +104,7 @@ def _let_go(context: Context, policy: RetentionPolicy | None, new: Amount, claim
     able = _oldest_first(plan_local(context, stays, mirror).dropped)
     names = {entry.info.name for entry in able}
     # Dropped as well, where that is not enough: those whose bytes are not let go yet.
-    others = [] if policy is None else _droppable(context, policy)
+    others = [] if policy is None else _droppable(planned)
     ways = [*able, *(entry for entry in others if entry.info.name not in names)]
     freed = [_freed_by_gc(context), *_freed_by_each(context, ways, claimed)]
     count = shortest(freed, context.measure(new).missing)
@@ -119,10 +127,9 @@ def _oldest_first(entries: Sequence[PlanEntry]) -> list[PlanEntry]:
     return sorted(entries, key=lambda entry: entry.info.order)
 
 
-def _droppable(context: Context, policy: RetentionPolicy) -> list[PlanEntry]:
+def _droppable(planned: Callable[[], RetentionPlan]) -> list[PlanEntry]:
     """Return what the policy drops, the oldest first; what has no bytes here frees none."""
-    planned = plan_retention(context, policy, urgent=True).dropped
-    return _oldest_first([entry for entry in planned if not entry.info.elsewhere])
+    return _oldest_first([entry for entry in planned().dropped if not entry.info.elsewhere])
 
 
 def purge(context: Context) -> bool:
@@ -137,10 +144,12 @@ def purge(context: Context) -> bool:
     return True
 
 
-def _choose(context: Context, policy: RetentionPolicy, missing: Amount, claimed: Collection[str]) -> set[str] | None:
+def _choose(
+    context: Context, planned: Callable[[], RetentionPlan], missing: Amount, claimed: Collection[str]
+) -> set[str] | None:
     """Return which checkpoints to drop, oldest first, so that gc frees what is missing; None: it cannot be enough."""
     by_gc = _freed_by_gc(context)
-    oldest_first = _droppable(context, policy)
+    oldest_first = _droppable(planned)
     count = shortest([by_gc, *_freed_by_each(context, oldest_first, claimed)], missing)
     return None if count is None else {entry.info.name for entry in oldest_first[: max(0, count - 1)]}
 
@@ -202,8 +211,7 @@ def after_save(context: Context, run: str, settings: Callable[[], Mapping[str, A
     try:
         problems = _keep_policy(context, run, read_config(context.layout) if settings is None else settings())
     except (CkstoreError, CkstoreWarning, OSError) as error:  # the warning where warnings are errors
-        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        problems = (f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}",)
+        problems = (_failed(run, describe_os_error(error) if isinstance(error, OSError) else str(error)),)
     if not problems:
         context.notices.problems.pop(PROBLEM, None)
         return ()
@@ -218,15 +226,32 @@ def _keep_policy(context: Context, run: str, config: Mapping[str, Any]) -> tuple
     if policy is None and rules.budget is None:
         return ()
     undo_s = UNDO_BY_RULE_S.of(config, str(context.layout.config))
-    plans = [] if policy is None else [plan_drops(context, policy, run)]
-    dropped = [info for plan in plans for info in carry_out(context, plan, undo_s).dropped]
+    plans = [] if policy is None else [plan_drops(context, policy, run, own_only=rules.is_own_only(run))]
+    done = [carry_out(context, plan, undo_s) for plan in plans]
     if rules.budget is not None and _used_bytes(context) > rules.budget.most:
         drop_superseded(context, purge=True)  # worth less than any other
         plans.append(plan_retention(context, None))
-        dropped += carry_out(context, plans[-1], undo_s).dropped
-    unfreed = _collect(context, dropped=bool(dropped)) if policy is not None or dropped else ""
-    notes = dict.fromkeys(note for plan in plans for note in plan.notes)
-    return (*notes, *([unfreed] if unfreed else ()))
+        done.append(carry_out(context, plans[-1], undo_s))
+    dropped = any(report.dropped for report in done)
+    refused = [one for report in done for one in report.skipped if one.error is not None]
+    unfreed = ""
+    try:
+        if policy is not None or dropped:
+            unfreed = _collect(context, dropped=dropped)
+    except (CkstoreError, OSError):
+        if not refused:  # else that came first, and is likely to be the cause
+            raise
+    notes = [*dict.fromkeys(note for plan in plans for note in plan.notes)]
+    notes += [unfreed] if unfreed else []
+    if refused:
+        names = some_of([one.info.name for one in refused], _SHOWN)
+        why = describe_os_error(refused[0].error) if refused[0].error else ""
+        notes.insert(0, _failed(run, f"{why}; not dropped: {names}"))
+    return tuple(notes)
+
+
+def _failed(run: str, why: str) -> str:
+    return f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}"
 
 
 def _used_bytes(context: Context) -> int:

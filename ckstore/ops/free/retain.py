@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import locks
+from ckstore.fs import locks, owner, peek
 from ckstore.fs.held import through_parents
 from ckstore.model.best import metrics_there
 from ckstore.model.manifest.info import CheckpointInfo
@@ -22,7 +22,7 @@ from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.check.validity import why_not_valid
-from ckstore.ops.config_file import rules_of
+from ckstore.ops.config_file import BUDGET, StoreRules, rules_of
 from ckstore.ops.context import Context, annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.still_needed import with_needed_bytes
@@ -39,31 +39,49 @@ _SPARE = 5
 
 
 def plan_retention(
-    context: Context, policy: RetentionPolicy | None, run: str | None = None, *, sure: bool = True, urgent: bool = False
+    context: Context,
+    policy: RetentionPolicy | None,
+    run: str | None = None,
+    *,
+    sure: bool = True,
+    urgent: bool = False,
+    own_only: bool = False,
 ) -> RetentionPlan:
     """Say what a policy keeps and drops now, and why; nothing is changed but rows of the catalog that are wrong.
 
     Without `policy` that of the store, without `run` all of them. Not `sure`: for advice alone, the rows of the catalog
     are believed. `urgent`: a save has no room, so nothing is kept for the mirror, which must not make a save fail.
+    `own_only`: `policy` is for the checkpoints of this user alone; the others are not looked at.
     """
     # Validity is looked at for those that the plan relies on, and reader locks for those that it would drop: looking at
     # all would cost time with every save. The manifests of both are read (rule D): a row of the catalog that is wrong
     # drops nothing. What is kept for another reason may be there by such a row; then more is kept.
     rules: RetentionPolicy | Mapping[str, RetentionPolicy] = policy or {}
     budget: Budget | None = None
+    own_budget, own_rules = own_only, StoreRules(policy, {}, None)
     if policy is None:
         stored = rules_of(context.layout)
         found = {name: of_run for name in context.layout.runs() if (of_run := stored.of(name)) is not None}
         rules = stored.default if stored.default and not stored.by_run else found
         budget = stored.budget if run is None else None
+        own_budget, own_rules = budget is not None and BUDGET in stored.own_only, stored
         if not stored.by_run and not stored.default and stored.budget is None:
             _refuse_no_policy(context)
     now = datetime.now(UTC)
     every = infos(context, run, superseded=True)
+    # A rule that this user set, who is not the owner of the store, is for this user's checkpoints.
+    own_runs = {run for run in {info.run for info in every} if own_budget or own_rules.is_own_only(run)}
+    every = [info for info in every if info.run not in own_runs or _is_own(context, info)]
     looked_at = [info for info in every if not info.superseded]
     history = _history(context, now, looked_at, rules, budget, urgent=urgent)
     beside = _beside(context, now, [info for info in every if info.superseded], rules, budget)
     return _plan(context, rules, now, history, sure=sure, budget=budget, beside=beside)
+
+
+def _is_own(context: Context, info: CheckpointInfo) -> bool:
+    """Whether this user saved a checkpoint; False if it is gone meanwhile."""
+    found = peek.find(context.layout.checkpoint(info.key))
+    return found is not None and found.st_uid == owner.current_user()
 
 
 def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> RetentionPlan:
@@ -108,14 +126,14 @@ def plan_asked(
     return replace(made, notes=(*made.notes, note))
 
 
-def plan_drops(context: Context, policy: RetentionPolicy, run: str) -> RetentionPlan:
+def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only: bool = False) -> RetentionPlan:
     """As `plan_retention` of one run; most that stay for their step alone are not looked at, and not in the plan."""
     # With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan. A wrong row can
     # hide one from the plan whose step keeps it anyway; then others are kept in its place.
     every, last = policy.keep_every, policy.keep_last or 1
     # The other rules, and a budget, need to see what is around a checkpoint.
-    if policy.to_json().keys() - {"keep_last", "keep_every", "keep_within"} or every is None:
-        return plan_retention(context, policy, run)
+    if own_only or policy.to_json().keys() - {"keep_last", "keep_every", "keep_within"} or every is None:
+        return plan_retention(context, policy, run, own_only=own_only)
     looked_at, newest = _looked_at(context, run, last + _SPARE, every)
     now = datetime.now(UTC)
     made = _plan(context, policy, now, _history(context, now, looked_at), sure=True)
@@ -248,8 +266,8 @@ def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
 def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> RetentionReport:
     """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
 
-    It can be brought back for `undo_s`, but for what a budget drops. After an error those before it were dropped, those
-    after it were not.
+    It can be brought back for `undo_s`, but for what a budget drops. One that the system does not let go is skipped,
+    and the report says why.
     """
     # Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
     # its run stays, which is held meanwhile.
@@ -257,21 +275,29 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> Rete
         msg = "this plan was made with shown_only=True, without reading the manifests of what it drops"
         raise BadInput(msg, hint="make the plan again without it: store.plan_retention(policy)")
     context.check_writable()
-    why_not: list[tuple[CheckpointInfo, str]] = []
+    outcomes: list[Skipped] = []  # of one that was dropped the reason is empty
     with reserve.given_up(context.layout):
         for run in dict.fromkeys(entry.run for entry in to_do.dropped):
-            # Before the first of them goes: else a power cut could leave the run without the old and the new one.
-            make_kept_durable(context, run)
+            going = [entry for entry in to_do.dropped if entry.run == run]
+            try:
+                # Before the first of them goes: else a power cut could leave the run without the old and the new one.
+                make_kept_durable(context, run)
+            except OSError as error:  # one run that fails must not keep the others from being dropped
+                outcomes += [_refused(entry.info, error) for entry in going]
+                continue
             kept = [entry.info for entry in to_do.kept if entry.run == run]
             with ExitStack() as guarded:
                 guard = _hold_newest_valid(context, kept, guarded)
-                going = [entry for entry in to_do.dropped if entry.run == run]
-                why_not += [(entry.info, _try_drop(context, entry, guard, undo_s)) for entry in going]
+                outcomes += [_try_drop(context, entry, guard, undo_s) for entry in going]
     return RetentionReport(
         to_do,
-        dropped=tuple(info for info, why in why_not if not why),
-        skipped=tuple(Skipped(info, why) for info, why in why_not if why),
+        dropped=tuple(one.info for one in outcomes if not one.reason),
+        skipped=tuple(one for one in outcomes if one.reason),
     )
+
+
+def _refused(info: CheckpointInfo, error: OSError) -> Skipped:
+    return Skipped(info, f"it could not be dropped: {describe_os_error(error)}", error)
 
 
 def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:
@@ -288,18 +314,20 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     return None
 
 
-def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> str:
-    """Drop one checkpoint; return why not, or an empty string."""
+def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> Skipped:
+    """Drop one checkpoint; return why not, without a reason if it was dropped."""
     info = entry.info
     if guard is None:
-        return f"no checkpoint of the run {info.run} that the plan keeps is still there and valid"
+        return Skipped(info, f"no checkpoint of the run {info.run} that the plan keeps is still there and valid")
     if info.order > guard.order and not why_not_valid(context, info):
-        return f"it is now the newest valid checkpoint of the run {info.run}"
+        return Skipped(info, f"it is now the newest valid checkpoint of the run {info.run}")
     try:
         # A budget needs the space: it would be exceeded on the disk for as long as that can be undone.
         drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
     except (InUse, NoSuchRef) as error:
-        return error.message
+        return Skipped(info, error.message)
     except PermissionError as error:
-        return f"this user may not drop it: {describe_os_error(error)}"
-    return ""
+        return Skipped(info, f"this user may not drop it: {describe_os_error(error)}")
+    except OSError as error:  # one that the system does not let go must not keep the others
+        return _refused(info, error)
+    return Skipped(info, "")

@@ -17,16 +17,18 @@ from ckstore.fs import locks, peek
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
+from ckstore.model.words import some_of
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
 from ckstore.objects.shared.grace import Grace
-from ckstore.ops.acts import why_of
+from ckstore.ops.acts import describe_os_error, why_of
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import UNDO_BY_HAND_S, UNDO_BY_RULE_S, setting_of
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.free.drop import drop, drop_torn, make_kept_durable
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.reconcile import stamps
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_tags, pins_by_id
 
@@ -171,9 +173,14 @@ def drop_superseded(
     """Drop what is `due`, durably; return the digests of what was dropped."""
     # The next gc asks again for the checkpoints that stay, and `ckstore log --all` shows them.
     going = due(context, purge=purge, grace=grace, forms_only=forms_only)
+    failures: dict[str, OSError] = {}
     for run in {one.info.run for one in going}:
-        make_kept_durable(context, run)
-    undo_s = 0 if purge else _undo_s(context)
+        try:
+            make_kept_durable(context, run)
+        except OSError as error:
+            failures[f"the run {run}"] = error
+            going = [one for one in going if one.info.run != run]
+    undo_s = _undo_s(context)
     digests: set[str] = set()
     for one in going:
 
@@ -181,11 +188,20 @@ def drop_superseded(
             if not one.is_former_form and not _is_over(context, one.info.key, purge=purge, grace=grace):
                 raise InUse(f"{one.info.name} was brought back")  # since it was found due
 
-        with suppress(CkstoreError, FileNotFoundError, PermissionError), _held(context, one.holder) as is_valid:
-            if is_valid:
-                form = one.is_former_form
-                dropped = drop(context, one.info, "superseded", 0 if form else undo_s, check, is_former_form=form)
-                digests.update(dropped.digests)
+        try:
+            with suppress(CkstoreError, FileNotFoundError, PermissionError), _held(context, one.holder) as is_valid:
+                if is_valid:
+                    form = one.is_former_form
+                    at_once = form or (purge and trash.may_purge(context.layout.checkpoint(one.info.key)))
+                    dropped = drop(
+                        context, one.info, "superseded", 0 if at_once else undo_s, check, is_former_form=form
+                    )
+                    digests.update(dropped.digests)
+        except OSError as error:
+            failures[one.info.shown] = error
+    if failures:
+        problems = [f"{what}: {describe_os_error(error)}" for what, error in failures.items()]
+        warn(f"superseded checkpoints were not dropped, and everything else was done: {some_of(problems, 3)}")
     return digests
 
 
@@ -201,7 +217,8 @@ def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace 
     path = context.layout.checkpoint(key)
     if grace is not None:
         return grace.is_over(path)
-    if purge or context.shared:  # no other host is at work, or a dry run says what goes after the grace
+    # No other host is at work, or a dry run says what goes after the grace.
+    if context.shared or (purge and trash.may_purge(path)):
         return True
     # Its rename to its name set ctime, which no user can set back.
     found = peek.find(path)

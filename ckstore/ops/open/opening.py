@@ -28,7 +28,7 @@ from ckstore.model.seal import to_write
 from ckstore.model.settings.settings import CHECKPOINT_IDS, SETTINGS_MAX_BYTES, StoreSettings, parse_settings
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import Layout
-from ckstore.ops.acts import describe_os_error
+from ckstore.ops.acts import describe_error, describe_os_error
 from ckstore.ops.context import Context
 from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, place_of, refuse_foreign, why_shared
 from ckstore.ops.notices import warn
@@ -155,8 +155,11 @@ def recover(context: Context) -> list[str]:
 
         # Before the sweep, to which what a draft was replacing looks like a dead save.
         notes += [f"not converted: {text}" for text in convert(context).left]
+    stayed: list[str] = []
     if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
-        trash.sweep_staging(layout)  # gc makes the move durable before it takes them apart (rule F)
+        failed: dict[str, OSError | CkstoreError] = {}
+        trash.sweep_staging(layout, failed)  # gc makes the move durable before it takes them apart (rule F)
+        stayed = [f"{path} of a dead save stays: {describe_error(error)}" for path, error in failed.items()]
     probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
@@ -173,10 +176,10 @@ def recover(context: Context) -> list[str]:
     # Last: the space that the sweep has freed counts as room.
     reserve.fill(layout)
     remove_leftovers(layout)
-    for note in said:
+    for note in (*stayed, *said):
         warn(note)
     context.tell_passed_over()
-    return said + notes
+    return stayed + said + notes
 
 
 def _make_store_durable(context: Context) -> None:

@@ -14,6 +14,7 @@ from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import peek, statx
 from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.host import machine, probe
+from ckstore.fs.host.crossing import said_of_projects
 from ckstore.fs.owner import may_give
 from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners
@@ -96,6 +97,7 @@ def _abilities(context: Context) -> Findings:
     wrong = _try_links(context) if may_write else None
     facts = abilities.AbilityFacts(
         links=wrong,
+        projects=_projects(layout) if may_write else "",
         lease="shared" if context.shared else _lease(layout),
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
@@ -118,6 +120,12 @@ def _try_links(context: Context) -> str:
     except UnsafePlace as error:
         return error.message
     return ""
+
+
+def _projects(layout: Layout) -> str:
+    """Return which directories have another project id, as where one run has a quota of its own."""
+    folders = [layout.staging, layout.trash, *(layout.checkpoints / run for run in layout.runs())]
+    return said_of_projects(folder.path for folder in folders if peek.is_directory(folder))
 
 
 def _sqlite(_context: Context) -> Findings:

@@ -6,7 +6,7 @@ How much of a pack is used is taken from the catalog where that is current, else
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -32,6 +32,7 @@ class _File:
 
     nbytes: int
     link_count: int
+    uid: int
     holders: set[CheckpointKey] = field(default_factory=set)
     names_found: int = 0
     waits: bool = False
@@ -66,6 +67,9 @@ def usage(context: Context) -> Usage:
         for info in listed
     )
     saved_bytes, encoded_bytes = _compacted_bytes(context)
+    by_user: Counter[int] = Counter()
+    for file in files:
+        by_user[file.uid] += file.nbytes
     alone_bytes, shared_bytes = sum(sums.alone.values()), sum(sums.shared.values())
     unused_bytes = sum(file.nbytes for file in files if not file.holders and not file.waits)
     waiting_bytes = sum(file.nbytes for file in files if not file.holders and file.waits)
@@ -82,6 +86,7 @@ def usage(context: Context) -> Usage:
         saved_bytes=saved_bytes,
         encoded_bytes=encoded_bytes,
         cached_bytes=cached_bytes(context.layout),
+        bytes_by_user=dict(by_user),
         elsewhere_bytes=sum(info.logical_bytes for info in listed if info.elsewhere),
     )
 
@@ -148,7 +153,7 @@ def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> l
     found: dict[_Inode, _File] = {}
 
     def note(status: os.stat_result) -> _File:
-        file = found.setdefault((status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink))
+        file = found.setdefault((status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink, status.st_uid))
         file.names_found += 1
         return file
 
@@ -162,7 +167,9 @@ def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> l
     for folder in waiting_folders(context.layout):
         for _, status in blobs_in(folder):
             # Only what has lost its other names: the rest is counted by these.
-            found.setdefault((status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink, waits=True))
+            found.setdefault(
+                (status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink, status.st_uid, waits=True)
+            )
     return list(found.values())
 
 

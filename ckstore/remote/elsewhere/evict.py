@@ -35,6 +35,7 @@ from ckstore.objects.layout import BLOBS
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
+from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.free.retain import plan_local
@@ -75,7 +76,10 @@ def evict(
     dry_run: bool = False,
     why: Mapping[str, str] = MappingProxyType({}),
 ) -> EvictReport:
-    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`."""
+    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`.
+
+    What fails for one stops no other; the error at the end names each that failed.
+    """
     # `why`: names of checkpoints -> why they go, for the journal; by hand, if it is not said.
     if not dry_run:
         context.check_writable()
@@ -84,19 +88,19 @@ def evict(
     uuid, attest = uuid_of(remote), attest_of(context, remote, Manner())
     evicted: list[CheckpointInfo] = []
     skipped: list[Skipped] = []
+    failures: dict[str, CkstoreError] = {}
     digests: dict[str, int] = {}
     going: list[_Going] = []
     try:
         for info in infos:
-            problem = _problem(partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run))
-            skipped += [Skipped(info, problem)] if problem else []
+            step = partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run)
+            _tried(step, info, skipped, failures)
         # Only now: what is seen there before the claims may be removed, since no store relies on it.
         if not dry_run:
             attest.claim([(place_of(one.info), one.holder.claim, one.blobs) for one in going])
         for one in [*going]:
-            problem = _problem(partial(_go, context, one, remote, attest, dry_run=dry_run))
-            if problem:
-                skipped.append(Skipped(one.info, problem))
+            step = partial(_go, context, one, remote, attest, dry_run=dry_run)
+            if not _tried(step, one.info, skipped, failures):
                 continue
             going.remove(one)
             evicted.append(one.info)
@@ -113,6 +117,8 @@ def evict(
             with suppress(CkstoreError, OSError):  # it only saves work, and must not hide the first error
                 attest.keep()
             reclaim.give_back(context, digests)
+    if failures:
+        raise joined(failures)
     freed = {digest for digest in digests if not peek.exists(context.layout.blob(digest))}
     return EvictReport(
         remote.name,
@@ -124,12 +130,22 @@ def evict(
     )
 
 
-def _problem(step: Callable[[], str]) -> str:
-    """Return why a checkpoint keeps its blobs, as a step of its eviction says; empty if it does not."""
+def _tried(
+    step: Callable[[], str], info: CheckpointInfo, skipped: list[Skipped], failures: dict[str, CkstoreError]
+) -> bool:
+    """Whether a step of an eviction was done; if not, why is noted, and the others may go."""
     try:
-        return step()
-    except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or not to be read: the others may go
-        return error.message
+        problem = step()
+    except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or not to be read
+        problem = error.message
+    except OF_ALL:  # nor would the next one be looked at
+        raise
+    except (CkstoreError, OSError) as error:
+        failures[info.name] = failure_of(f"evicting {info.name}", error)
+        return False
+    if problem:
+        skipped.append(Skipped(info, problem))
+    return not problem
 
 
 def _begin(  # noqa: PLR0917

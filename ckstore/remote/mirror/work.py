@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, NoSuchRef
+from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef
+from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
+from ckstore.ops.failures import OF_ALL, joined
 from ckstore.ops.mirrored import add_mirrored, behind, note_looked, now, read_mirrored, uuid_now
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
 _PRUNE_PAUSE_S = 600.0
 # A listing of all objects costs a request for each thousand.
 _LOOK_AGAIN_S = 86_400.0
-_SAID = "said"  # counts as one checkpoint among those that failed; no id has this form
+# After these nothing else would reach the mirror.
+_OF_THE_MIRROR = (*OF_ALL, InsufficientSpace)
+_POLICIES = frozenset({"keep_local", "keep_remote", "prune"})
 
 
 class Mirror:
@@ -65,8 +69,8 @@ class Mirror:
         self._context = context
         self._begin = begin
         self._progress = progress
-        # How often each could not be pushed: one that is damaged here must not keep the others back.
-        self._failures: Counter[str] = Counter()
+        # What could not be pushed since `try_again`, by its name: it must not keep anything else back.
+        self._failed: dict[str, CkstoreError] = {}
         self._known: dict[Place, Candidate] = {}
         self._ownership = Ownership(context)
         self._knows_order = False
@@ -81,63 +85,83 @@ class Mirror:
         return setting_of(self._context.layout, MIRROR)
 
     def todo(self) -> list[CheckpointInfo]:
-        """Return what the mirror lacks as far as is known here, the newest first; what fails comes last."""
+        """Return what the mirror lacks as far as is known here, the newest first, without what failed."""
         name = self.name
         if name is None:
             return []
         lacking = behind(self._context.layout, name, current_or_named(self._context))
-        return sorted(lacking, key=lambda info: self._failures[info.id])  # stable: else the newest first
+        return [info for info in lacking if self._failed.keys().isdisjoint({_item(info), _of_run(info.run)})]
+
+    @property
+    def problem(self) -> CkstoreError | None:
+        """What could not be pushed since `try_again`, and why; None if nothing failed."""
+        return joined(self._failed) if self._failed else None
+
+    def try_again(self) -> None:
+        """Let the next steps also do what failed before."""
+        if not _POLICIES.isdisjoint(self._failed):
+            self._prune_again_s = 0.0
+        self._failed.clear()
 
     def has_work(self) -> bool:
         """Whether a step would do something; also where that cannot be known, since the step then says why."""
         try:
             name = self.name
-            return name is not None and bool(self.todo() or self._unsaid(name)[0])
+            if name is None:
+                return False
+            return bool(self.todo()) or any(one.key not in self._failed for one in self._unsaid(name)[0])
         except CkstoreError:
             return True
 
     def step(self) -> bool:
-        """Push the newest checkpoint that the mirror lacks, or what was said of those that it has; False: it has all.
+        """Push the newest checkpoint that the mirror lacks, or metadata of those that it has.
+
+        What fails for itself, such as a checkpoint that is damaged locally, is passed over: `problem` names it, and
+        `try_again` lets another step push it.
+
+        Returns:
+            Whether something was pushed; if not, the mirror has everything, but for what failed.
 
         Raises:
-            CkstoreError: It could not be pushed; another step tries again.
+            CkstoreError: The mirror did not take it, and would take nothing else; another step tries again.
         """
-        name, todo = self.name, self.todo()
-        if name is None:
-            return False
-        uuid = uuid_now(self._context.layout, name)
-        # Checkpoints first; but one that fails again and again must not keep back what was said of the others.
-        is_next = not todo or self._failures[_SAID] < self._failures[todo[0].id]
-        if is_next and self._bring_said(name, uuid):
-            return True
-        if not todo:
-            return False
-        there = reach(self._context, name, writing=True)
-        done = self._settled(there, todo)
-        if done:
-            # What was said of them follows: who pushed them may have been killed before it, or a prune ended that push.
-            self._note(name, uuid, done)
-        rest = [info for info in todo if info not in done]
-        # One at a time: what is saved meanwhile comes next, before what is older.
-        if rest:
-            self._push(there, uuid, rest[0])
-            keep_local(self._context)
-        return True
+        while (name := self.name) is not None:
+            uuid, todo = uuid_now(self._context.layout, name), self.todo()
+            if not todo:
+                return self._bring_said(name, uuid)
+            there = reach(self._context, name, writing=True)
+            if done := self._settled(there, todo):
+                # What was said of them follows: who pushed them may have been killed before it, or a prune ended that
+                # push.
+                self._note(name, uuid, done)
+            rest = [info for info in todo if info not in done]
+            # One at a time: what is saved meanwhile comes next, before what is older. Before it is pushed: what this
+            # store saves later comes after all that the mirror has.
+            if (
+                rest
+                and self._do(_of_run(rest[0].run), partial(self._own, there, rest[0]))
+                and self._do(_item(rest[0]), partial(self._push, there, uuid, rest[0]))
+            ):
+                self._do("keep_local", partial(keep_local, self._context))
+                done = rest[:1]
+            if done:
+                return True
+        return False
 
     def _bring_said(self, name: str, uuid: str) -> bool:
-        """Bring some of what was said since; False: the mirror has all of it as far as is known."""
-        lacking, gone = self._unsaid(name)
-        # Few at a time: a save that comes meanwhile goes before the rest.
-        lacking = sorted(lacking, key=lambda one: self._failures[one.key])[:PAGE_ASKS]
-        if not lacking:
-            return False
-        try:
-            transfer.push_said(self._context, name, lacking)
-        except CkstoreError:
-            self._failures.update([_SAID, *(one.key for one in lacking)])
-            raise
-        self._note(name, uuid, [], {one.key: one.digest for one in lacking}, gone)
-        return True
+        """Push some of the metadata that the mirror lacks as far as is known; return whether any was pushed."""
+        while True:
+            lacking, gone = self._unsaid(name)
+            # Few at a time: a save that comes meanwhile goes before the rest.
+            lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]
+            if not lacking:
+                return False
+            failed = transfer.push_said(self._context, name, lacking)
+            self._failed |= failed
+            done = {one.key: one.digest for one in lacking if one.key not in failed}
+            if done:
+                self._note(name, uuid, [], done, gone)
+                return True
 
     def _unsaid(self, name: str) -> tuple[list[Said], set[str]]:
         """Return what was said of checkpoints that the mirror has and it was not given, and what is said no more."""
@@ -166,15 +190,17 @@ class Mirror:
     def tidy(self) -> None:
         """Do what the two policies of the mirror say, if it is time to; to be called when nothing is left to push.
 
+        One of them that fails for itself is named by `problem`, and stops neither the other nor the prune.
+
         Raises:
             CkstoreError: The mirror did not answer; another call tries again.
         """
         name, policy = self.name, policy_of(self._context.layout, KEEP_REMOTE)
         if name is not None:
-            self._look(name)
+            self._do("list", partial(self._look, name))
         if name is None or time.monotonic() < self._prune_again_s:
             return
-        keep_local(self._context)
+        self._do("keep_local", partial(keep_local, self._context))
         lets_go = policy is not None or policy_of(self._context.layout, KEEP_LOCAL) is not None
         if not lets_go:  # no request where nothing may be left to do
             return
@@ -182,10 +208,22 @@ class Mirror:
         if isinstance(there, Remote):
             end_claims(self._context, there)
         if policy is not None:
-            KeepRemote(self._context, there, policy, self._known).apply()
+            self._do("keep_remote", KeepRemote(self._context, there, policy, self._known).apply)
             if isinstance(there, Remote) and there.cas:
-                prune(there, self._context.algorithm, grace_s=GRACE_S)
+                self._do("prune", partial(prune, there, self._context.algorithm, grace_s=GRACE_S))
         self._prune_again_s = time.monotonic() + _PRUNE_PAUSE_S
+
+    def _do(self, duty: str, work: Callable[[], object]) -> bool:
+        """Do one duty of several; return whether it was done. An error that concerns it alone is kept for `problem`."""
+        try:
+            work()
+        except _OF_THE_MIRROR:
+            raise
+        except CkstoreError as error:
+            self._failed[duty] = error
+            return False
+        self._failed.pop(duty, None)
+        return True
 
     def _look(self, name: str) -> None:
         """List what the mirror has, once a day: another program may have removed objects there."""
@@ -221,6 +259,14 @@ class Mirror:
         new = [info for info in new if info.id not in lost]
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
+    def _own(self, there: Remote | OtherStore, info: CheckpointInfo) -> None:
+        """Own the run of a checkpoint at the mirror, and know the order there."""
+        if isinstance(there, Remote):
+            self._ownership.own(there, info.run, info.sequence)
+        elif not self._knows_order:
+            learn_order(self._context, there)
+            self._knows_order = True
+
     def _push(self, there: Remote | OtherStore, uuid: str, info: CheckpointInfo) -> None:
         context, name = self._context, there.name
         self._begin(info)
@@ -232,19 +278,10 @@ class Mirror:
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
             own = read_mirrored(context.layout, name).ids
-            # Before it is brought: what this store saves later comes after all that the mirror has.
-            if isinstance(there, Remote):
-                self._ownership.own(there, info.run, info.sequence)
-            elif not self._knows_order:
-                learn_order(context, there)
-                self._knows_order = True
             is_new = info.id not in read_mirrored(context.layout, name).missing
             report = transfer.push(context, [info], name, options, lacks_all=is_new, own=own)
         except NoSuchRef:  # it was dropped meanwhile
             return
-        except CkstoreError:
-            self._failures[info.id] += 1
-            raise
         self._note(name, uuid, [info], {one.key: one.digest for one in said})
         note(context, "mirrored", info.key.run_step, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
@@ -258,3 +295,13 @@ class Mirror:
     ) -> None:
         here, ids = current_or_named(self._context), [info.id for info in done]
         add_mirrored(self._context.layout, name, uuid, ids=ids, here=here, documents=documents, gone=gone)
+
+
+def _of_run(run: str) -> str:
+    """Return the name of a run among what failed: none of its checkpoints is pushed."""
+    return f"run {run}"
+
+
+def _item(info: CheckpointInfo) -> str:
+    """Return the name of a checkpoint among what failed: a later save of its step is another one."""
+    return f"{info.name} ({short_id(info.id)})"

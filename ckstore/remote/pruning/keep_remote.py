@@ -6,12 +6,13 @@ not stay listed. What the store has whole stays whole, whatever becomes of it at
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
-from ckstore.errors import InUse, NoSuchRef
+from ckstore.errors import CkstoreError, InUse, NoSuchRef, RemoteError
 from ckstore.fs import locks
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.manifest.info import CheckpointInfo
@@ -20,8 +21,10 @@ from ckstore.model.seal import read
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
+from ckstore.ops.failures import OF_ALL
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.gc import collect
@@ -123,9 +126,10 @@ class KeepRemote:
                 skipped.append(Skipped(entry.info, why))
             else:
                 chosen[place] = entry.info
-        claimed = who_claims(self.context, remote, remove_there(remote, chosen))
-        skipped += [Skipped(info, claimed[place]) for place, info in chosen.items() if place in claimed]
-        return [info for place, info in chosen.items() if place not in claimed]
+        claims, failed = remove_there(remote, chosen)
+        stay = who_claims(self.context, remote, claims) | failed
+        skipped += [Skipped(info, stay[place]) for place, info in chosen.items() if place in stay]
+        return [info for place, info in chosen.items() if place not in stay]
 
     def _stays_for_here(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
         """Give the ids of checkpoints that stay there because of what this store says of them, and why."""
@@ -230,6 +234,8 @@ class KeepRemote:
             return error.message
         except (FileNotFoundError, NoSuchRef):  # it is gone here
             return ""
+        except (CkstoreError, OSError) as error:  # one that cannot be dropped must not keep the others
+            return f"it could not be dropped here: {why_of(error)}"
         reclaim.give_back(context, dropped.digests)
         return ""
 
@@ -253,16 +259,26 @@ def _is_there(remote: Remote, place: Place) -> bool:
     return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None
 
 
-def remove_there(remote: Remote, places: Collection[Place]) -> list[Claim]:
-    """Remove checkpoints from a remote; return the claims on those that stay, since a store relies on them by now.
+def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim], dict[Place, str]]:
+    """Remove checkpoints from a remote; their blobs stay until a prune finds that nothing names them.
 
-    Their blobs stay until a prune finds that nothing names them.
+    Returns:
+        The claims on those that stay, since a store relies on them by now; and why others could not be removed.
     """
+    failed: dict[Place, str] = {}
+
+    def each(of: Iterable[Place], remove: Callable[[Place], object]) -> None:
+        for place in of:
+            try:
+                remove(place)
+            except OF_ALL:  # nor would the next one be removed
+                raise
+            except RemoteError as error:
+                failed[place] = error.message
+
     # The mark first: a client that has this checkpoint sees that it was removed, and does not push it again; one that
     # lets go of its bytes looks for it after it wrote its claim.
-    for place in places:
-        remote.objects.send(place.dropped, b"{}")
+    each(places, lambda place: remote.objects.send(place.dropped, b"{}"))
     claims = [claim for claim in claims_at(remote.objects) if claim.place in places] if places else []
-    for place in {*places} - {claim.place for claim in claims}:
-        remove_documents(remote.objects, place)
-    return claims
+    each({*places} - {claim.place for claim in claims} - failed.keys(), partial(remove_documents, remote.objects))
+    return claims, failed

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from ckstore.errors import BadInput, RemoteError, RemoteUnavailable
 from ckstore.remote.objects import Listed
@@ -41,7 +42,19 @@ _READ_BYTES = 2**20
 _BATCH = 1000  # what S3 removes by one request
 MOST_LISTED = 10_000_000
 """More objects below one prefix are refused: as blobs of 32 MiB these are 320 TB."""
+# Published for every installation of Azure's emulator; the key opens nothing else.
 _EMULATOR_ACCOUNT = "devstoreaccount1"
+_EMULATOR_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_AZURE_CREDENTIALS = (
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_MASTER_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_TOKEN",
+)
+"""Variables with which a user says how to sign requests to Azure."""
 
 _memory: dict[str, Any] = {}
 """The objects of ``memory://NAME``, which are this process's: for tests."""
@@ -420,8 +433,20 @@ def _s3_credentials() -> dict[str, Any]:
 
 
 def _azure_config(target: Target) -> Any:
-    if not target.endpoint:
+    endpoint = target.endpoint
+    if not endpoint:
         return {}
-    if f"/{_EMULATOR_ACCOUNT}" in target.endpoint or target.endpoint.startswith("http://127.0.0.1"):
-        return {"use_emulator": "true", "account_name": _EMULATOR_ACCOUNT}
-    return {"endpoint": target.endpoint}
+    # Said here, since the environment may ask for the emulator, which the engine looks for at a port of its own.
+    config = {"endpoint": endpoint, "use_emulator": "false"}
+    parts = urlsplit(endpoint)
+    account = parts.path.strip("/")
+    if "/" in account:  # of a proxy
+        account = ""
+    elif not account and parts.hostname in _LOOPBACK:  # an emulator, which has the account in the path
+        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", _EMULATOR_ACCOUNT)
+        config["endpoint"] = f"{endpoint.rstrip('/')}/{account}"
+    if not os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") and account:
+        config["account_name"] = account
+    if account == _EMULATOR_ACCOUNT and not any(os.environ.get(name) for name in _AZURE_CREDENTIALS):
+        config["account_key"] = _EMULATOR_KEY
+    return config

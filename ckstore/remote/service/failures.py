@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
+from ckstore.errors import RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable
 from ckstore.model.words import printable
 from ckstore.remote.service.target import Target
 
@@ -32,6 +32,15 @@ _SECRET_VARIABLE = re.compile(
 _SHORTEST_SECRET = 8
 # Answers that the same request gets again.
 _FINAL = ("400", "404", "405", "411", "413", "414", "416", "501")
+# As services answer a write when a quota or their disks are used up; most do so with status 403.
+_FULL_CODES = (
+    "QuotaExceeded",
+    "XMinioStorageFull",
+    "XMinioAdminBucketQuotaExceeded",
+    "InsufficientStorage",
+    "QuotaLimit",
+)
+_FULL_HINT = "raise its quota, or free space there: ckstore remote prune NAME"
 _CREDENTIALS_HINT = "check the credentials of this process: environment, profile or role"
 
 
@@ -68,6 +77,9 @@ def translated(error: BaseException | None, what: str, target: Target) -> Remote
     where = f"{what} at {target}"
     status = _STATUS.search(text)
     number = status[1] if status else ""
+    code = _CODE.search(text)
+    if (code is not None and code[1] in _FULL_CODES) or number == "507":
+        return RemoteFull(f"{where} was refused, since the bucket is full: {said}", hint=_FULL_HINT)
     if name in ("PermissionDeniedError", "UnauthenticatedError") or number in ("401", "403"):
         return RemoteDenied(f"{where} was refused: {said}", hint=_CREDENTIALS_HINT)
     if is_missing(error):

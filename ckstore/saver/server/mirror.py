@@ -1,7 +1,7 @@
 """The process that mirrors: pushes what the mirror lacks, and ends some time after nothing is left.
 
-It is as detached as a saver, and outlives the training. Whatever fails is tried again, for as long as the store is
-there and has a mirror.
+It is as detached as a saver, and outlives the training. Whatever fails is tried again, for a day after the last
+success. SIGTERM lets it push what is left for some seconds, and ends it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
 from ckstore.remote.mirror.work import Mirror
 from ckstore.saver.mirror import has_successor, lock_mirror
+from ckstore.saver.server.ending import Ending
 from ckstore.saver.server.report import Page
 
 # Below the training, whose cores and links it shares.
 _NICE = 10
 # A start takes half a second of a processor: one that ended sooner would be started for each save.
 _LINGER_S = 60.0
+# Longer than most outages of a service. After that a save, or an opening for writing, starts another process.
+_PATIENCE_S = 86_400.0
 _LOOK_S = 0.5
 # A service that is overloaded must not be asked more often; five minutes are half of the age that is promised.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
@@ -36,15 +39,19 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 def main(about: str) -> None:
     """Mirror the store that `about` names, until nothing is left to do."""
-    context = begin(about)
+    ending = Ending()
+    context = begin(about, ending)
     with Page(str(context.layout.path)) as page:
-        serve(context, Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring")), page)
+        mirror = Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring"))
+        serve(context, mirror, page, ending=ending)
 
 
-def begin(about: str) -> Context:
+def begin(about: str, ending: Ending | None = None) -> Context:
     """Become a process that works beside a training and outlives it; open the store that `about` names."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer
         signal.signal(number, signal.SIG_IGN)
+    if ending is not None:
+        ending.begin()
     with suppress(OSError):  # forbidden in a sandbox
         os.nice(_NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -55,37 +62,61 @@ def begin(about: str) -> Context:
     return open_context(Path(asked["path"]), readonly=False, recover=False, catalog_path=catalog_path)[0]
 
 
-def serve(context: Context, mirror: Mirror, page: Page, linger_s: float = _LINGER_S) -> None:
-    """Push until nothing is left for a while, the store has no mirror any more, or another process goes on."""
+def serve(
+    context: Context,
+    mirror: Mirror,
+    page: Page,
+    *,
+    linger_s: float = _LINGER_S,
+    patience_s: float = _PATIENCE_S,
+    ending: Ending | None = None,
+) -> None:
+    """Push until nothing is left for a while, the store has no mirror any more, or another process goes on.
+
+    It also ends when nothing could be pushed for `patience_s`, and when it is asked to.
+    """
+    ending = ending or Ending()
     pause_s = _FIRST_PAUSE_S
     has_failed = False
+    done_at = time.monotonic()
     while _is_there(context):
         lock = lock_mirror(context)
         if lock is not None:
             with lock:
-                pushed, failed = _push_all(context, mirror, page, linger_s)
+                pushed, failed = _push_all(context, mirror, page, ending, linger_s=linger_s, patience_s=patience_s)
             if not failed:
                 # A save or a tag that came since the last look found the lock taken, and relies on this one.
                 if not _is_there(context) or not mirror.has_work():
                     return
                 continue
-            pause_s = _FIRST_PAUSE_S if pushed else pause_s
+            if pushed:
+                pause_s, done_at = _FIRST_PAUSE_S, time.monotonic()
         elif not has_failed:  # another is at work
             return
         has_failed = True
+        if time.monotonic() - done_at >= patience_s:
+            return
         # Without the lock: a training that is started again, with other credentials, starts another process. Who has it
         # now may be an older one that fails, or a save that only asks, so only a newer process ends this one.
         # Several machines that lost one service do not come back at one moment.
-        time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        with ending.waiting():
+            time.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if has_successor(context):
             return
 
 
-def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float) -> tuple[bool, bool]:
-    """Push until nothing was left for `linger_s`, or one fails; return whether any was pushed, and if one failed."""
+def _push_all(
+    context: Context, mirror: Mirror, page: Page, ending: Ending, *, linger_s: float, patience_s: float
+) -> tuple[bool, bool]:
+    """Push until nothing was left for `linger_s`, or the mirror refuses; return whether any was pushed, and if so.
+
+    What fails for itself, such as a checkpoint that is damaged locally, stops neither the others nor the policies. It
+    is tried again ever more rarely, for `patience_s` after the last success.
+    """
     pushed = False
     done_at = time.monotonic()
+    retry_s, retry_at = _FIRST_PAUSE_S, 0.0
     while _is_there(context) and mirror.name is not None:
         stamp = journal_stamp(context.layout)
         try:
@@ -93,15 +124,23 @@ def _push_all(context: Context, mirror: Mirror, page: Page, linger_s: float) -> 
                 pushed, done_at = True, time.monotonic()
                 continue
             mirror.tidy()
-            _tell(context, mirror, "")  # what could not be pushed may be gone by now
+            problem = mirror.problem
+            _tell(context, mirror, "" if problem is None else why_of(problem))
         except (CkstoreError, OSError) as error:
             _tell(context, mirror, why_of(error))
             page.at("waiting")
             return pushed, True
-        page.at("idle")
-        if time.monotonic() - done_at >= linger_s:
+        page.at("idle" if problem is None else "waiting")
+        now = time.monotonic()
+        until = done_at + (linger_s if problem is None else patience_s)
+        if now >= until:
             break
-        _wait_for_change(context, stamp, done_at + linger_s)
+        if problem is not None and now >= retry_at:
+            retry_at, retry_s = now + retry_s, min(2 * retry_s, _LONGEST_PAUSE_S)
+        with ending.waiting():
+            _wait_for_change(context, stamp, until if problem is None else min(until, retry_at))
+        if problem is not None and time.monotonic() >= retry_at:
+            mirror.try_again()
     return pushed, False
 
 

@@ -258,7 +258,7 @@ def test_a_dead_save_that_an_opener_sweeps_while_the_plan_is_made_stops_no_gc(
     is_held = Judge.is_held
 
     def swept_before(judge: Judge, last: Any, seen: Any) -> bool:
-        trash.sweep_staging(store._context.layout)
+        trash.sweep_staging(store._context.layout, {})
         return is_held(judge, last, seen)
 
     monkeypatch.setattr(Judge, "is_held", swept_before)

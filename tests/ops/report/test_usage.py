@@ -18,6 +18,7 @@ from ckstore import CkstoreWarning, Store
 from ckstore.errors import AmbiguousRef, BadInput, NoSuchRef
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.reports.usage import Usage, blob_uses
+from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.damage import MIB, blobs_by_size, two_part_state
 from tests.support.examples import examples
 from tests.support.look import directory_of
@@ -225,3 +226,19 @@ def test_a_prefix_of_several_digests_is_ambiguous(store: Store, monkeypatch: pyt
 
     with pytest.raises(AmbiguousRef, match="digests begin with these digits"):
         store.why("a")
+
+
+@pytest.mark.root
+def test_du_says_whose_the_files_on_the_disk_are(store: Store) -> None:
+    for step in (1, 2):
+        store.save({"w": np.full(2**20, step, dtype=np.uint8)}, step=step)
+    blob = next(blobs_dir(store.path, "main", 2).iterdir())
+    assert "by user" not in str(store.du())
+    os.chown(blob, 1001, -1)
+
+    usage = store.du()
+
+    assert usage.bytes_by_user == {os.geteuid(): 2**20, 1001: 2**20}
+    assert sum(usage.bytes_by_user.values()) == usage.disk_bytes
+    assert "of it, by user: 1.0 MiB of uid 0, 1.0 MiB of uid 1001" in str(usage)
+    os.chown(blob, os.geteuid(), -1)

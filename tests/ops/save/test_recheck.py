@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ckstore import CkstoreWarning, Store
-from ckstore.errors import BadInput, DamagedBlob
+from ckstore.errors import BadInput, DamagedBlob, NoWholeCheckpoint
 from ckstore.fs import direct, files
 from ckstore.model.doctor.finding import DoctorFinding
 from ckstore.model.settings.recheck import LEAST_BYTES, recheck_bytes
@@ -204,7 +204,8 @@ def test_a_pack_of_which_other_bytes_are_needed_is_marked_and_left_and_the_save_
     assert "wrote what it needs from it to another blob; marked as damaged: old@0" in warning
     mark = next(marks.marked(store._context.layout))
     assert marks.blobs_of(mark) == [victim.name]
-    assert store.latest("old", valid=True) is None
+    with pytest.raises(NoWholeCheckpoint, match="is damaged"):
+        store.latest("old", valid=True)
     with pytest.raises(DamagedBlob, match="layer0"):
         store.load("old@latest")
     store.delete("old@latest")

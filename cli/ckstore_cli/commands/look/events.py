@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from datetime import UTC, datetime
@@ -36,8 +37,8 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
 
     Each line has the time (UTC), what happened, to which checkpoint, how many
     bytes it added or freed, and why: the rule that dropped it, or the reason of
-    a failure. The log is bounded, holds the last 20,000 events or more, and may
-    lack one; ckstore log lists what there is.
+    a failure. What another user did also has that user's id. The log is
+    bounded, holds the last 20,000 events or more, and may lack one; ckstore log lists what there is.
 
     \b
     Example:
@@ -75,5 +76,7 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
 def _print(out: Output, event: Event) -> None:
     out.document(event)
     text = str(event)
+    if event.uid != os.geteuid():  # in a store of a group, or what root did
+        text += f"  by uid {event.uid}"
     look = _LOOKS.get(event.event)
     out.line(text if look is None else text.replace(printable(event.event), out.style(event.event, look), 1))

@@ -1,0 +1,59 @@
+"""Why a rename or link between two directories of one filesystem was refused with EXDEV, and what to do about it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckstore.fs.host import mounts
+from ckstore.fs.peek import open_descriptor
+
+_FS_IOC_FSGETXATTR = 0x801C581F  # linux/fs.h
+_FSXATTR = struct.Struct("IIIII8x")
+ONE_PROJECT = "give the whole store one project id; xfs_io -c lsproj DIRECTORY shows that of a directory"
+_OVERLAY = (
+    "overlayfs moves no directory of a lower layer, such as that of a container image; copy the store to a volume, "
+    "or mount the overlay with redirect_dir=on"
+)
+
+
+def cause_of(paths: Iterable[str | bytes]) -> str:
+    """Return why nothing can be moved or linked between these paths of a store; empty if that is not known."""
+    folders = [_folder(Path(os.fsdecode(path))) for path in paths]
+    there = [folder for folder in folders if folder is not None]
+    try:
+        if said := said_of_projects(there):
+            return f"{said}; {ONE_PROJECT}"
+        kinds = {mounts.examine(folder, layers=1).kind for folder in there}
+    except OSError:  # one of them is gone, or not to be looked at: the error itself says what happened
+        return ""
+    return _OVERLAY if "overlay" in kinds else ""
+
+
+def said_of_projects(folders: Iterable[Path]) -> str:
+    """Say that directories have different project ids; empty if they have one."""
+    found = {project_of(folder): folder for folder in folders}
+    if None in found or len(found) < 2:
+        return ""
+    named = " and ".join(f"{folder} has project id {number}" for number, folder in sorted(found.items(), key=str))
+    return f"{named}, and the kernel moves nothing between projects"
+
+
+def project_of(folder: Path) -> int | None:
+    """Return the project id of a directory, by which XFS and ext4 count quotas; None where there are none."""
+    fd = open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        answer = fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(_FSXATTR.size))
+    except OSError:  # a filesystem without them
+        return None
+    finally:
+        os.close(fd)
+    return int(_FSXATTR.unpack(answer)[3])
+
+
+def _folder(path: Path) -> Path | None:
+    """Return a path if it is a directory, or else the directory that it is in; None: there is none."""
+    return next((one for one in (path, path.parent) if one.is_dir()), None)

@@ -1,0 +1,67 @@
+"""Which processes have a `flock` on a directory, as ``/proc/locks`` shows it: for messages alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from ckstore.model.words import printable
+
+# ``1: FLOCK  ADVISORY  READ 4242 fd:01:131074 0 EOF``: the device is hexadecimal, the inode decimal; proc(5). A line
+# with ``->`` is of a process that waits.
+_LINE = re.compile(r"^\d+: FLOCK +\w+ +(READ|WRITE) +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE)
+_SHOWN = 3
+
+
+class LockHolder(NamedTuple):
+    """A process that has a lock."""
+
+    pid: int  # 0: it is not seen from here, as in another container
+    uid: int | None  # its user; None: it has ended meanwhile, or is not seen
+    name: str  # of its program; "?" if it has ended
+    is_shared: bool  # as readers and savers have it; a gc has the other kind
+
+    def __str__(self) -> str:
+        if self.pid <= 0:
+            return "a process that is not seen from here"
+        of_user = "" if self.uid is None else f" of uid {self.uid}"
+        return f"PID {self.pid} ({self.name}){of_user}"
+
+
+def lock_holders(status: os.stat_result) -> list[LockHolder]:
+    """Return the processes that have a `flock` on an inode; none where the kernel does not tell."""
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return []
+    wanted = os.major(status.st_dev), os.minor(status.st_dev), status.st_ino
+    found = []
+    for kind, pid, major, minor, inode in _LINE.findall(text):
+        if (int(major, 16), int(minor, 16), int(inode)) == wanted:
+            found.append(LockHolder(int(pid), _uid_of(int(pid)), _name_of(int(pid)), kind == "READ"))
+    return found
+
+
+def named_holders(status: os.stat_result) -> str:
+    """Return the first processes that have a `flock` on an inode, as ``: PID 12 (python) of uid 1001``; or nothing."""
+    found = [str(one) for one in lock_holders(status) if one.pid != os.getpid()]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f": {', '.join(found[:_SHOWN])}{more}" if found else ""
+
+
+def _name_of(pid: int) -> str:
+    # Another user chose it, and its command line, which can also be long.
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return printable(file.read().strip())
+    except OSError:
+        return "?"
+
+
+def _uid_of(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None

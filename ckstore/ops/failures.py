@@ -1,0 +1,36 @@
+"""The error at the end of an act on many items of which some failed: it names each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+
+from ckstore.errors import CkstoreError, RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome
+from ckstore.model.words import counted, some_of
+from ckstore.ops.acts import describe_os_error, of_the_system
+
+OF_ALL = (RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome)
+"""After these the next item of an act with a remote would fail as well."""
+
+
+def joined(failures: Mapping[str, CkstoreError]) -> CkstoreError:
+    """Return one error for all items that failed: that of the first, whose message also names the others.
+
+    Args:
+        failures: Name of an item, such as a checkpoint -> why it failed; at least one.
+    """
+    (name, first), *others = failures.items()
+    message = first.message if name in first.message else f"{name}: {first.message}"
+    if others:
+        message += f"; {counted(len(others), 'more item')} failed: {some_of([name for name, _ in others])}"
+    error = copy(first)
+    error.args = (message, *first.args[1:])
+    return error
+
+
+def failure_of(item: str, error: CkstoreError | OSError) -> CkstoreError:
+    """Return why an item failed as an error of ckstore; one of the system gets the name of the item."""
+    if isinstance(error, CkstoreError):
+        return error
+    hint = "the operating system reported the cause above; ckstore verify looks at the store"
+    return of_the_system(error, f"{item}: {describe_os_error(error)}", hint=hint)

@@ -1,0 +1,57 @@
+"""What SIGTERM does to a process that works beside a training: it finishes what it has in hand, for a limited time."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Below the 30 s after which Slurm and Docker or Kubernetes kill what they asked to end.
+_LAST_S = 20.0
+
+
+class Ended(SystemExit):
+    """SIGTERM came while there was nothing in hand, or the time for that is over."""
+
+
+class Ending:
+    """Whether this process was asked to end.
+
+    Attributes:
+        is_asked: SIGTERM came. Nothing new is waited for; `Ended` is raised when the time is over.
+    """
+
+    def __init__(self, last_s: float = _LAST_S) -> None:
+        self.is_asked = False
+        self._is_waiting = False
+        self._last_s = last_s
+
+    def begin(self) -> None:
+        """Handle SIGTERM from here on, in the main thread."""
+        signal.signal(signal.SIGALRM, self._over)
+        signal.signal(signal.SIGTERM, self._asked)
+
+    def _asked(self, *_: object) -> None:
+        if self._is_waiting:
+            raise Ended(0)
+        if not self.is_asked:
+            self.is_asked = True
+            signal.setitimer(signal.ITIMER_REAL, self._last_s)
+
+    def _over(self, *_: object) -> None:
+        raise Ended(0)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait in this block: SIGTERM ends it at once, also one that came before.
+
+        Raises:
+            Ended: It came.
+        """
+        self._is_waiting = True
+        try:
+            if self.is_asked:  # after the line above: a signal between the two raises
+                raise Ended(0)
+            yield
+        finally:
+            self._is_waiting = False

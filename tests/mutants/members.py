@@ -1,0 +1,100 @@
+"""Mutants that let one member of a group decide about the checkpoints of another one."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_RULES = "tests/ops/free/test_members_rules.py"
+
+MEMBERS = [
+    Mutant(
+        "du says whose the files on the disk are",
+        "du-without-users",
+        "report.usage.usage",
+        "        by_user[file.uid] += file.nbytes\n",
+        "        by_user[0] += file.nbytes\n",
+        "tests/ops/report/test_usage.py::test_du_says_whose_the_files_on_the_disk_are",
+        "assert",
+    ),
+    Mutant(
+        "a base that another user saved is stored once for all runs of a user",
+        "base-once-a-run",
+        "Staging._saved_by_us",
+        "            self._saved += [path for run in latest for path in self._saved_in(run, 1)]\n",
+        "",
+        "tests/ops/test_group.py::test_a_base_that_another_member_saved_is_stored_once_for_all_runs_of_a_member",
+        "assert",
+    ),
+    Mutant(
+        "a process that keeps gc out by a shared lock is not taken for a gc",
+        "reader-called-gc",
+        "gc._kept_out",
+        "    if found and all(one.is_shared for one in found):\n",
+        "    if found is None:\n",
+        "tests/ops/free/test_lock_holders.py::test_a_gc_that_is_kept_out_names_the_process",
+        "Regex pattern did not match",
+    ),
+    Mutant(
+        "a lock that is waited for in vain names its holder",
+        "lock-holder-unnamed",
+        "locks._wait_for",
+        'named_holders(os.fstat(fd)) if pause_s > _POLL_FIRST_S else ""',
+        '""',
+        "tests/ops/free/test_lock_holders.py::test_a_setting_names_the_process_that_has_the_store_locked",
+        "Regex pattern did not match",
+    ),
+    Mutant(
+        "the saves of other users do not carry out the rule of a member",
+        "rule-by-anyone",
+        "rule_scopes",
+        '"own" if author == own else "none"',
+        '"own"',
+        f"{_RULES}::test_the_saves_of_other_users_do_not_carry_out_the_rule_of_a_member",
+        "assert",
+    ),
+    Mutant(
+        "a rule of a member is for the checkpoints of that member",
+        "rule-for-all",
+        "retain._is_own",
+        "found.st_uid == owner.current_user()",
+        "found.st_uid >= 0",
+        f"{_RULES}::test_a_budget_of_a_member_counts_and_drops_what_that_member_saved",
+        "assert",
+    ),
+    Mutant(
+        "under the sticky bit the owner of config.json set its rules",
+        "sticky-believes-file",
+        "rule_scopes",
+        "    if root.st_mode & stat.S_ISVTX:\n",
+        "    if root.st_mode < 0:\n",
+        f"{_RULES}::test_under_the_sticky_bit_the_owner_of_the_file_set_the_rule_whatever_it_says",
+        "assert",
+    ),
+    Mutant(
+        "who set a rule is noted with it",
+        "rule-without-author",
+        "_note_author",
+        "            authors[name] = uid\n",
+        "            pass\n",
+        f"{_RULES}::test_the_saves_of_other_users_do_not_carry_out_the_rule_of_a_member",
+        "assert",
+    ),
+    Mutant(
+        "gc --now ends the undo of the member's own checkpoints only",
+        "purge-of-all",
+        "may_purge",
+        "    return found is not None and owner.current_user() in (0, found.st_uid)\n",
+        "    return found is not None\n",
+        f"{_RULES}::test_gc_now_of_a_member_ends_the_undo_of_that_member_alone",
+        "assert",
+    ),
+    Mutant(
+        "gc --now leaves superseded checkpoints of other users for their window",
+        "purge-of-superseded",
+        "superseded._is_over",
+        "purge and trash.may_purge(path)",
+        "purge",
+        f"{_RULES}::test_gc_now_of_a_member_leaves_superseded_checkpoints_of_other_members",
+        "assert",
+    ),
+]

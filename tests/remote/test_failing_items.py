@@ -1,0 +1,301 @@
+"""One checkpoint or one duty that fails stops no other one of the mirror, push, pull and evict; the end names it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore import CkstoreError, DamagedBlob, RemoteError, RemoteUnavailable, RetentionPolicy, Store
+from ckstore.ops.free.drop import drop
+from ckstore.ops.refs.find import open_directory
+from ckstore.remote import pull as pulling
+from ckstore.remote import push as pushing
+from ckstore.remote import push_plan as planning
+from ckstore.remote import transfer
+from ckstore.remote.elsewhere import evict as evicting
+from ckstore.remote.mirror import work
+from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.pruning import keep_remote
+from ckstore.remote.pruning.keep_remote import KeepRemote
+from ckstore.remote.pruning.survey import remove_documents
+from ckstore.remote.service.target import Target
+from ckstore.saver import mirror as starting
+from ckstore.saver.server import mirror as process
+from ckstore.saver.server.report import Page
+from ckstore.store import context_of
+from tests.remote.double import new_remote
+from tests.remote.test_push import MIB, state
+from tests.support.checkpoint_dirs import blobs_dir
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process: the tests take the steps themselves."""
+    monkeypatch.setattr(starting, "start", lambda *_: None)
+
+
+@pytest.fixture(params=["url", "directory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, memory: Target) -> Store:
+    """Return a store whose mirror is on object storage, or in a directory."""
+    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    if request.param == "directory":
+        Store.init(tmp_path / "m", chunk_bytes=MIB)
+    made.remotes.add("cold", memory.address if request.param == "url" else tmp_path / "m")
+    made.config.mirror = "cold"
+    return made
+
+
+def damage(store: Store, step: int) -> None:
+    """Flip bits of the largest blob of a checkpoint, so that only reading it tells."""
+    blob = max(blobs_dir(store.path, "main", step).iterdir(), key=lambda path: path.stat().st_size)
+    times = blob.stat()
+    blob.chmod(0o644)
+    with blob.open("r+b") as file:
+        file.write(b"rot")
+    os.utime(blob, ns=(times.st_atime_ns, times.st_mtime_ns))
+    blob.chmod(0o444)
+
+
+def failing_for(step: int, original: Callable[..., Any], error: Exception) -> Callable[..., Any]:
+    """Return a function that fails where its arguments concern a step."""
+
+    def call(*args: Any, **given: Any) -> Any:
+        if any(getattr(getattr(one, "info", one), "step", None) == step for one in args):
+            raise error
+        return original(*args, **given)
+
+    return call
+
+
+def there(store: Store) -> list[int]:
+    return sorted(
+        {
+            info.step
+            for info in Store.clone(store.remotes.get("cold").target.address, store.path.parent / "c").checkpoints()
+        }
+    )
+
+
+def test_one_that_cannot_be_pushed_stops_neither_the_others_nor_the_policies_of_the_mirror(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda *_: pytest.fail("it waits as for a mirror that is away"))
+    store.config.keep_remote = RetentionPolicy(keep_last=2)
+    store.config.keep_local = RetentionPolicy(keep_last=3)
+    for step in range(1, 8):
+        store.save(state(step), step=step)
+    damage(store, 5)
+
+    with Page(str(store.path)) as page:
+        # It ends, though the damaged one never gets there.
+        process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0, patience_s=0)
+
+    assert there(store) == [6, 7]
+    assert [info.step for info in store.checkpoints() if info.elsewhere] == []
+    assert [info.step for info in store.checkpoints()] == [5, 6, 7]
+    status = store.mirror_status()
+    assert status is not None
+    assert [info.step for info in status.behind] == [5]
+    assert "main@5" in status.problem
+
+
+def test_what_failed_is_tried_again_ever_more_rarely_and_goes_once_it_is_whole(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    real, tried = transfer.push, []
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+
+    def push(context: Any, infos: Any, *args: Any, **given: Any) -> Any:
+        if infos[0].step == 1 and now[0] < 1070:
+            tried.append(now[0] - 1000)
+            raise DamagedBlob("main@1: blob is damaged")
+        return real(context, infos, *args, **given)
+
+    monkeypatch.setattr(transfer, "push", push)
+    with Page(str(store.path)) as page:
+        process.serve(context_of(store), Mirror(context_of(store)), page)
+
+    assert [round(at) for at in tried] == [0, 1, 3, 7, 15, 31, 63]
+    status = store.mirror_status()
+    assert status is not None
+    assert (status.behind, status.problem) == ((), "")
+
+
+@pytest.mark.parametrize("duty", ["keep_local", "KeepRemote", "prune"])
+def test_a_duty_of_the_mirror_that_fails_stops_no_other_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, duty: str
+) -> None:
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+    store.config.keep_local = RetentionPolicy(keep_last=1)
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    done: list[str] = []
+
+    def doing(name: str) -> Callable[..., Any]:
+        def do(*_: Any, **__: Any) -> Any:
+            done.append(name)
+            if name == duty:
+                raise CkstoreError(f"{name} failed")
+
+        return do
+
+    for name in ("keep_local", "prune"):
+        monkeypatch.setattr(work, name, doing(name))
+    monkeypatch.setattr(KeepRemote, "apply", doing("KeepRemote"))
+    mirror = Mirror(context_of(store))
+    mirror.tidy()
+
+    is_url = store.remotes.get("cold").target.kind == "url"
+    assert done == ["keep_local", "KeepRemote", *(["prune"] if is_url else [])]
+    if is_url or duty != "prune":
+        assert str(mirror.problem).endswith(f"{duty} failed")
+    done.clear()
+    mirror.tidy()
+    assert done == []
+    mirror.try_again()
+    mirror.tidy()
+    assert (done != []) == (is_url or duty != "prune")
+
+
+@pytest.mark.parametrize("how", ["disk", "manifest", "service"])
+def test_a_push_of_all_sends_the_others_and_names_each_that_it_could_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    for step in range(1, 6):
+        store.save(state(step), step=step, tags=[f"t{step}"])
+    objects, remote = new_remote(store.settings)
+    opening: Callable[..., Any] = open_directory
+    for step in (2, 4):
+        refused = OSError(errno.EIO, os.strerror(errno.EIO), f"main@{step}")
+        error = RemoteError(f"the service takes no object of main@{step}") if how == "service" else refused
+        opening = failing_for(step, opening, error)
+    monkeypatch.setattr(planning if how == "manifest" else pushing, "open_directory", opening)
+
+    with pytest.raises(CkstoreError, match=r"main@[24].*; 1 more item failed: main@[24]"):
+        store.push(all=True, remote=remote)
+
+    pushed = {match[1] for key in objects.held if (match := re.match(r"checkpoints/main/(\d)/.*/manifest", key))}
+    assert pushed == {"1", "3", "5"}
+    assert sorted(key for key in objects.held if key.startswith("refs/")) == [
+        f"refs/t{step}.json" for step in (1, 3, 5)
+    ]
+
+
+def test_a_push_stops_where_the_remote_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    _, remote = new_remote(store.settings)
+    tried: list[int] = []
+
+    def away(_: Any, info: Any) -> Any:
+        tried.append(info.step)
+        raise RemoteUnavailable("no answer")
+
+    monkeypatch.setattr(pushing, "open_directory", away)
+    monkeypatch.setattr(pushing, "_BATCH", 1)
+    with pytest.raises(RemoteUnavailable):
+        store.push(all=True, remote=remote)
+    assert tried == [2]
+
+
+def test_a_pull_of_all_brings_the_others_and_names_each_that_it_could_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    for step in range(1, 6):
+        store.save(state(step), step=step)
+    _, remote = new_remote(store.settings)
+    store.push(all=True, remote=remote)
+    real = pulling.Pull._publish
+    for step in (2, 4):
+        refused = OSError(errno.EIO, os.strerror(errno.EIO), "x")
+        real = failing_for(step, real, refused)
+    monkeypatch.setattr(pulling.Pull, "_publish", real)
+
+    with pytest.raises(CkstoreError, match=r"main@[24].*Input/output error.*; 1 more item failed: main@[24]"):
+        other.pull(all=True, remote=remote)
+
+    assert sorted(info.step for info in other.checkpoints()) == [1, 3, 5]
+
+
+def test_an_evict_of_several_lets_go_of_the_others_and_names_the_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    for step in range(1, 4):
+        store.save(state(step), step=step)
+    _, remote = new_remote(store.settings)
+    store.push(all=True, remote=remote)
+    refused = OSError(errno.EIO, os.strerror(errno.EIO), "x")
+    monkeypatch.setattr(evicting, "_let_go", failing_for(2, evicting._let_go, refused))
+
+    with pytest.raises(CkstoreError, match="evicting main@2: Input/output error"):
+        store.evict(all=True, remote=remote)
+
+    assert [info.step for info in store.checkpoints() if info.elsewhere] == [1, 3]
+    assert store.verify().ok
+
+
+def test_keep_remote_removes_the_others_and_reports_the_one(
+    tmp_path: Path, memory: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.remotes.add("cold", memory.address)
+    store.config.mirror = "cold"
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+    for step in range(1, 6):
+        store.save(state(step), step=step)
+    store.push(all=True, remote="cold")
+    store.evict([1, 2], "cold")
+    monkeypatch.setattr(keep_remote, "drop", failing_for(1, drop, OSError(errno.EXDEV, os.strerror(errno.EXDEV))))
+    monkeypatch.setattr(
+        keep_remote,
+        "remove_documents",
+        failing_for(3, remove_documents, RemoteError("main@3 is held there")),
+    )
+
+    report = store.remotes.prune("cold").retention
+
+    assert report is not None
+    assert [info.step for info in report.dropped] == [2, 4]
+    assert [(one.info.step, one.reason) for one in report.skipped] == [
+        (1, "it could not be dropped here: Invalid cross-device link"),
+        (3, "main@3 is held there"),
+    ]
+
+
+def test_a_prune_goes_on_though_keep_remote_cannot_be_planned(
+    tmp_path: Path, memory: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.remotes.add("cold", memory.address)
+    store.config.mirror = "cold"
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+    store.save(state(1), step=1)
+    store.push(all=True, remote="cold")
+    pruned: list[str] = []
+    from ckstore.remote.pruning import prune as pruning
+
+    monkeypatch.setattr(pruning, "prune", lambda remote, *_, **__: pruned.append(remote.name))
+
+    def unplanned(_: Any) -> Any:
+        raise RemoteError("a tag there cannot be read")
+
+    monkeypatch.setattr(KeepRemote, "plan", unplanned)
+    with pytest.raises(RemoteError, match="a tag there cannot be read"):
+        store.remotes.prune("cold")
+    assert pruned == ["cold"]
