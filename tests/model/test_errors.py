@@ -49,6 +49,7 @@ _TREE = {
     "NoSuchRemote": ("RemoteError", 4),
     "RemoteDenied": ("RemoteError", 1),
     "RemoteFull": ("RemoteError", 6),
+    "RunIsOwned": ("RemoteError", 1),
     "RemoteUnavailable": ("RemoteError", 1),
     "BytesElsewhere": ("RemoteError", 1),
 }
