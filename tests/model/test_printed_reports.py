@@ -66,7 +66,7 @@ class Maker:
         self.text = text
         self.plain = {bool: truth, int: number, float: number / 3, datetime: now, str: text, object: text, Any: text}
         self.plain |= {Path: Path(text), RetentionPolicy: RetentionPolicy(keep_last=1), Best: Best("loss")}
-        self.plain[Target] = Target("url", "s3://bucket/prefix")
+        self.plain |= {Target: Target("url", "s3://bucket/prefix"), OSError: OSError(5, text)}
 
     def report(self, kind: Any, count: int) -> Any:
         """Return a report of that class."""
@@ -84,7 +84,7 @@ class Maker:
         if origin is tuple:
             return tuple(self.value(one, 1) for one in (args if args[-1] is not ... else args[:1] * count))
         if origin in {dict, Mapping}:
-            return {f"{self.text}{i}": self.value(args[1], 1) for i in range(count)}
+            return {i if args[0] is int else f"{self.text}{i}": self.value(args[1], 1) for i in range(count)}
         return self.plain[hint] if hint in self.plain else None if hint is type(None) else self.report(hint, count)
 
 

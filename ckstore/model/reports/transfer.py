@@ -166,6 +166,7 @@ class EvictReport:
         return in_lines(details(self), [summary(self)])
 
 
+@brief("store", "host", "path")
 @dataclass(frozen=True, slots=True)
 class StoreClaims:
     """The checkpoints at a remote on which one store relies, since it let go of its own bytes.
