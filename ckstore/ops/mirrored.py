@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
@@ -47,6 +48,7 @@ class Mirrored:
     since: str = ""  # when the first of the tries failed that have failed one after another; empty if `problem` is
     looked: str = ""  # when all of it was listed there last; empty: not yet
     missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror lacks of a checkpoint that it had
+    pruned: frozenset[str] = field(default_factory=frozenset)  # those that `keep_remote` of this store removed there
 
     def render(self) -> bytes:
         """Return the content of the file."""
@@ -61,18 +63,20 @@ class Mirrored:
             "documents": self.documents,
             "looked": self.looked,
             "missing": self.missing,
+            "pruned": sorted(self.pruned),
         }
         return canonical_json(members) + b"\n"
 
 
 def _parse(data: bytes, where: str) -> Mirrored:
     members = parse_document(data, _FORMAT, _VERSION, where)
-    remote, ids, problem = (members.get(name) for name in ("remote", "checkpoints", "problem"))
-    uuid = members.get("uuid", "")
+    remote, problem, uuid = members.get("remote"), members.get("problem"), members.get("uuid", "")
     if not isinstance(remote, str) or not isinstance(uuid, str) or not isinstance(problem, str):
         refuse(where, "remote, uuid and problem", "texts", [remote, uuid, problem])
-    if not isinstance(ids, list) or not all(isinstance(id, str) and is_digest(id) for id in ids):
-        refuse(where, "checkpoints", "an array of ids", ids)
+    ids, pruned = (
+        _ids("checkpoints", members.get("checkpoints"), where),
+        _ids("pruned", members.get("pruned", []), where),
+    )
     documents = members.get("documents", {})
     if not isinstance(documents, dict) or not all(isinstance(digest, str) for digest in documents.values()):
         refuse(where, "documents", "keys with digests", documents)
@@ -80,7 +84,13 @@ def _parse(data: bytes, where: str) -> Mirrored:
     missing = members.get("missing", {})
     if not isinstance(missing, dict) or not all(isinstance(why, str) for why in missing.values()):
         refuse(where, "missing", "ids with texts", missing)
-    return Mirrored(remote, uuid, frozenset(ids), problem, documents, since or "", looked or "", missing)
+    return Mirrored(remote, uuid, ids, problem, documents, since or "", looked or "", missing, pruned)
+
+
+def _ids(name: str, value: Any, where: str) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(id, str) and is_digest(id) for id in value):
+        refuse(where, name, "an array of ids", value)
+    return frozenset(value)
 
 
 def _place(layout: Layout) -> Inside:
@@ -145,7 +155,11 @@ def add_mirrored(
             given &= {info.id for info in here}
         still = {key: digest for key, digest in known.documents.items() if key not in gone}
         missing = {id: why for id, why in known.missing.items() if id not in ids}
-        return replace(known, ids=given, problem="", since="", documents=still | dict(documents), missing=missing)
+        pruned = (known.pruned - {*ids}) & {info.id for info in here}
+        said = still | dict(documents)
+        return replace(
+            known, ids=given, problem="", since="", documents=said, missing=missing, pruned=frozenset(pruned)
+        )
 
     _change(layout, remote, uuid, added)
 
@@ -169,6 +183,16 @@ def note_looked(layout: Layout, remote: str, missing: Mapping[str, str]) -> None
     _change(layout, remote, uuid_now(layout, remote), noted)
 
 
+def note_pruned(layout: Layout, remote: str, ids: Iterable[str]) -> None:
+    """Note which checkpoints `keep_remote` of this store removes at its mirror."""
+    gone = frozenset(ids)
+
+    def noted(known: Mirrored) -> Mirrored:
+        return replace(known, ids=known.ids - gone, pruned=known.pruned | gone)
+
+    _change(layout, remote, uuid_now(layout, remote), noted)
+
+
 def note_problem(layout: Layout, remote: str, problem: str) -> None:
     """Note why a try failed, once for each reason; empty: nothing is left to be done."""
     why = problem[:_WHY_CHARS]
@@ -182,9 +206,15 @@ def note_problem(layout: Layout, remote: str, problem: str) -> None:
 
 def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
     """Return which of the checkpoints a mirror lacks as far as is known, the newest first."""
-    known = read_mirrored(layout, remote).ids
+    known, listed = read_mirrored(layout, remote), [*infos]
     # Those without bytes here came from a remote, or were let go because one has them.
-    lacking = [info for info in infos if info.id not in known and not info.elsewhere]
+    lacking = [info for info in listed if info.id not in known.ids and not info.elsewhere]
+    if any(info.id in known.pruned for info in lacking):
+        # What the rule removed there and keeps by now, as since it has a tag, is to be there again.
+        policy = policy_of(layout, KEEP_REMOTE)
+        kept = listed if policy is None else [one.info for one in plan(policy, [*map(Candidate, listed)], now()).kept]
+        wanted = {info.id for info in kept}
+        lacking = [info for info in lacking if info.id not in known.pruned or info.id in wanted]
     return sorted(lacking, key=lambda info: info.order, reverse=True)
 
 

@@ -247,7 +247,8 @@ class Mirror:
         if not isinstance(there, Remote):
             known = {*source_of(there).places()}
             return [info for info in todo if place_of(info) in known]
-        lost = read_mirrored(self._context.layout, there.name).missing
+        mirrored = read_mirrored(self._context.layout, there.name)
+        again = mirrored.missing.keys() | mirrored.pruned
         # Each is asked for once, and the one that goes next once more: nothing else pushes what is saved here.
         new = [info for info in todo if info.id not in self._asked]
         new = new or todo[:1]
@@ -255,8 +256,9 @@ class Mirror:
         places = {info.id: place_of(info) for info in new}
         wanted = {key for place in places.values() for key in (place.manifest, place.dropped)}
         found = look(there.objects, wanted, len(self._asked))[0].keys()
-        # What lost a blob there is pushed again although its manifest is there.
-        new = [info for info in new if info.id not in lost]
+        # What lost a blob there is pushed again although its manifest is there; what the rule removed, although the mark
+        # of its removal is.
+        new = [info for info in new if info.id not in again]
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
     def _own(self, there: Remote | OtherStore, info: CheckpointInfo) -> None:
@@ -278,7 +280,8 @@ class Mirror:
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
             own = read_mirrored(context.layout, name).ids
-            is_new = info.id not in read_mirrored(context.layout, name).missing
+            known = read_mirrored(context.layout, name)
+            is_new = info.id not in known.missing.keys() | known.pruned
             report = transfer.push(context, [info], name, options, lacks_all=is_new, own=own)
         except NoSuchRef:  # it was dropped meanwhile
             return

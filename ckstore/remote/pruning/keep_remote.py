@@ -22,6 +22,7 @@ from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.ops.acts import why_of
+from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.failures import OF_ALL
@@ -29,6 +30,7 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.retain import carry_out, plan_retention
+from ckstore.ops.mirrored import note_pruned
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_id
 from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims
@@ -97,6 +99,8 @@ class KeepRemote:
             else:
                 going.append(entry)
         dropped: list[CheckpointInfo] = []
+        if going and setting_of(self.context.layout, MIRROR) == self.remote.name:
+            note_pruned(self.context.layout, self.remote.name, [entry.info.id for entry in going])
         if isinstance(self.remote, Remote):
             dropped += self._remove(self.remote, going, skipped)
         elif going:
