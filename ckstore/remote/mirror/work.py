@@ -256,8 +256,8 @@ class Mirror:
         places = {info.id: place_of(info) for info in new}
         wanted = {key for place in places.values() for key in (place.manifest, place.dropped)}
         found = look(there.objects, wanted, len(self._asked))[0].keys()
-        # What lost a blob there is pushed again although its manifest is there; what the rule removed, although the mark
-        # of its removal is.
+        # What lost a blob there is pushed again although its manifest is there; what the rule removed, although that is
+        # marked there.
         new = [info for info in new if info.id not in again]
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
