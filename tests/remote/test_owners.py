@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ckstore import RemoteError, RetentionPolicy, RunIsOwned, Store
 from ckstore.remote import keys
@@ -17,6 +18,7 @@ from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.saver import mirror as starting
 from ckstore.store import context_of
+from ckstore_cli.app import app
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
@@ -88,6 +90,9 @@ def test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so(
     assert report.dropped == ()
     assert any("judged there alone" in note for note in report.plan.notes)
     assert manifests(objects) == {1, 2}
+    shown = CliRunner().invoke(app, ["remote", "prune", name, "--store", str(second.path)])
+    assert shown.exit_code == 0
+    assert f"the run main is mirrored by the store {first.path}" in shown.output
     assert same(second.load(7), state(7))
 
 

@@ -156,6 +156,8 @@ def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -
     out.document(report)
     if report.retention is not None:
         print_plan(out, report.retention.plan.entries)
+        for text in report.retention.plan.notes:
+            out.warning(printable(text))
         for skipped in report.retention.skipped:
             out.warning(printable(str(skipped)))
     out.line(str(report))
