@@ -10,7 +10,7 @@ from tests.support.requirements import require
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FOLDERS = {"ckstore", "cli", "docs", "examples", "migrations", "tests"}
+FOLDERS = {"ckstore", "cli", "docs", "examples", "findings", "migrations", "tests"}
 FILES = {
     "CHANGELOG.md",
     "CONTRIBUTING.md",
