@@ -233,4 +233,13 @@ CLAIMS = [
         "tests/pairs/test_pairs.py::test_each_act_before_and_after_each_other_loses_nothing[mirror-remote_prune]",
         "the remote lost",
     ),
+    Mutant(
+        "an owner stays alive while a checkpoint is on its way",
+        "owner-dies-while-pushing",
+        "Mirror._say",
+        "            self._own(there, info)\n",
+        "            pass\n",
+        f"{_OWNERS}::test_an_owner_stays_alive_while_a_large_checkpoint_is_on_its_way",
+        "assert",
+    ),
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -167,6 +169,37 @@ def test_an_owner_writes_again_only_for_a_greater_number_or_after_a_while(
     now[0] += LIFE_S / 2
     asked(6)
     assert remote.objects.head(keys.owner("main")) != listed
+
+
+def test_an_owner_stays_alive_while_a_large_checkpoint_is_on_its_way(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    objects, name = bucket
+    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    second.save(state(7), step=7)
+    now, refused, one_at_a_time = [0.0], list[bool](), threading.Lock()
+
+    def slow(call: str, key: str) -> None:
+        # Each blob takes a third of an owner's life, and the other store tries to take the run in between.
+        if call != "put" or not key.startswith(keys.BLOBS):
+            return
+        with one_at_a_time:
+            now[0] += LIFE_S / 3
+            objects.now += timedelta(seconds=LIFE_S / 3)
+            until_s = time.monotonic() + 20
+            while objects.head(keys.owner("main")).modified < objects.now and time.monotonic() < until_s:  # type: ignore[union-attr]
+                time.sleep(0.02)
+            with pytest.raises(RunIsOwned):
+                ownership.Ownership(context_of(second), lambda: now[0]).own(REMOTES[name], "main", 1)
+            refused.append(True)
+
+    mirror = Mirror(context_of(first))
+    mirror._ownership.clock = lambda: now[0]
+    first.save({f"w{number}": bytes([number]) * MIB for number in range(8)}, step=1)
+    objects.fault = slow
+    assert mirror.step()
+    assert len(refused) >= 6
+    assert owner_of(name)[:2] == (first.settings.uuid, 1)
 
 
 def test_without_compare_and_swap_a_run_changes_its_owner_by_name_alone(tmp_path: Path) -> None:

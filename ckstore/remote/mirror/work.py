@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef
+from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef, RemoteUnavailable
 from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
 from ckstore.objects.documents.elsewhere import holders_at
@@ -278,7 +278,7 @@ class Mirror:
         with suppress(CkstoreError):  # a pin that cannot be read is no reason to leave the checkpoint here
             said = self._said([info])
         try:
-            options: TransferOptions = {"bwlimit": bytes_s, "progress": self._progress}
+            options: TransferOptions = {"bwlimit": bytes_s, "progress": partial(self._say, there, info)}
             own = read_mirrored(context.layout, name).ids
             known = read_mirrored(context.layout, name)
             is_new = info.id not in known.missing.keys() | known.pruned
@@ -287,6 +287,13 @@ class Mirror:
             return
         self._note(name, uuid, [info], {one.key: one.digest for one in said})
         note(context, "mirrored", info.key.run_step, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
+
+    def _say(self, there: Remote | OtherStore, info: CheckpointInfo, done_bytes: int, all_bytes: int) -> None:
+        """Say how far a push is, and stay the owner of its run: a large checkpoint takes longer than an owner lives."""
+        with suppress(RemoteUnavailable):  # the push itself finds whether the mirror is away
+            self._own(there, info)
+        if self._progress is not None:
+            self._progress(done_bytes, all_bytes)
 
     def _note(
         self,
