@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckstore.fs.host import mounts
-from ckstore.fs.peek import open_descriptor
+from ckstore.fs.inside import Where
+from ckstore.fs.peek import open_directory
 
 _FS_IOC_FSGETXATTR = 0x801C581F  # linux/fs.h
 _FSXATTR = struct.Struct("IIIII8x")
@@ -33,7 +34,7 @@ def cause_of(paths: Iterable[str | bytes]) -> str:
     return _OVERLAY if "overlay" in kinds else ""
 
 
-def said_of_projects(folders: Iterable[Path]) -> str:
+def said_of_projects(folders: Iterable[Where]) -> str:
     """Say that directories have different project ids; empty if they have one."""
     found = {project_of(folder): folder for folder in folders}
     if None in found or len(found) < 2:
@@ -42,9 +43,9 @@ def said_of_projects(folders: Iterable[Path]) -> str:
     return f"{named}, and the kernel moves nothing between projects"
 
 
-def project_of(folder: Path) -> int | None:
+def project_of(folder: Where) -> int | None:
     """Return the project id of a directory, by which XFS and ext4 count quotas; None where there are none."""
-    fd = open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fd = open_directory(folder)
     try:
         answer = fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(_FSXATTR.size))
     except OSError:  # a filesystem without them

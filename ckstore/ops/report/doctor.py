@@ -125,7 +125,7 @@ def _try_links(context: Context) -> str:
 def _projects(layout: Layout) -> str:
     """Return which directories have another project id, as where one run has a quota of its own."""
     folders = [layout.staging, layout.trash, *(layout.checkpoints / run for run in layout.runs())]
-    return said_of_projects(folder.path for folder in folders if peek.is_directory(folder))
+    return said_of_projects(folder for folder in folders if peek.is_directory(folder))
 
 
 def _sqlite(_context: Context) -> Findings:
