@@ -307,7 +307,7 @@ class MissingBlob(DamagedBlob):
 
 
 class NoWholeCheckpoint(DamagedBlob):
-    """The newest checkpoint was asked for. Directories of checkpoints exist, and none of them is whole.
+    """Checkpoints exist, but none of them is whole, so there is no newest one to return.
 
     Not a `NoSuchRef`: a training that takes this for its first start would begin again at step 1.
     """

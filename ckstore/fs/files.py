@@ -155,7 +155,7 @@ def append_line(path: Inside, line: bytes, *, mode: int, most_bytes: int, older:
         if made:
             os.fchmod(fd, mode)  # whatever the umask is: the others of a group append, too
         # A line that a full disk, a kill or a power cut has torn is ended first, so that this one is not lost with it.
-        # One that another process is writing at this moment looks torn, too: then an empty line follows it.
+        # A line that another process is still writing looks torn as well, and gets an empty line after it.
         if status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n":
             line = b"\n" + line
         if os.write(fd, line) < len(line):

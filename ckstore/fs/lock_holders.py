@@ -1,4 +1,4 @@
-"""Which processes have a `flock` on a directory, as ``/proc/locks`` shows it: for messages alone."""
+"""Name the processes that hold a `flock` on a directory, from ``/proc/locks``. Only messages use it."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ class CheckpointDirectory:
         # What it holds, and its id.
         self.manifest = manifest
         self.manifest_id = manifest_id
-        self.rescued: dict[str, Rescued] = {}  # blobs whose right bytes came from elsewhere
+        self.rescued: dict[str, Rescued] = {}  # by digest; blobs of which correct bytes were found
 
     @classmethod
     def at(cls, path: Where, hash_prefix: str = "") -> CheckpointDirectory:

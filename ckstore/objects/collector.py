@@ -124,8 +124,8 @@ class Collector:
         An entry that cannot be deleted is recorded in `Collected.failed` and stops no other one.
 
         Raises:
-            CatalogUnavailable, InUse: The catalog could not be told of blobs whose names are about to go. Only last
-                links are gone, which need no entry.
+            CatalogUnavailable, InUse: The catalog could not record blobs whose names were to be deleted. Only last
+                links were deleted, which need no entry.
         """
         trash.renew_future(self._layout)
         due = trash.due(self._layout, purge=self._purge)

@@ -44,7 +44,7 @@ def relink_everywhere(
 ) -> Given:
     """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed.
 
-    So do those in trash, which `undelete` brings back.
+    The same is done for those in trash, which `undelete` can bring back.
     """
     # One that is marked and has lost the name gets it back, and so does one in `lacking`, which is known to need it.
     # `temporary` gives fresh names in a directory of the caller, on the same filesystem; names of other good copies,

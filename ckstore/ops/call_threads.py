@@ -99,7 +99,7 @@ class Workers:
     def result(self, future: Future[R]) -> R:
         """Return what submitted work returned, or raise what it raised."""
         while not future.done():
-            with suppress(FutureTimeout):  # which the work may raise as well: then it is done
+            with suppress(FutureTimeout):  # the work may raise it as well; then the future is done
                 future.result(timeout=_LOOK_S)
             self.help_out()
         return future.result()

@@ -98,7 +98,7 @@ class Beside:
         self._context, self._remote, self._record = context, remote, record
 
     def push(self, infos: Sequence[CheckpointInfo]) -> None:
-        """Bring what belongs to these checkpoints; an error names each document that was left out."""
+        """Push the tags, pins and annotations of these checkpoints; an error names each document that stayed."""
         said: list[Said] = []
         failed: dict[str, CkstoreError] = {}
         for info in infos:
@@ -111,7 +111,7 @@ class Beside:
             raise joined(failed)
 
     def bring(self, wanted: Sequence[Said]) -> dict[str, CkstoreError]:
-        """Bring these; return, by its key, why one could not be joined with what is there."""
+        """Push these; return why a document could not be merged with the one at the remote, by its key."""
         if not wanted:
             return {}
         found, _ = look(self._remote.objects, {one.key for one in wanted}, len(self._record.checkpoints))

@@ -24,10 +24,10 @@ RUNS = "runs/"
 CONDEMNED = "condemned.json"
 INFO = "remote.json"
 _MANIFEST = "manifest.json"
-PLAIN = "plain.json"
+_PLAIN = "plain.json"
 _ANNOTATIONS = "annotations.json"
-DROPPED = "dropped"
-OF_PLACE = (_MANIFEST, PLAIN, _ANNOTATIONS, DROPPED)
+_DROPPED = "dropped"
+OF_PLACE = (_MANIFEST, _PLAIN, _ANNOTATIONS, _DROPPED)
 """The last parts of the keys that a checkpoint has."""
 _SUFFIX = ".json"
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
@@ -60,7 +60,7 @@ class Place(NamedTuple):
     @property
     def plain(self) -> str:
         """The key of its manifest proper, where it is encoded."""
-        return self._key(PLAIN)
+        return self._key(_PLAIN)
 
     @property
     def annotations(self) -> str:
@@ -70,7 +70,7 @@ class Place(NamedTuple):
     @property
     def dropped(self) -> str:
         """The key of the object that says that it was removed."""
-        return self._key(DROPPED)
+        return self._key(_DROPPED)
 
     def _key(self, last: str) -> str:
         return f"{CHECKPOINTS}{self.run}/{self.step}/{self.id}/{last}"

@@ -86,7 +86,7 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
     there = _places_there(source, context, infos, remote, known)
     condemned = read_condemned(remote.objects)
     wanted = {blob.digest: blob.nbytes for of_one in blobs.values() for blob in of_one}
-    sizes = _sizes_there(remote, condemned, wanted, known)
+    sizes = sizes_there(remote, condemned, wanted, known)
     missing = {digest: nbytes for digest, nbytes in wanted.items() if nbytes not in sizes.get(digest, ())}
     lacking = {info.id for info in infos if place_of(info) not in there}
     # Those that are there have it under another name, in encoded form, or lack it.
@@ -94,7 +94,7 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
     encoded = [info for info in encoded if any(digest in missing for digest, _ in blobs[info.id])]
     forms = {info.id: source.encoding(place_of(info)) for info in encoded}
     wanted_files = {file.digest for form in forms.values() if form for file in form.files}
-    files_there = _sizes_there(remote, condemned, wanted_files, known) if wanted_files else {}
+    files_there = sizes_there(remote, condemned, wanted_files, known) if wanted_files else {}
     whole = set()
     for id, form in forms.items():
         if form is not None and all(nbytes in files_there.get(digest, ()) for digest, nbytes in form.files):
@@ -140,7 +140,7 @@ def _places_there(
     return {place for place in places if place.manifest in found and place.dropped not in found}
 
 
-def _sizes_there(
+def sizes_there(
     remote: Remote, condemned: Condemned, digests: Iterable[str], known: Record
 ) -> dict[str, Collection[int]]:
     """Return the size that a remote has of each of these blobs; those that are missing are left out."""

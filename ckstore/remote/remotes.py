@@ -14,7 +14,7 @@ from ckstore.model.reports.retention_report import RemotePruneReport, RetentionR
 from ckstore.model.reports.transfer import StoreClaims
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
-from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.ops import config_file
 from ckstore.ops.acts import act, places_of
 from ckstore.ops.context import Context
@@ -127,7 +127,7 @@ class Remotes:
             for info in infos(self._context, superseded=True)
             if info.elsewhere
         )
-        if count := sum(entry.name in holders_at(place) for place in places):
+        if count := sum(entry.name in holder_names_at(place) for place in places):
             have = f"{counted(count, 'checkpoint')} of {self._context.layout.path}"
             warn(f"{have} cannot be loaded until {entry.target} is added again as {entry.name}: it alone has the bytes")
 
@@ -193,7 +193,7 @@ class Remotes:
 
     @act
     def claims(self, name: str) -> tuple[StoreClaims, ...]:
-        """Return which stores rely on checkpoints at a remote, because they let go of their own bytes.
+        """Return which stores rely on checkpoints at a remote, because they evicted their own copies.
 
         No store removes such a checkpoint there, neither by `StoreConfig.keep_remote` nor by `prune`.
 

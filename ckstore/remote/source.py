@@ -68,6 +68,14 @@ class Source(Protocol):
         """End the waits of all threads, and refuse further calls, where there are any to wait for."""
 
 
+class Listing(NamedTuple):
+    """The checkpoints that a remote lists."""
+
+    places: list[Place]  # those that exist
+    half_removed: list[Place]  # removed ones of which documents are left
+    keys: dict[Place, list[str]]  # of the documents of each
+
+
 class ObjectSource:
     """A remote on object storage as a source."""
 
@@ -92,10 +100,10 @@ class ObjectSource:
 
     def places(self, under: str = "") -> list[Place]:
         """See `Source`."""
-        return self.listed(under)[0]
+        return self.listed(under).places
 
-    def listed(self, under: str = "") -> tuple[list[Place], list[Place]]:
-        """Return the checkpoints as `places` does, and those that were removed and of which something is left.
+    def listed(self, under: str = "") -> Listing:
+        """Return what is listed of the checkpoints whose run, step and id begin with `under`.
 
         One that has the mark of a removal and a claim was not removed: a store relies on it.
         """
@@ -110,7 +118,7 @@ class ObjectSource:
             # After the mark was seen: who wrote it looks for claims only then.
             dropped -= {claim.place for claim in claims_at(self._objects)}
         places = [place for place, there in found.items() if place.manifest in there and place not in dropped]
-        return sorted(places), [place for place in dropped if len(found[place]) > 1]
+        return Listing(sorted(places), [place for place in dropped if len(found[place]) > 1], found)
 
     def manifest(self, place: Place) -> bytes | None:
         """See `Source`."""

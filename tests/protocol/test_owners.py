@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.protocol.lanes import nothing_is_bad, something_is_bad
 from tests.protocol.owners import NAMES, Rules, Scenario
 from tests.protocol.search import explore
-from tests.protocol.test_one_blob import resolved
-from tests.support.coverage import covered
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = pytest.mark.crash
@@ -32,13 +31,7 @@ MUTANTS = {
 def test_what_the_owner_of_a_run_saves_comes_last(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
     found = explore(scenario.start(), scenario.steps, scenario.wrong)
 
-    with capsys.disabled():
-        bad = int(bool(found.problem))
-        print("\n" + covered("protocol model", f"owners: {scenario.name}", violations=bad, states=found.states))
-    assert not found.problem, str(found)
-    assert found.states > 50
-    # So that the model does not stay behind when the code changes.
-    assert [name for name in found.functions if not resolved(name)] == []
+    nothing_is_bad(found, f"owners: {scenario.name}", capsys, more_than=50)
 
 
 @pytest.mark.parametrize("rule", NAMES)
@@ -46,10 +39,7 @@ def test_without_a_rule_the_order_is_wrong(rule: str, capsys: pytest.CaptureFixt
     scenario = replace(MUTANTS[rule], rules=Rules().without(rule))
     found = explore(scenario.start(), scenario.steps, scenario.wrong)
 
-    with capsys.disabled():
-        what = f"owners without {rule}: {found.problem}"
-        print("\n" + covered("protocol model", what, mutants=1, steps=len(found.trace)))
-    assert found.problem, f"nothing wrong in {found.states} states"
+    something_is_bad(found, f"owners without {rule}", capsys)
 
 
 def test_every_rule_has_a_mutant() -> None:

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.protocol.lanes import nothing_is_bad, something_is_bad
 from tests.protocol.remote import NAMES, Rules, Scenario
 from tests.protocol.search import explore
-from tests.protocol.test_one_blob import resolved
-from tests.support.coverage import covered
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = pytest.mark.crash
@@ -50,13 +49,7 @@ MUTANTS = {
 def test_no_order_of_requests_loses_a_blob(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
     found = explore(scenario.start(), scenario.steps, scenario.wrong, most=5_000_000)
 
-    with capsys.disabled():
-        bad = int(bool(found.problem))
-        print("\n" + covered("protocol model", f"remote: {scenario.name}", violations=bad, states=found.states))
-    assert not found.problem, str(found)
-    assert found.states > 100
-    # So that the model does not stay behind when the code changes.
-    assert [name for name in found.functions if not resolved(name)] == []
+    nothing_is_bad(found, f"remote: {scenario.name}", capsys, more_than=100)
 
 
 @pytest.mark.parametrize("rule", NAMES)
@@ -64,10 +57,7 @@ def test_without_a_rule_a_blob_is_lost(rule: str, capsys: pytest.CaptureFixture[
     scenario = replace(MUTANTS[rule], rules=Rules().without(rule))
     found = explore(scenario.start(), scenario.steps, scenario.wrong)
 
-    with capsys.disabled():
-        what = f"remote without {rule}: {found.problem}"
-        print("\n" + covered("protocol model", what, mutants=1, steps=len(found.trace)))
-    assert found.problem, f"nothing bad in {found.states} states"
+    something_is_bad(found, f"remote without {rule}", capsys)
 
 
 def test_every_rule_has_a_mutant() -> None:

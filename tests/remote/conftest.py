@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from ckstore import Store
 from ckstore.ops.context import Context
 from ckstore.remote import reach
 from ckstore.remote.objects import Remote
 from ckstore.remote.reach import OtherStore
 from ckstore.remote.service.target import Target
+from ckstore.saver import mirror as starting
 from tests.remote.double import REMOTES
 from tests.support.s3_proxy import Proxy, faulty_proxy
 from tests.support.s3_server import KEY, SECRET, Service, s3_service
@@ -45,6 +47,23 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
         return REMOTES.get(name) or real(context, name, writing=writing)
 
     monkeypatch.setattr(reach, "open_remote", open_remote)
+
+
+@pytest.fixture
+def no_mirror_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no process that mirrors: the tests take the steps themselves."""
+    monkeypatch.setattr(starting, "start", lambda *_: None)
+
+
+@pytest.fixture(params=["url", "directory"])
+def store_with_mirror(request: pytest.FixtureRequest, tmp_path: Path, memory: Target) -> Store:
+    """Return a store whose mirror, ``cold``, is on object storage, or in a directory."""
+    made = Store.init(tmp_path / "store", chunk_bytes=2**20)
+    if request.param == "directory":
+        Store.init(tmp_path / "m", chunk_bytes=2**20)
+    made.remotes.add("cold", memory.address if request.param == "url" else tmp_path / "m")
+    made.config.mirror = "cold"
+    return made
 
 
 @pytest.fixture

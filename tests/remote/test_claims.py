@@ -80,7 +80,7 @@ def test_another_store_removes_nothing_that_one_relies_on(store: Store, tmp_path
         prune(REMOTES[name], ALGORITHMS["xxh3_128"], grace_s=3600, exclusive=not cas)
 
     assert manifests(objects) == {1, 9}
-    assert any(f"{store.path} on " in reason and "relies on it" in reason for reason in reasons)
+    assert any(f"{store.path} on " in reason and "relies on this one" in reason for reason in reasons)
     assert same(store.load(1), state(1))
     # Checkpoint 2 has no claim, and its bytes are gone: the prunes would have removed those of 1, too.
     with pytest.raises(CkstoreError):
@@ -117,7 +117,7 @@ def test_what_can_be_brought_back_stays_there_until_it_cannot(store: Store, away
     store.delete(1)
     reasons = keep_last(store, name, 1)
     assert manifests(objects) == {1, 3}
-    assert any("this store let go of its own bytes and relies on it" in reason for reason in reasons)
+    assert any("this store evicted its own copy and relies on this one" in reason for reason in reasons)
     clean(objects, REMOTES[name])
 
     store.undelete("main@1")
@@ -181,7 +181,7 @@ def test_a_removal_sees_a_claim_that_was_written_after_it_looked_first(
     reasons = keep_last(other, name, 1)
     objects.fault = lambda _call, _key: None
     assert evicted == [1]
-    assert any("relies on it" in reason for reason in reasons)
+    assert any("relies on this one" in reason for reason in reasons)
     clean(objects, REMOTES[name])
     assert same(store.load(1), state(1))
     # It is marked and claimed: it exists.
@@ -201,6 +201,23 @@ def test_a_claim_keeps_the_blobs_of_a_manifest_that_a_late_removal_hit(store: St
     objects.put(claim, b"{}")
     with pytest.raises(RemoteError, match="claims/"):
         clean(objects, REMOTES[name])
+
+
+def test_a_claim_that_cannot_be_read_counts_and_stops_nothing_else(
+    store: Store, tmp_path: Path, away: tuple[Double, str]
+) -> None:
+    objects, name = away
+    store.evict(1, name)
+    objects.put(next(key for key in objects.held if key.startswith(keys.CLAIMS)), b"{}")
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    other.pull(3, name)
+
+    reasons = keep_last(other, name, 1)
+    assert manifests(objects) == {1, 3}
+    assert any(f"the store ({store.settings.uuid}) evicted its own copy" in reason for reason in reasons)
+    (claims,) = other.remotes.claims(name)
+    assert (claims.host, claims.path) == ("", "")
+    assert same(store.load(1), state(1))
 
 
 @pytest.mark.parametrize("after", ["elsewhere.json", "the claim", "the look"])

@@ -26,7 +26,6 @@ from ckstore.remote.pruning import keep_remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.survey import remove_documents
 from ckstore.remote.service.target import Target
-from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
 from ckstore.saver.server.report import Page
 from ckstore.store import context_of
@@ -34,22 +33,12 @@ from tests.remote.double import new_remote
 from tests.remote.test_push import MIB, state
 from tests.support.checkpoint_dirs import blobs_dir
 
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no process: the tests take the steps themselves."""
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("no_mirror_process")
 
 
-@pytest.fixture(params=["url", "directory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, memory: Target) -> Store:
-    """Return a store whose mirror is on object storage, or in a directory."""
-    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
-    if request.param == "directory":
-        Store.init(tmp_path / "m", chunk_bytes=MIB)
-    made.remotes.add("cold", memory.address if request.param == "url" else tmp_path / "m")
-    made.config.mirror = "cold"
-    return made
+@pytest.fixture
+def store(store_with_mirror: Store) -> Store:
+    return store_with_mirror
 
 
 def damage(store: Store, step: int) -> None:

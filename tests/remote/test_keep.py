@@ -13,27 +13,16 @@ from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
 from ckstore.remote.small_objects import tag_bytes
-from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no process: the tests take the steps themselves."""
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("no_mirror_process")
 
 
-@pytest.fixture(params=["url", "directory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, memory: Target) -> Store:
-    """Return a store whose mirror is on object storage, or in a directory."""
-    made = Store.init(tmp_path / "store", chunk_bytes=MIB)
-    if request.param == "directory":
-        Store.init(tmp_path / "m", chunk_bytes=MIB)
-    made.remotes.add("cold", memory.address if request.param == "url" else tmp_path / "m")
-    made.config.mirror = "cold"
-    return made
+@pytest.fixture
+def store(store_with_mirror: Store) -> Store:
+    return store_with_mirror
 
 
 def mirrored(store: Store) -> None:

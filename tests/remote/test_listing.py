@@ -12,19 +12,14 @@ from ckstore.ops import mirrored
 from ckstore.remote import keys
 from ckstore.remote.mirror import work
 from ckstore.remote.mirror.work import Mirror
-from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
-from tests.support.checkpoint_dirs import checkpoint_dir
+from tests.support.checkpoint_dirs import checkpoint_dir, dir_of_id
 from tests.support.stores import check_store
 
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no process: the tests take the steps themselves."""
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("no_mirror_process")
 
 
 @pytest.fixture
@@ -88,6 +83,21 @@ def test_verify_lists_the_remote_and_says_what_left_it(mirroring: tuple[Store, D
     assert "1 checkpoint cannot be loaded" in str(report)
     assert all(not key.startswith(keys.BLOBS) for key in objects.keys_read)
     assert not store.verify(quick=True).ok
+
+
+def test_verify_tells_one_checkpoint_of_a_step_from_another(mirroring: tuple[Store, Double, str]) -> None:
+    store, objects, name = mirroring
+    store.tag("old", 3)
+    old = store.info(3)
+    new = store.save(state(9), step=3, if_exists="replace")
+    store.save(state(4), step=4)
+    store.push([old.id, new.id, 4], name)
+    store.evict([old.id, new.id], name)
+    assert store.verify().ok
+    objects.delete([key for key in objects.held if new.id in key])
+    (away,) = (one for one in store.verify().elsewhere if one.missing)
+    assert away.directory == dir_of_id(store.path, "main", 3, new.id).name
+    assert "it is not there" in away.missing
 
 
 def test_verify_says_where_a_remote_was_not_asked(mirroring: tuple[Store, Double, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from ckstore.remote.mirror import ownership
 from ckstore.remote.mirror.work import Mirror
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
-from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from ckstore_cli.app import app
 from tests.remote.double import REMOTES, Double, new_remote
@@ -26,11 +26,13 @@ from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.stores import check_store
 
+pytestmark = pytest.mark.usefixtures("no_mirror_process")
+really_gone = ownership._is_gone
+
 
 @pytest.fixture(autouse=True)
-def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no process: the tests take the steps themselves. Every store is on a machine of its own."""
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+def _other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every store be on a machine of its own."""
     monkeypatch.setattr(ownership, "_is_gone", lambda _: False)
 
 
@@ -281,6 +283,18 @@ def test_a_store_that_was_restored_from_a_backup_goes_on_above_what_it_brought(
         assert {40, 50, 60} <= manifests(objects)
     fresh = Store.init(tmp_path / "fresh", chunk_bytes=MIB)
     assert fresh.pull("main@latest", name).checkpoints[0].step == 60
+
+
+def test_a_store_on_this_machine_is_gone_only_if_that_can_be_seen(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    owner = ownership.Ownership(context_of(store))._mine("main")
+    assert not really_gone(owner)
+    assert not really_gone(replace(owner, boot="another", path=str(tmp_path / "none")))
+    assert really_gone(replace(owner, path=str(tmp_path / "none")))
+    assert really_gone(replace(owner, store=Store.init(tmp_path / "other").settings.uuid))
+    (store.path / "store.json").unlink()
+    (store.path / "store.json").symlink_to("elsewhere")
+    assert not really_gone(owner)
 
 
 def test_a_number_that_was_made_up_there_is_refused(tmp_path: Path, bucket: tuple[Double, str]) -> None:

@@ -29,7 +29,7 @@ def cause_of(paths: Iterable[str | bytes]) -> str:
         if said := said_of_projects(there):
             return f"{said}; {ONE_PROJECT}"
         kinds = {mounts.examine(folder, layers=1).kind for folder in there}
-    except OSError:  # one of them is gone, or not to be looked at: the error itself says what happened
+    except OSError:  # a directory was removed or may not be read: then the error itself is all that is known
         return ""
     return _OVERLAY if "overlay" in kinds else ""
 
@@ -44,7 +44,7 @@ def said_of_projects(folders: Iterable[Where]) -> str:
 
 
 def project_of(folder: Where) -> int | None:
-    """Return the project id of a directory, by which XFS and ext4 count quotas; None where there are none."""
+    """Return the project id of a directory, which XFS and ext4 use for quotas; None: it has none."""
     fd = open_directory(folder)
     try:
         answer = fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(_FSXATTR.size))

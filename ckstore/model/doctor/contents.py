@@ -215,7 +215,7 @@ def check_mirror(status: MirrorStatus) -> DoctorFinding:
     if status.ok:
         return ok("mirror", str(status))
     if status.missing:
-        do = "push them from another store that has them; ckstore verify says what is missing, ckstore rm forgets them"
+        do = "push them from a store that has them, or delete them: ckstore delete REF; ckstore verify names the blobs"
         return DoctorFinding("warning", "mirror", str(status), do)
     do = f"look at ckstore savers; try the remote: ckstore remote probe {status.remote}"
     if status.problem:

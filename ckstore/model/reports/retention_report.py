@@ -19,7 +19,7 @@ class Skipped:
     Attributes:
         info: The checkpoint.
         reason: Why it stays.
-        error: What the operating system said, if that is the reason.
+        error: The error of the operating system, if that is the reason.
     """
 
     info: CheckpointInfo
@@ -48,7 +48,7 @@ class RetentionReport:
 
     @property
     def refused(self) -> tuple[OSError, ...]:
-        """What the operating system said of those that it did not let go."""
+        """The errors of the operating system for the checkpoints that could not be dropped."""
         return tuple(one.error for one in self.skipped if one.error is not None)
 
     def __str__(self) -> str:

@@ -169,11 +169,11 @@ class EvictReport:
 @brief("store", "host", "path")
 @dataclass(frozen=True, slots=True)
 class StoreClaims:
-    """The checkpoints at a remote on which one store relies, since it let go of its own bytes.
+    """The checkpoints that one store evicted, and whose copies at a remote it relies on.
 
     Attributes:
         store: uuid of that store.
-        host, path: Where it was when it let go of the last of them that could be read; empty if none can be.
+        host, path: Where the store was at its last eviction; empty if the claim cannot be read.
         is_own: It is the store that was asked.
         checkpoints: ``RUN@STEP.ID`` of each, with the first ten digits of the id.
     """

@@ -146,11 +146,12 @@ class Unrepaired:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A checkpoint of which bytes are at remotes alone; they were not read.
+    """A checkpoint that was evicted: only remotes have its bytes, and `verify` did not read them.
 
     Attributes:
         run, step: Which.
         remotes: Names of the remotes that should have them.
+        directory: The name of its directory in ``checkpoints/RUN/``.
         as_of: When a remote listed what it has, as `CheckpointInfo.created`; empty if none did.
         missing: What each of the remotes lacks; empty: one of them listed all of it.
         unasked: Why a remote was not asked; empty if it was.
@@ -159,6 +160,7 @@ class Away:
     run: str
     step: int
     remotes: tuple[str, ...]
+    directory: str = ""
     as_of: str = ""
     missing: str = ""
     unasked: str = ""

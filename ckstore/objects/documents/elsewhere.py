@@ -13,7 +13,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
 from ckstore.fs.inside import Inside
 from ckstore.fs.locks import DirectoryLock
-from ckstore.model.checkpoint.elsewhere import Elsewhere, parse_elsewhere
+from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder, parse_elsewhere
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import ELSEWHERE, MANIFEST, Layout
@@ -30,13 +30,18 @@ def read_elsewhere(dir_fd: int) -> Elsewhere | None:
     return read(data, parse_elsewhere, ELSEWHERE)
 
 
-def holders_at(directory: Inside) -> tuple[str, ...]:
-    """Return the names of the remotes that have what a directory of a checkpoint lacks; none: it lacks nothing."""
+def holders_at(directory: Inside) -> tuple[Holder, ...]:
+    """Return the remotes that have what a directory of a checkpoint lacks; none: it lacks nothing."""
     try:
         data = files.read_file(directory / ELSEWHERE, most_bytes=_MAX_BYTES)
-        return tuple(holder.name for holder in read(data, parse_elsewhere, ELSEWHERE).remotes)
+        return read(data, parse_elsewhere, ELSEWHERE).remotes
     except (FileNotFoundError, NotADirectoryError, PermissionError, CkstoreError):
         return ()
+
+
+def holder_names_at(directory: Inside) -> tuple[str, ...]:
+    """As `holders_at`, by their names."""
+    return tuple(holder.name for holder in holders_at(directory))
 
 
 def may_lack(dir_fd: int) -> bool:

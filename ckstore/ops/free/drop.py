@@ -81,14 +81,21 @@ def _delete_torn(context: Context, keys: Sequence[CheckpointKey], *, dry_run: bo
                 reclaim.give_back(context, digests)
 
 
-def drop_torn(context: Context, key: CheckpointKey, undo_s: float = 0, *, protected: bool = True) -> list[str]:
+def drop_torn(
+    context: Context, key: CheckpointKey, undo_s: float = 0, *, protected: bool = True, by_hand: bool = True
+) -> list[str]:
     """Move a directory that holds no complete checkpoint to trash, durably; return the digests that it named.
 
-    Without `protected` neither a tag nor a pin keeps it.
+    Args:
+        context: The store.
+        key: Its place.
+        undo_s: For so many seconds it can be brought back.
+        protected: A tag or a pin keeps it.
+        by_hand: A user named it. If not, what was put there from another step or store stays.
 
     Raises:
         InUse, Protected: A process has it open, or a tag or a pin names it.
-        NoSuchRef: It is gone, or whole by now.
+        NoSuchRef: It was removed or replaced meanwhile, or is whole.
     """
     layout, path = context.layout, context.layout.checkpoint(key)
     try:
@@ -102,8 +109,9 @@ def drop_torn(context: Context, key: CheckpointKey, undo_s: float = 0, *, protec
         if lock is None:
             raise InUse(f"{key.name} is open", hint="close it in the process that has it open, then delete again")
         with lock:
-            if look(layout, key, lock=lock).published is not None:
-                raise NoSuchRef(f"{key.name} was repaired meanwhile", hint="look at it, then delete it again")
+            found = look(layout, key, lock=lock)
+            if found.published is not None or (found.is_another and not by_hand):
+                raise NoSuchRef(f"{key.name} was repaired or replaced meanwhile", hint="look at it, then delete again")
             if protected:
                 check_unprotected(context, key)
             run_lock.check()

@@ -156,7 +156,7 @@ def differences(context: Context, plan: GcPlan, done: Collected, swept: Collecti
     planned, freed = Counter(blob.digest for blob in plan.blobs), Counter(blob.digest for blob in done.freed)
     kept = {blob.digest: blob for blob in plan.held}
     said = [
-        f"staging/{name} stays: its save is at work, or it is gone"
+        f"staging/{name} stays: its save is still running, or another process removed it"
         for name in plan.dead_stagings
         if name not in swept and f"staging/{name}" not in done.failed
     ]

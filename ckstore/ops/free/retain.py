@@ -79,7 +79,7 @@ def plan_retention(
 
 
 def _is_own(context: Context, info: CheckpointInfo) -> bool:
-    """Whether this user saved a checkpoint; False if it is gone meanwhile."""
+    """Whether this user saved a checkpoint; False if it was removed meanwhile."""
     found = peek.find(context.layout.checkpoint(info.key))
     return found is not None and found.st_uid == owner.current_user()
 

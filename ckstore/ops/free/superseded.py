@@ -87,7 +87,7 @@ def _discard_unreadable(context: Context, new: CheckpointInfo, key: CheckpointKe
     """
     found = look(context.layout, key)
     if found.problem and not found.is_another and not found.is_closed:
-        drop_torn(context, key, protected=key.any_generation != new.key.any_generation)
+        drop_torn(context, key, protected=key.any_generation != new.key.any_generation, by_hand=False)
 
 
 class Due(NamedTuple):

@@ -25,7 +25,7 @@ from ckstore.model.names import key_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.objects.layout import Layout
 from ckstore.ops import fetched
 from ckstore.ops.acts import why_of
@@ -240,7 +240,7 @@ def _hashes(context: Context) -> Findings:
 
 def _elsewhere(context: Context, listed: Sequence[CheckpointInfo]) -> Findings:
     away = [context.layout.checkpoint(info.key) for info in listed if info.elsewhere]
-    counts = Counter(name for path in away for name in holders_at(path))
+    counts = Counter(name for path in away for name in holder_names_at(path))
     if counts:
         known = read_config(context.layout).get("remotes") or {}
         unknown = [name for name in counts if os.sep not in name and name not in known]

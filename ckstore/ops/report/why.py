@@ -17,7 +17,7 @@ from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use, UseKind
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.objects.checkpoints import look
-from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
 from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import stamps
@@ -110,7 +110,7 @@ def _remotes(context: Context, key: CheckpointKey, digests: Iterable[str]) -> tu
     folder = context.layout.checkpoint(key)
     if any(peek.exists(folder / BLOBS / digest) for digest in digests):
         return ()
-    return holders_at(folder)
+    return holder_names_at(folder)
 
 
 def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Manifest, str] | None:

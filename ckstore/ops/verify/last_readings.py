@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.times import text_of_time
-from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.ops.context import Context
 
 # Losing the note means that it is read sooner; a verification does not wait long for it.
@@ -30,7 +30,7 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
 
 def with_remotes(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     """Return `info` with the names of the remotes that have what is elsewhere."""
-    return replace(info, remotes=holders_at(context.layout.checkpoint(info.key))) if info.elsewhere else info
+    return replace(info, remotes=holder_names_at(context.layout.checkpoint(info.key))) if info.elsewhere else info
 
 
 def record_readings(context: Context, digests: Iterable[str], read_ns: int) -> None:

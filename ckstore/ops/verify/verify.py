@@ -15,7 +15,7 @@ from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding, VerifyReport
 from ckstore.model.times import text_of_time
-from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.objects.documents.verify_times import read_checked, remember_checked
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
@@ -163,7 +163,7 @@ class Verification:
             quarantined=tuple(done.quarantined),
             healable=healable,
             elsewhere=tuple(
-                Away(*key.run_step, holders_at(self._context.layout.checkpoint(key)))
+                Away(*key.run_step, holder_names_at(self._context.layout.checkpoint(key)), key.directory)
                 for key in self._in_order()
                 if key in checker.away
             ),

@@ -1,4 +1,4 @@
-"""Claims: which stores let go of their bytes because a remote has them. Source: docs/format/remote-v1.md, "Evict".
+"""Claims: stores evicted checkpoints and rely on the copies at a remote. Source: docs/format/remote-v1.md, "Evict".
 
 ``tests/protocol/claims.py`` is the model of this: a claim that is written before the remote is looked at keeps bytes
 that a store relies on, although other stores remove checkpoints there meanwhile.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import NamedTuple
 
 from ckstore.errors import BadInput, CkstoreError, RemoteError
@@ -22,6 +21,7 @@ from ckstore.model.seal import seal
 from ckstore.objects import trash
 from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.ops.context import Context
+from ckstore.ops.failures import OF_ALL
 from ckstore.remote import keys
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Objects, Remote
@@ -53,7 +53,7 @@ class ClaimRecord(NamedTuple):
 
 
 def write_claim(context: Context, objects: Objects, claim: Claim, digests: Iterable[str]) -> None:
-    """Claim a checkpoint for a store; what was looked at before at the remote does not count."""
+    """Claim a checkpoint for a store. Whatever the store has looked at before, it must look at again."""
     members = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -84,32 +84,37 @@ def _parse(data: bytes, where: str) -> ClaimRecord:
     return ClaimRecord(host, path, tuple(blobs))
 
 
-def claims_at(objects: Objects, store: str = "") -> list[Claim]:
-    """Return the claims at a remote, or those of one store."""
-    listed = (keys.claim_in(one.key) for one in objects.list(f"{keys.CLAIMS}{store}/" if store else keys.CLAIMS))
+def claims_at(objects: Objects) -> list[Claim]:
+    """Return the claims at a remote."""
+    listed = (keys.claim_in(one.key) for one in objects.list(keys.CLAIMS))
     return [Claim(*found) for found in listed if found is not None]
 
 
-def claimed_by(claims: Iterable[Claim]) -> dict[Place, set[str]]:
-    """Return the uuids of the stores that rely on each checkpoint that has a claim."""
-    found: dict[Place, set[str]] = {}
-    for claim in claims:
-        found.setdefault(claim.place, set()).add(claim.store)
-    return found
-
-
 def who_claims(context: Context, remote: Remote, claims: Iterable[Claim]) -> dict[Place, str]:
-    """Say of each checkpoint with a claim who relies on it."""
+    """Say of each checkpoint with a claim which store relies on it.
+
+    Raises:
+        RemoteError: The remote does not answer.
+    """
     found: dict[Place, str] = {}
     stores: dict[str, str] = {context.settings.uuid: "this store"}
     for claim in claims:
         if claim.store not in stores:
-            said = read_claim(remote.objects, claim)
-            if said is None:  # it was ended meanwhile
-                continue
-            stores[claim.store] = f"the store {said.path} on {said.host} ({claim.store})"
-        found[claim.place] = f"{stores[claim.store]} let go of its own bytes and relies on it"
+            said = _read_if_possible(remote, claim)
+            where = "the store" if said is None else f"the store {said.path} on {said.host}"
+            stores[claim.store] = f"{where} ({claim.store})"
+        found[claim.place] = f"{stores[claim.store]} evicted its own copy and relies on this one"
     return found
+
+
+def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
+    """As `read_claim`; None also for a damaged claim, which counts as well and only cannot say where its store is."""
+    try:
+        return read_claim(remote.objects, claim)
+    except OF_ALL:
+        raise
+    except RemoteError:
+        return None
 
 
 def end_claims(context: Context, remote: Remote) -> list[Claim]:
@@ -142,9 +147,7 @@ def release_claims(context: Context, remote: Remote, store: str) -> StoreClaims:
 
 
 def _of_store(context: Context, remote: Remote, store: str, claims: list[Claim]) -> StoreClaims:
-    said = None
-    with suppress(RemoteError):  # who wants to release it must not be kept from it because it cannot be read
-        said = read_claim(remote.objects, claims[-1])
+    said = _read_if_possible(remote, claims[-1])
     refs = sorted({f"{claim.place.name}.{short_id(claim.place.id)}" for claim in claims})
     host, path = ("", "") if said is None else (said.host, said.path)
     return StoreClaims(store, host, path, store == context.settings.uuid, tuple(refs))

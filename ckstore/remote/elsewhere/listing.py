@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ckstore.errors import CkstoreError, NoSuchRef
-from ckstore.fs import locks
+from ckstore.errors import CkstoreError
+from ckstore.model.checkpoint.elsewhere import Holder
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.reports.verify_report import Away, VerifyReport
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted
-from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
-from ckstore.remote import keys
-from ckstore.remote.asking import ask
 from ckstore.remote.documents.condemned import read_condemned
-from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
-from ckstore.remote.push_plan import place_of
+from ckstore.remote.push_plan import place_of, sizes_there
 from ckstore.remote.reach import OtherStore, reach, source_of, uuid_of
+from ckstore.remote.record import read_record
 from ckstore.remote.source import ObjectSource
 
 
@@ -38,94 +36,76 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
     if not isinstance(there, Remote):
         places = {*source_of(there).places()}
         return {info.id: "it is not there" for info in listed if place_of(info) not in places}
-    objects, source = there.objects, ObjectSource(there.objects, there.name)
-    places = {*source.places()}
-    parts = _parts(there)
-    sizes = {one.key: one.nbytes for one in objects.list(keys.BLOBS)}
-    condemned = read_condemned(objects)
+    source = ObjectSource(there.objects, there.name)
+    checkpoints = source.listed()
+    places = {*checkpoints.places}
     found: dict[str, str] = {}
+    needed: dict[str, Sequence[BlobRecord]] = {}
     for info in listed:
         place = place_of(info)
+        documents = checkpoints.keys.get(place, ())
         if place not in places:
-            # What has its bytes here and was removed there by a rule or by hand is not missing.
-            if info.elsewhere or keys.DROPPED not in parts.get(place, ()):
+            # A checkpoint that a rule or a user removed there, and that has its bytes here, is not missing.
+            if info.elsewhere or place.dropped not in documents:
                 found[info.id] = "it is not there"
             continue
-        encoding = source.encoding(place) if keys.PLAIN in parts[place] else None
+        encoding = source.encoding(place) if place.plain in documents else None
         try:
             with open_directory(context, info) as directory:
-                blobs = directory.manifest.blobs
-        except (NoSuchRef, CkstoreError):  # dropped meanwhile, or damaged here, which is said of it without this
+                needed[info.id] = directory.manifest.blobs if encoding is None else encoding.files
+        except CkstoreError:  # dropped meanwhile, or damaged here, which `verify` reports by itself
             continue
-        files = blobs if encoding is None else encoding.files
-        lacking = [one for one in files if sizes.get(keys.blob(str(condemned.name(one.digest)))) != one.nbytes]
-        if lacking:  # once more: a push may have brought it under another name since the listing
-            condemned = read_condemned(objects)
-            names = {keys.blob(str(condemned.name(one.digest))): one for one in lacking}
-            now = {key for key, listed in ask(objects, names).items() if listed.nbytes == names[key].nbytes}
-            lacking = [one for key, one in names.items() if key not in now]
-        if lacking:
-            found[info.id] = (
-                f"{len(lacking)} of {counted(len(files), 'blob')} are not there, such as {lacking[0].digest}"
-            )
-    return found
-
-
-def _parts(there: Remote) -> dict[Place, set[str]]:
-    """Return which objects each checkpoint has, by the last parts of their keys."""
-    found: defaultdict[Place, set[str]] = defaultdict(set)
-    for one in there.objects.list(keys.CHECKPOINTS):
-        if (place := keys.place_in(one.key, keys.OF_PLACE)) is not None:
-            found[place].add(one.key.rpartition("/")[2])
+    known = read_record(context.layout, there.name)
+    lacking = {blob.digest for blobs in needed.values() for blob in blobs}
+    sizes: dict[str, Collection[int]] = {}
+    for _ in range(2):  # once more: a push may have sent a blob under another name since it was looked for
+        sizes |= sizes_there(there, read_condemned(there.objects), lacking, known)
+        every = (blob for blobs in needed.values() for blob in blobs)
+        lacking = {blob.digest for blob in every if blob.nbytes not in sizes.get(blob.digest, ())}
+        if not lacking:
+            break
+    for id, blobs in needed.items():
+        if gone := [blob.digest for blob in blobs if blob.digest in lacking]:
+            found[id] = f"{len(gone)} of {counted(len(blobs), 'blob')} are not there, such as {gone[0]}"
     return found
 
 
 def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
     """Say in a report what remotes list of the checkpoints whose bytes are there alone."""
-    if not report.elsewhere:
-        return report
-    said = {(one.run, one.step) for one in report.elsewhere}
-    by_holder: defaultdict[tuple[str, str], list[CheckpointInfo]] = defaultdict(list)
-    for info in infos(context, superseded=True):
-        if info.elsewhere and info.key.run_step in said:
-            for holder in _holders(context, info):
-                by_holder[holder].append(info)
-    why: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
-    unasked: dict[tuple[str, int], str] = {}
-    whole: set[tuple[str, int]] = set()
+    away = {(info.run, info.key.directory): info for info in infos(context, superseded=True) if info.elsewhere}
+    by_holder: defaultdict[Holder, list[CheckpointInfo]] = defaultdict(list)
+    for info in filter(None, (away.get((one.run, one.directory)) for one in report.elsewhere)):
+        for holder in holders_at(context.layout.checkpoint(info.key)):
+            by_holder[replace(holder, claim="")].append(info)
     at = text_of_time(datetime.now(UTC))
-    for (name, uuid), listed in by_holder.items():
+    whole: set[str] = set()
+    lacks: defaultdict[str, list[str]] = defaultdict(list)
+    unasked: dict[str, str] = {}
+    for holder, listed in by_holder.items():
         try:
-            missing = _missing_at_holder(context, name, uuid, listed)
+            missing = _missing_at_holder(context, holder, listed)
         except (CkstoreError, OSError) as error:
-            unasked |= {info.key.run_step: f"{name} was not asked: {why_of(error)}" for info in listed}
+            unasked |= {info.id: f"{holder.name} was not asked: {why_of(error)}" for info in listed}
             continue
-        for info in listed:
-            if info.id in missing:
-                why[info.key.run_step].append(f"{name}: {missing[info.id]}")
-            else:
-                whole.add(info.key.run_step)
+        whole |= {info.id for info in listed} - missing.keys()
+        for id, why in missing.items():
+            lacks[id].append(f"{holder.name}: {why}")
 
     def looked(one: Away) -> Away:
-        place = one.run, one.step
-        if place in whole:
+        info = away.get((one.run, one.directory))
+        if info is None:
+            return replace(one, unasked="it was brought back or dropped meanwhile")
+        if info.id in whole:
             return replace(one, as_of=at)
-        if place in unasked:
-            return replace(one, unasked=unasked[place])
-        return replace(one, as_of=at, missing="; ".join(why[place]))
+        if info.id in lacks and info.id not in unasked:
+            return replace(one, as_of=at, missing="; ".join(lacks[info.id]))
+        return replace(one, unasked=unasked.get(info.id, "no remote is known to have it"))
 
     return replace(report, elsewhere=tuple(looked(one) for one in report.elsewhere))
 
 
-def _missing_at_holder(context: Context, name: str, uuid: str, listed: Sequence[CheckpointInfo]) -> Mapping[str, str]:
-    there = reach(context, name)
-    if uuid_of(there) != uuid:
+def _missing_at_holder(context: Context, holder: Holder, listed: Sequence[CheckpointInfo]) -> Mapping[str, str]:
+    there = reach(context, holder.name)
+    if uuid_of(there) != holder.uuid:
         return {info.id: "another remote has this name by now" for info in listed}
     return missing_at(context, there, listed)
-
-
-def _holders(context: Context, info: CheckpointInfo) -> list[tuple[str, str]]:
-    with suppress(FileNotFoundError, CkstoreError), locks.lock_shared(context.layout.checkpoint(info.key)) as lock:
-        document = read_elsewhere(lock.fd)
-        return [] if document is None else [(holder.name, holder.uuid) for holder in document.remotes]
-    return []

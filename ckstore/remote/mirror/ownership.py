@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, RemoteError, RemoteUnavailable, RunIsOwned
+from ckstore.fs import peek
 from ckstore.fs.host import machine
 from ckstore.model.names import WIDEST_GAP, greatest_in_order
 from ckstore.ops.config_file import LEAST_SEQUENCE, edit, setting_of
@@ -27,6 +29,14 @@ from ckstore.remote.reach import OtherStore
 from ckstore.remote.source import ObjectSource
 
 
+class _Written(NamedTuple):
+    """What this process wrote last of the owner of a run."""
+
+    owner: Owner
+    tag: str  # the service's mark of it
+    at_s: float  # by the clock of `Ownership`, before it was sent
+
+
 @dataclass(slots=True)
 class Ownership:
     """What one process knows of the runs that its store mirrors.
@@ -38,57 +48,71 @@ class Ownership:
 
     context: Context
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    # Of each run that the store owns: what this process wrote last, its mark, and when.
-    _owned: dict[str, tuple[Owner, str, float]] = field(default_factory=dict)
+    _owned: dict[str, _Written] = field(default_factory=dict)  # by the run
 
     def own(self, remote: Remote, run: str, sequence: int, *, by_name: bool = False) -> None:
-        """Own a run, and promise a number, before a checkpoint that has it is brought.
+        """Own a run, and promise a sequence number, before a checkpoint that has it is pushed.
 
         Args:
             remote: The mirror.
             run: Which.
-            sequence: The greatest number that is brought next.
+            sequence: The greatest number that is pushed next.
             by_name: A user said that this store takes the run over.
 
         Raises:
             RunIsOwned: Another store mirrors the run, and is alive as far as is known.
+            RemoteUnavailable: Another store took the run over at the same moment, or the remote does not answer.
+            RemoteError: The remote has a number that no later one would count after.
         """
-        begun_s, known = self.clock(), self._owned.get(run)
-        if known is not None:
-            own, listed_tag, written_s = known
-            if sequence <= own.sequence and begun_s - written_s < own.life_s / 4:
-                return
-            more = replace(own, sequence=max(sequence, own.sequence))
-            # Without compare-and-swap it is read first: another store may have taken the run over by name.
-            if remote.cas and (tag := remote.objects.update(keys.owner(run), more.render(), listed_tag)) is not None:
-                self._owned[run] = more, tag, begun_s
-                return
-            del self._owned[run]
-        found = read_owner(remote.objects, run)
-        mine = self._mine(run)
-        if found is None:
-            there = _greatest(self.context, remote, run)
-            raise_order(self.context, there, remote.name)
-            own = replace(mine, sequence=max(sequence, there))
-            is_written = remote.objects.create(keys.owner(run), own.render())
-            version = remote.objects.head(keys.owner(run)) if is_written else None
-            tag = None if version is None else version.tag
-        else:
-            owner, listed = found
-            is_own = owner.store == mine.store
-            if not is_own and not by_name:
-                self._check_dead(remote, owner, listed)
-            epoch = owner.epoch if is_own else owner.epoch + 1
-            own = replace(mine, epoch=epoch, sequence=max(sequence, owner.sequence))
-            # Before the run is taken: what is saved from then on is above all that the former owner ever brings.
-            raise_order(self.context, owner.sequence, remote.name)
-            data, objects = own.render(), remote.objects
-            tag = (
-                objects.update(keys.owner(run), data, listed.tag) if remote.cas else objects.send(keys.owner(run), data)
-            )
-        if tag is None:
-            raise RemoteUnavailable(f"another store took the run {run} at {remote.name} at this moment")
-        self._owned[run] = own, tag, begun_s
+        written = self._write_again(remote, run, sequence)
+        if written is None:
+            found = read_owner(remote.objects, run)
+            if found is None:
+                written = self._begin(remote, run, sequence)
+            else:
+                written = self._take(remote, *found, sequence, by_name=by_name)
+        if written is None:
+            msg = f"another store took the run {run} at {remote.name} at this moment"
+            raise RemoteUnavailable(msg, hint="the next try says which store has the run")
+        self._owned[run] = written
+
+    def _write_again(self, remote: Remote, run: str, sequence: int) -> _Written | None:
+        """Return what says that this process owns a run, written again if it is time to; None: it does not own it."""
+        begun_s, known = self.clock(), self._owned.pop(run, None)
+        if known is None:
+            return None
+        if sequence <= known.owner.sequence and begun_s - known.at_s < known.owner.life_s / 4:
+            return known
+        if not remote.cas:  # it is read first: a user may have had another store take the run over
+            return None
+        own = replace(known.owner, sequence=max(sequence, known.owner.sequence))
+        tag = remote.objects.update(keys.owner(run), own.render(), known.tag)
+        return None if tag is None else _Written(own, tag, begun_s)
+
+    def _begin(self, remote: Remote, run: str, sequence: int) -> _Written | None:
+        """Own a run that no store owns; None: another store was faster."""
+        begun_s = self.clock()
+        there = _greatest(self.context, remote, run)
+        raise_order(self.context, there, remote.name)
+        own = replace(self._mine(run), sequence=max(sequence, there))
+        if not remote.objects.create(keys.owner(run), own.render()):
+            return None
+        version = remote.objects.head(keys.owner(run))
+        return None if version is None else _Written(own, version.tag, begun_s)
+
+    def _take(self, remote: Remote, owner: Owner, listed: Listed, sequence: int, *, by_name: bool) -> _Written | None:
+        """Own a run that this store owns already, or another one does not need any more; None: another was faster."""
+        begun_s, mine = self.clock(), self._mine(owner.run)
+        is_own = owner.store == mine.store
+        if not is_own and not by_name:
+            self._check_dead(remote, owner, listed)
+        epoch = owner.epoch if is_own else owner.epoch + 1
+        own = replace(mine, epoch=epoch, sequence=max(sequence, owner.sequence))
+        # Before the run is taken: what is saved from then on is above all that the former owner ever brings.
+        raise_order(self.context, owner.sequence, remote.name)
+        key, data = keys.owner(owner.run), own.render()
+        tag = remote.objects.update(key, data, listed.tag) if remote.cas else remote.objects.send(key, data)
+        return None if tag is None else _Written(own, tag, begun_s)
 
     def _mine(self, run: str) -> Owner:
         path = str(self.context.layout.path)
@@ -116,10 +140,11 @@ def learn_order(context: Context, there: Remote | OtherStore) -> None:
     if not isinstance(there, Remote):
         raise_order(context, sequence_limit(there.context), there.name)
         return
+    greatest = 0
     for run in context.layout.runs():
         found = read_owner(there.objects, run)
-        promised = 0 if found is None else found[0].sequence
-        raise_order(context, max(promised, _greatest(context, there, run)), there.name)
+        greatest = max(greatest, 0 if found is None else found[0].sequence, _greatest(context, there, run))
+    raise_order(context, greatest, there.name)
 
 
 def raise_order(context: Context, sequence: int, name: str) -> None:
@@ -140,10 +165,11 @@ def _greatest(context: Context, remote: Remote, run: str) -> int:
 
 
 def _is_gone(owner: Owner) -> bool:
-    """Whether a store was on this machine, in this start of it, and is there no more."""
+    """Whether a store was on this machine, since its last start, and another store or nothing is at its path now."""
     if (owner.host, owner.boot) != (socket.gethostname(), machine.boot_id()):
         return False
+    path = Path(owner.path)
     try:
-        return read_settings(Path(owner.path)).uuid != owner.store
-    except (CkstoreError, OSError):
-        return not Path(owner.path).exists()
+        return peek.find(path) is None or read_settings(path).uuid != owner.store
+    except (CkstoreError, OSError):  # it cannot be looked at, such as another user's: it may be alive
+        return False

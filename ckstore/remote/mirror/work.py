@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef, RemoteUnavailable
 from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
-from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.failures import OF_ALL, joined
@@ -48,7 +48,7 @@ _PRUNE_PAUSE_S = 600.0
 _LOOK_AGAIN_S = 86_400.0
 # After these nothing else would reach the mirror.
 _OF_THE_MIRROR = (*OF_ALL, InsufficientSpace)
-_POLICIES = frozenset({"keep_local", "keep_remote", "prune"})
+_TIDYING = frozenset({"claims", "keep_local", "keep_remote", "prune"})
 
 
 class Mirror:
@@ -99,7 +99,7 @@ class Mirror:
 
     def try_again(self) -> None:
         """Let the next steps also do what failed before."""
-        if not _POLICIES.isdisjoint(self._failed):
+        if not _TIDYING.isdisjoint(self._failed):
             self._prune_again_s = 0.0
         self._failed.clear()
 
@@ -206,7 +206,7 @@ class Mirror:
             return
         there = reach(self._context, name, writing=True)
         if isinstance(there, Remote):
-            end_claims(self._context, there)
+            self._do("claims", partial(end_claims, self._context, there))
         if policy is not None:
             self._do("keep_remote", KeepRemote(self._context, there, policy, self._known).apply)
             if isinstance(there, Remote) and there.cas:
@@ -233,7 +233,11 @@ class Mirror:
         here = current_or_named(context)
         if age_s < _LOOK_AGAIN_S:
             return
-        had = [info for info in here if info.id in known.ids or name in holders_at(context.layout.checkpoint(info.key))]
+        had = [
+            info
+            for info in here
+            if info.id in known.ids or name in holder_names_at(context.layout.checkpoint(info.key))
+        ]
         if not had:
             return
         missing = missing_at(context, reach(context, name), had)
@@ -279,10 +283,9 @@ class Mirror:
             said = self._said([info])
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": partial(self._say, there, info)}
-            own = read_mirrored(context.layout, name).ids
             known = read_mirrored(context.layout, name)
             is_new = info.id not in known.missing.keys() | known.pruned
-            report = transfer.push(context, [info], name, options, lacks_all=is_new, own=own)
+            report = transfer.push(context, [info], name, options, lacks_all=is_new, own=known.ids)
         except NoSuchRef:  # it was dropped meanwhile
             return
         self._note(name, uuid, [info], {one.key: one.digest for one in said})

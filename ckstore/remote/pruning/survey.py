@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys
-from ckstore.remote.documents.claims import claimed_by, claims_at, read_claim
+from ckstore.remote.documents.claims import claims_at, read_claim
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS, Objects, Remote
 from ckstore.remote.pruning.intent_record import IntentRecord, finish, is_intent, read_intent, void
@@ -49,7 +49,7 @@ class Survey:
         for record in self._intents():
             found.update(record.blobs)
         source = ObjectSource(self.remote.objects, self.remote.name)
-        places, self._half_removed = source.listed()
+        places, self._half_removed, _ = source.listed()
         unread = [place for place in places if place not in self._blobs_of]
         for_each(lambda place: self._read(source, place), unread, threads=THREADS)
         for place in places:
@@ -69,7 +69,7 @@ class Survey:
         records = self._records() if self._half_removed else []
         pushed = [tuple(record.members.get(name) for name in ("run", "step", "id")) for record in records]
         marked = [place for place in self._half_removed if tuple(place) not in pushed and objects.head(place.dropped)]
-        claimed = claimed_by(claims_at(objects)) if marked else {}
+        claimed = {claim.place for claim in claims_at(objects)} if marked else set()
         for place in marked:
             if place not in claimed:
                 remove_documents(objects, place)

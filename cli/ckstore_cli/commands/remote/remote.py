@@ -169,8 +169,8 @@ def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -
 def claims(frame: Frame, name: str) -> None:
     """Say which stores rely on checkpoints at the remote NAME.
 
-    A store that evicts a checkpoint claims it at the remote. No store removes it
-    there until the claiming store has the bytes again or drops the checkpoint.
+    A store that evicts a checkpoint claims the copy at the remote. No store removes
+    it there until the first one has the bytes again or drops the checkpoint.
 
     \b
     Example:
