@@ -51,7 +51,7 @@ CLAIMS = [
         "            dropped -= {claim.place for claim in claims_at(self._objects)}\n",
         "            pass\n",
         f"{_CLAIMS}::test_a_removal_sees_a_claim_that_was_written_after_it_looked_first",
-        "Error",
+        "NoSuchRef",
     ),
     Mutant(
         "a claim names the blobs of a checkpoint whose manifest is gone",

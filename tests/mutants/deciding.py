@@ -194,6 +194,15 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
+        "a rule drops no whole checkpoint that was put in the place of a torn one",
+        "replaced-torn-dropped",
+        "drop_torn",
+        " or (found.is_another and not by_hand)",
+        "",
+        "tests/ops/free/test_superseded.py::test_what_was_put_in_the_place_of_a_torn_directory_meanwhile_stays",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "the manifest of the newest, and the one written last, are read",
         "newest-by-rows",
         "_newest",
