@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import BadInput, Budget, CheckpointInfo, CkstoreWarning, InUse, RetentionPolicy, Store
+from ckstore import BadInput, Budget, CheckpointInfo, CkstoreWarning, InUse, NoSuchRef, RetentionPolicy, Store
 from ckstore.model.digest import short_id
+from ckstore.model.names import key_of
 from ckstore.objects import layout as layouts
 from ckstore.objects import store_locks, trash
 from ckstore.ops.free import make_room, superseded
+from ckstore.ops.free.drop import drop_torn
 from ckstore.ops.save import save
+from ckstore.store import context_of
 from tests.support.checkpoint_dirs import checkpoint_dir, checkpoint_dirs, dir_of_id
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.meanwhile import elsewhere
@@ -673,3 +676,23 @@ def test_a_killed_save_that_replaces_leaves_what_the_next_save_of_the_step_drops
 
     assert (listed(again), newest.warnings) == ([newest.id], ())
     assert older.id not in listed(again)
+
+
+def test_what_was_put_in_the_place_of_a_torn_directory_meanwhile_stays(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    for step in (1, 2):
+        store.save({"x": step}, step=step)
+    torn, other = (checkpoint_dir(store.path, "main", step) for step in (1, 2))
+    # After a save found it torn, a user moves a whole checkpoint of another step there.
+    shutil.rmtree(torn)
+    shutil.copytree(other, torn)
+    key = key_of("main", torn.name)
+    assert key is not None
+
+    with pytest.raises(NoSuchRef, match="replaced meanwhile"):
+        drop_torn(context_of(store), key, by_hand=False)
+    assert torn.exists()
+    drop_torn(context_of(store), key)
+    assert not torn.exists()
+    store.gc(now=True)
+    check_store(store.path)
