@@ -242,7 +242,10 @@ def test_a_reader_in_trash_and_a_save_at_work_are_said(
 
     report = dropped.gc()
 
-    assert f"staging/{Path(str(staging.path)).name} stays: its save is at work, or it is gone" in report.differences
+    assert (
+        f"staging/{Path(str(staging.path)).name} stays: its save is still running, or another process removed it"
+        in report.differences
+    )
     assert f"trash/{in_trash.name} stays: another process is in it, or it is another user's" in report.differences
     assert (report.freed_count, report.swept_stagings) == (0, 0)
     for lock in held:
@@ -264,7 +267,9 @@ def test_a_dead_save_that_an_opener_sweeps_while_the_plan_is_made_stops_no_gc(
     monkeypatch.setattr(Judge, "is_held", swept_before)
     report = store.gc()
 
-    assert report.differences == (f"staging/{Path(str(staging.path)).name} stays: its save is at work, or it is gone",)
+    assert report.differences == (
+        f"staging/{Path(str(staging.path)).name} stays: its save is still running, or another process removed it",
+    )
     assert store.gc().freed_count == 1
 
 
