@@ -53,7 +53,7 @@ class Deciding:
                 return info
             # Later than this rank would give up itself: who publishes gets a grace, so that a slow disk is no failure.
             if self.work.is_late_for_others and meeting.outcome() is None:
-                return self._fence()
+                return self._give_up(None)
             pace.wait()
 
     def fail(self, error: BaseException) -> None:
@@ -100,11 +100,11 @@ class Deciding:
         # Read again, under the lock: a part may have come since, and then all are there.
         failed, parts = meeting.hear("failed"), meeting.hear("part")
         if failed:
-            return self._end({"failed": sorted(failed)})
+            return self._give_up({"failed": sorted(failed)})
         if len(parts) < who.world_size:
-            return self._end(given_up(layout, meeting))
+            return self._give_up(given_up(layout, meeting))
         if gone is not None:
-            return self._end(gone)
+            return self._give_up(gone)
         if self.request is None or staging is None:  # it could not say that it has failed
             return None
         try:
@@ -132,10 +132,8 @@ class Deciding:
         outcome = self.meeting.outcome() if isinstance(error, CkstoreError) else None
         if outcome is not None:  # the others gave this rank up, or it is published
             return outcome
-        # No lock reaches the ranks of other hosts. No outcome may say that nothing is published while one of them can.
-        publishing, is_fenced = self.meeting.hear("publishing"), bool(self.meeting.hear("fence"))
-        if is_fenced or publishing.keys() - {self.meeting.who.rank}:
-            publishing = self._stop_publishers()
+        is_fenced = bool(self.meeting.hear("fence"))
+        publishing = self._stop_publishers() if self.context.layout.shared else self.meeting.hear("publishing")
         # Not after a failed sync: to sync again, and to be told that all went well, would prove nothing.
         info = None if isinstance(error, UnknownOutcome) else self._published()
         if info is None and is_fenced:  # the others have moved away what this rank was to rename
@@ -146,13 +144,16 @@ class Deciding:
             return self._say(published(info))
         return None
 
-    def _fence(self) -> CheckpointInfo:
-        """End the try although a rank has the lock and stands still: what it may be about to publish is moved away."""
-        publishing = self._stop_publishers()
-        info = self._published()
-        if info is not None:
-            return self._end(published(info))
-        return self._end(stuck(self.meeting, publishing))
+    def _give_up(self, outcome: Document | None) -> CheckpointInfo:
+        """End the try with nothing published; None: since a rank that has the lock stands still."""
+        # No lock reaches the ranks of other hosts. No outcome may say that nothing is published while one of them can.
+        if outcome is None or self.context.layout.shared:
+            publishing = self._stop_publishers()
+            info = self._published()
+            if info is not None:
+                return self._end(published(info))
+            outcome = outcome or stuck(self.meeting, publishing)
+        return self._end(outcome)
 
     def _stop_publishers(self) -> dict[int, Document]:
         """Move away what ranks may be about to publish, and let none begin; return what they said."""

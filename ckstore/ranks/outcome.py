@@ -56,12 +56,12 @@ def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
     said = [
         f"{named(rank, document)} stopped while it published, and what it was to publish is gone, or was replaced since"
         for rank, document in sorted(meeting.hear("publishing").items())
-        if not _is_unpublished(layout, document["staging"])
+        if not _is_unpublished(layout, meeting.who, document["staging"])
     ]
     return {"lost": "; ".join(said)} if said else None
 
 
-def _is_unpublished(layout: Layout, staging: str) -> bool:
+def _is_unpublished(layout: Layout, who: Who, staging: str) -> bool:
     """Whether the whole of this try still lies in a staging directory, or is not complete there yet."""
     try:
         with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix):
@@ -69,7 +69,19 @@ def _is_unpublished(layout: Layout, staging: str) -> bool:
     except DamagedBlob:  # it is not sealed
         return True
     except (FileNotFoundError, NotADirectoryError):  # renamed into its place, or swept: it does not say which
-        return False
+        return layout.shared and _is_hidden(layout, who)
+
+
+def _is_hidden(layout: Layout, who: Who) -> bool:
+    """Whether a rank of this try, which may be publishing on another host, has the hidden name of the step."""
+    path = hidden_at(layout, who.run, who.step)
+    statx.refresh(path.parent)  # this host may remember that the name is free
+    with (
+        suppress(FileNotFoundError, NotADirectoryError, DamagedBlob),
+        CheckpointDirectory.at(path, layout.hash_prefix) as directory,
+    ):
+        return is_of_try(directory.manifest, who)
+    return False
 
 
 def take_hidden(layout: Layout, who: Who) -> None:

@@ -19,9 +19,11 @@ import pytest
 from ckstore import CkstoreError, MissingRanks, RankFailed, Ranks, Store, UnknownOutcome
 from ckstore.fs.locks import DirectoryLock
 from ckstore.objects import publish
+from ckstore.ranks import outcome as outcomes
 from ckstore.ranks import save as save_of_ranks
 from ckstore.ranks import work
 from ckstore.ranks.by_files import FilesMeeting
+from ckstore.ranks.decide import Deciding
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
@@ -125,6 +127,90 @@ def test_a_rank_of_another_host_that_does_not_come_is_named_on_both(hosts: list[
     again = together(hosts, save("b", PATIENT_S), list(range(RANKS)))
     with Store.open(hosts[0]) as store:
         assert again == dict.fromkeys(range(RANKS), store.info(1).id)
+
+
+def test_a_rank_that_publishes_under_the_hidden_name_of_its_step_is_waited_for(
+    hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank of the other host decides while it does so."""
+    first, is_hidden, has_decided = threading.Lock(), threading.Event(), threading.Event()
+    real_listed, real_decide = publish._sound_of_step, Deciding._decide_alone
+    real_say, real_stop = FilesMeeting.say_publishing, Deciding._stop_publishers
+
+    def decide_alone(deciding: Deciding, staging: Any) -> Any:
+        if not first.acquire(blocking=False):
+            assert is_hidden.wait(PATIENT_S)
+        return real_decide(deciding, staging)
+
+    def listed(*given: Any) -> Any:
+        if not is_hidden.is_set():
+            is_hidden.set()
+            assert has_decided.wait(PATIENT_S)
+        return real_listed(*given)
+
+    def say_publishing(meeting: FilesMeeting, staging: str) -> None:
+        real_say(meeting, staging)
+        if is_hidden.is_set():
+            has_decided.set()
+
+    def stop_publishers(deciding: Deciding) -> Any:
+        try:
+            return real_stop(deciding)
+        finally:
+            has_decided.set()
+
+    monkeypatch.setattr(publish, "_sound_of_step", listed)
+    monkeypatch.setattr(Deciding, "_decide_alone", decide_alone)
+    monkeypatch.setattr(Deciding, "_stop_publishers", stop_publishers)
+    monkeypatch.setattr(FilesMeeting, "say_publishing", say_publishing)
+    answers = together(
+        hosts,
+        lambda store, rank: store.save(state(rank, 1), 1, ranks=Ranks(rank, RANKS, "a", timeout_s=PATIENT_S)).id,
+        list(range(RANKS)),
+    )
+
+    with Store.open(hosts[1]) as store:
+        assert answers == dict.fromkeys(range(RANKS), store.info(1).id)
+
+
+def test_a_rank_that_is_late_fences_those_that_publish_before_it_says_that_one_is_missing(
+    hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_listed, real_given_up, real_say_part = publish._sound_of_step, outcomes.given_up, FilesMeeting.say_part
+    gives_up, is_hidden, was_told = threading.Event(), threading.Event(), threading.Event()
+
+    def given_up(*given: Any) -> Any:
+        outcome = real_given_up(*given)
+        gives_up.set()
+        assert is_hidden.wait(PATIENT_S)
+        return outcome
+
+    def say_part(meeting: FilesMeeting, staging: str) -> None:
+        if meeting.who.rank == RANKS - 1:
+            assert gives_up.wait(PATIENT_S)
+        real_say_part(meeting, staging)
+
+    def listed(*given: Any) -> Any:
+        if not is_hidden.is_set():
+            is_hidden.set()
+            assert was_told.wait(PATIENT_S)
+        return real_listed(*given)
+
+    def save(store: Store, rank: int) -> str:
+        try:
+            timeout = PATIENT_S if rank else 2.0
+            return store.save(state(rank, 1), 1, ranks=Ranks(rank, RANKS, "a", timeout_s=timeout)).id
+        finally:
+            was_told.set()
+
+    monkeypatch.setattr(publish, "_sound_of_step", listed)
+    monkeypatch.setattr("ckstore.ranks.decide.given_up", given_up)
+    monkeypatch.setattr(FilesMeeting, "say_part", say_part)
+    answers = together(hosts, save, list(range(RANKS)))
+
+    assert all(isinstance(answer, MissingRanks) for answer in answers.values()), answers
+    with Store.open(hosts[1]) as store:
+        assert store.checkpoints(superseded=True) == []
 
 
 def test_a_rank_that_is_given_up_under_the_hidden_name_of_its_step_publishes_nothing_later(

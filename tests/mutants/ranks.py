@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _MEETING = "tests/ranks/test_meeting.py"
 _STILL = "tests/ranks/test_standing_still.py"
+_HOSTS = "tests/cluster/test_ranks_on_two_hosts.py"
 _DCP = "tests/integrations/test_dcp.py"
 
 RANKS = [
@@ -94,11 +95,28 @@ RANKS = [
         "a rank that fails to publish stops the ranks of other hosts that publish",
         "failed-rank-lets-others-publish",
         "_after",
-        "            publishing = self._stop_publishers()\n",
-        "            pass\n",
-        "tests/cluster/test_ranks_on_two_hosts.py"
-        "::test_a_rank_that_fails_to_publish_stops_the_rank_of_another_host_that_is_publishing",
+        "self._stop_publishers() if self.context.layout.shared else self.meeting.hear",
+        "self.meeting.hear",
+        f"{_HOSTS}::test_a_rank_that_fails_to_publish_stops_the_rank_of_another_host_that_is_publishing",
         "assert",
+    ),
+    Mutant(
+        "a rank that is late stops the ranks of other hosts that publish",
+        "late-rank-lets-others-publish",
+        "Deciding._give_up",
+        "        if outcome is None or self.context.layout.shared:\n",
+        "        if outcome is None:\n",
+        f"{_HOSTS}::test_a_rank_that_is_late_fences_those_that_publish_before_it_says_that_one_is_missing",
+        "assert",
+    ),
+    Mutant(
+        "what a rank of another host has under the hidden name of its step is not taken for lost",
+        "hidden-is-lost",
+        "_is_unpublished",
+        "layout.shared and _is_hidden(layout, who)",
+        "False",
+        f"{_HOSTS}::test_a_rank_that_publishes_under_the_hidden_name_of_its_step_is_waited_for",
+        "NoSuchRef",
     ),
     Mutant(
         "a committed save does not fail by the document of its outcome",

@@ -2,7 +2,9 @@
 
 Each rank stages its part in a staging directory of its own. One at a time, by the lock on ``join/``, decides: it joins
 the parts and renames the whole to its name, or gives up. The first ``outcome.json`` counts. A rank may die or stand
-still at each step, and another start of the job may save the step to replace, before or after.
+still at each step, and another start of the job may save the step to replace, before or after. With two hosts, whose
+locks do not reach each other, one rank of each decides at a time, and who publishes has the hidden name of the step
+first.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ _LOST = "ranks.outcome.lost"
 _STAGE = "ranks.whole.Whole.publish"
 _PUBLISHING = "ranks.by_files.FilesMeeting.say_publishing"
 _LINK = "ranks.whole.Whole._link_parts"
+_HIDE = "objects.publish._hide"
+_TAKE_AWAY = "objects.publish._took_away"
+_TAKE_HIDDEN = "ranks.outcome.take_hidden"
 _RENAME = "objects.publish.give_name"
 _SYNC = "objects.publish.sync_parents"
 _DROP = "ops.free.drop.drop"
@@ -30,11 +35,12 @@ _OUTCOME = "ranks.by_files.FilesMeeting.say_outcome"
 _COMMITTED = "ranks.decide.Deciding._committed"
 _ENDED = "ranks.decide.Deciding._ended"
 _FENCE = "ranks.by_files.FilesMeeting.fence"
-_MOVE = "ranks.decide.Deciding._fence"
+_MOVE = "ranks.decide.Deciding._stop_publishers"
+_GIVE_UP = "ranks.decide.Deciding._give_up"
 _PUBLISHED = "ranks.decide.Deciding._published"
 _SWEEP = "objects.trash.sweep_staging"
 
-_UNDECIDED = -1
+_NO_LOCKS = (-1, -1)
 _OURS, _OTHER = "this try", "another try"
 _NEWER, _DROPPED = "another try, which supersedes this one", "another try, which has dropped this one"
 _AGAIN = "this try, which supersedes a newer one"
@@ -45,6 +51,7 @@ class RankRules:
     """Bounds, and which rules the modelled code keeps."""
 
     ranks: int = 2
+    hosts: int = 1
     deaths: int = 1
     replaced: bool = True
     decides_alone: bool = True  # FilesMeeting.deciding: one rank at a time has the lock
@@ -53,12 +60,15 @@ class RankRules:
     syncs_itself: bool = True  # Deciding._published: the rename of another rank is made durable
     outcome_has_info: bool = True  # outcome.published: what was published, not where
     first_counts: bool = True  # Deciding._committed: the outcome that was said first
-    fences: bool = True  # Deciding._fence: before it gives up a rank that has the lock
+    fences: bool = True  # Deciding._give_up: before it gives up a rank that has the lock
+    fences_hosts: bool = True  # the same: before any failure is said, if locks do not reach the other hosts
+    takes_hidden: bool = True  # Deciding._stop_publishers: what has the hidden name is moved away as well
     fence_first: bool = True  # FilesMeeting.fence: the fence is written, then what is being published is read
     sees_fence: bool = (
         True  # FilesMeeting.say_publishing: it is written what is published, then the fence is looked for
     )
     looks_for_lost: bool = True  # outcome.lost: whether a rank that died has published what was dropped since
+    spares_hidden: bool = True  # the same: what has the hidden name is not lost
     stops: bool = True  # RankWork.doing: a thread whose caller has given up says nothing more
 
     def without(self, *names: str) -> RankRules:
@@ -73,7 +83,8 @@ class Rank(NamedTuple):
         doing: What it does next.
         told: What its caller was told: ``failed``, or whose checkpoint it got; empty: nothing yet.
         part: Whether its part lies in staging.
-        whole: Where its staging of the whole is: none ``-``, staging ``S``, trash ``X``, published ``P``.
+        whole: Where its staging of the whole is: none ``-``, staging ``S``, under the hidden name ``H``, trash ``X``,
+            published ``P``.
         saw: The ranks that it saw publishing, as bits.
     """
 
@@ -92,7 +103,8 @@ class Job(NamedTuple):
         came, said, failed, publishing: Whose documents of each kind are there, as bits.
         fence: Whether that document is there.
         outcome: ``ok``, ``failed``, or empty.
-        lock: Who decides.
+        locks: Who decides, on each host.
+        wronged: Whether a try in which nothing failed was given up.
         place: Whose checkpoint the step shows; empty: there is none.
         durable: Whether the rename of ours is.
         joined: Whose parts are in ours, as bits.
@@ -107,7 +119,8 @@ class Job(NamedTuple):
     publishing: int = 0
     fence: bool = False
     outcome: str = ""
-    lock: int = _UNDECIDED
+    locks: tuple[int, ...] = _NO_LOCKS
+    wronged: bool = False
     place: str = ""
     durable: bool = False
     joined: int = 0
@@ -129,7 +142,7 @@ class Job(NamedTuple):
 
     def unlocked(self, number: int) -> Job:
         """Return the state in which a rank does not have the lock."""
-        return self._replace(lock=_UNDECIDED) if self.lock == number else self
+        return self._replace(locks=tuple(-1 if holder == number else holder for holder in self.locks))
 
 
 class RankModel:
@@ -155,6 +168,8 @@ class RankModel:
             return "a rank was told of a checkpoint that a power cut may take"
         if job.is_there() and job.joined != self._all:
             return "it was published without all parts"
+        if job.wronged:
+            return "a try was given up while a rank was publishing it"
         if job.place == _AGAIN:
             return "the older try supersedes the newer one"
         return ""
@@ -170,15 +185,18 @@ class RankModel:
                 "waits": self._waits,
                 "decides": self._decides,
                 "gives up": self._gives_up,
+                "says so": self._says_that_it_failed,
                 "finds it": self._finds_it,
                 "joins": self._joins,
                 "joined": self._links,
-                "sealed": self._renames,
+                "sealed": self._hides if self._rules.hosts > 1 else self._renames,
+                "hidden": self._renames,
                 "renamed": self._syncs,
                 "synced": self._commits,
                 "follows": self._follows,
                 "fences": self._reads_fenced,
                 "moves": self._moves,
+                "takes hidden": self._takes_hidden,
                 "looks": self._looks,
             }.get(rank.doing)
             if steps is not None:
@@ -220,9 +238,10 @@ class RankModel:
         if job.outcome:
             yield self._ends(job, number, who)
             return
-        if job.lock == _UNDECIDED or not self._rules.decides_alone:
-            locked = job.of(number, "decides")
-            yield Step(who, _LOCK, "locks the others out", locked._replace(lock=number))
+        host = number % self._rules.hosts
+        if job.locks[host] < 0 or not self._rules.decides_alone:
+            locks = tuple(number if place == host else holder for place, holder in enumerate(job.locks))
+            yield Step(who, _LOCK, "locks the others out", job.of(number, "decides")._replace(locks=locks))
         elif not self._rules.fences:
             yield Step(who, _MOVE, "is late and gives up", job.of(number, "end", told="failed", part=False))
         elif self._rules.fence_first:
@@ -240,15 +259,27 @@ class RankModel:
         elif job.is_there() and self._rules.looks_first:
             yield Step(who, _PUBLISHED, "finds it published", job.of(number, "finds it"))
         elif self._rules.looks_for_lost and any(
-            job.publishing >> other & 1 and rank.whole != "S" for other, rank in enumerate(job.ranks)
+            job.publishing >> other & 1 and not self._is_unpublished(rank) for other, rank in enumerate(job.ranks)
         ):
-            yield Step(who, _LOST, "finds that a rank may have published it", job.of(number, "gives up"))
+            hides = any(rank.whole == "H" and rank.doing == "hidden" for rank in job.ranks)
+            wronged = hides and not job.fence and all(rank.doing != "dead" for rank in job.ranks)
+            gives_up = job.of(number, "gives up")._replace(wronged=wronged)
+            yield Step(who, _LOST, "finds that a rank may have published it", gives_up)
         elif job.failed or (job.said != self._all and self._rules.all_parts):
             yield Step(who, _DECIDE, "finds that one failed or is missing", job.of(number, "gives up"))
         else:
             yield Step(who, _STAGE, "stages the whole", job.of(number, "joins", whole="S"))
 
+    def _is_unpublished(self, rank: Rank) -> bool:
+        return rank.whole == "S" or (rank.whole == "H" and self._rules.spares_hidden)
+
     def _gives_up(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        if self._rules.hosts > 1 and self._rules.fences_hosts:
+            yield Step(who, _GIVE_UP, "writes the fence", job.of(number, "fences")._replace(fence=True))
+        else:
+            yield from self._says_that_it_failed(job, number, who)
+
+    def _says_that_it_failed(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
         ended = job.ends("failed").of(number, "waits").unlocked(number)
         yield Step(who, _OUTCOME, "says that it failed", ended)
 
@@ -274,11 +305,22 @@ class RankModel:
         else:
             yield Step(who, _LINK, "links the parts", job.of(number, "sealed")._replace(joined=job.said))
 
-    def _renames(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+    def _hides(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        hiding = [other for other, rank in enumerate(job.ranks) if rank.whole == "H"]
         if job.ranks[number].whole != "S":
+            yield Step(who, _HIDE, "its staging was moved away", job.of(number, "gives up"))
+        elif hiding:
+            other = hiding[0]
+            taken = job.of(other, job.ranks[other].doing, whole="X")
+            yield Step(who, _TAKE_AWAY, "takes away what has the hidden name for long", taken)
+        else:
+            yield Step(who, _HIDE, "takes the hidden name", job.of(number, "hidden", whole="H"))
+
+    def _renames(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        if job.ranks[number].whole not in ("S", "H"):
             yield Step(who, _RENAME, "its staging was moved away", job.of(number, "gives up"))
         elif job.is_there():
-            yield Step(who, _RENAME, "the same is there", job.of(number, "renamed"))
+            yield Step(who, _RENAME, "the same is there", job.of(number, "renamed", whole="S"))
         else:
             place = _AGAIN if job.place == _DROPPED else _OURS
             renamed = job.of(number, "renamed", whole="P")._replace(place=place, durable=False)
@@ -310,8 +352,15 @@ class RankModel:
         for other, rank in enumerate(job.ranks):
             if job.ranks[number].saw >> other & 1 and rank.whole == "S":
                 after = after.of(other, rank.doing, whole="X")
-        yield Step(who, _MOVE, "moves that away", after.of(number, "looks"))
+        yield Step(who, _MOVE, "moves that away", after.of(number, "takes hidden"))
+
+    def _takes_hidden(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
+        after = job
+        for other, rank in enumerate(job.ranks):
+            if rank.whole == "H" and self._rules.takes_hidden:
+                after = after.of(other, rank.doing, whole="X")
+        yield Step(who, _TAKE_HIDDEN, "moves away what has the hidden name", after.of(number, "looks"))
 
     def _looks(self, job: Job, number: int, who: str) -> Iterator[Step[Job]]:
-        then = "finds it" if job.is_there() else "gives up"
+        then = "finds it" if job.is_there() else "says so"
         yield Step(who, _PUBLISHED, "looks whether it is published", job.of(number, then))

@@ -11,7 +11,13 @@ from tests.support.coverage import covered
 
 pytestmark = pytest.mark.crash
 
-_RANKS = (RankRules(deaths=2), RankRules(ranks=3, deaths=0), RankRules(ranks=3, replaced=False))
+_RANKS = {
+    "2 ranks, 2 deaths": RankRules(deaths=2),
+    "3 ranks, replaced": RankRules(ranks=3, deaths=0),
+    "3 ranks, 1 death": RankRules(ranks=3, replaced=False),
+    "2 ranks, 2 hosts": RankRules(hosts=2, deaths=2, replaced=False),
+    "3 ranks, 2 hosts": RankRules(ranks=3, hosts=2, deaths=0, replaced=False),
+}
 _FAILED_AND_THERE = "a rank was told that the save failed, and it is there"
 
 
@@ -39,14 +45,14 @@ def test_without_a_rule_a_reader_or_a_tag_is_betrayed(lacking: str, problem: str
     assert TagModel(TagRules().without(lacking)).explore().problem == problem
 
 
-@pytest.mark.parametrize("rules", _RANKS, ids=["2 ranks, 2 deaths", "3 ranks, replaced", "3 ranks, 1 death"])
+@pytest.mark.parametrize("rules", _RANKS.values(), ids=list(_RANKS))
 def test_all_ranks_of_a_try_are_told_the_same_and_it_is_so(
     rules: RankRules, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = RankModel(rules).explore()
 
     with capsys.disabled():
-        what = f"{rules.ranks} ranks, {rules.deaths} deaths"
+        what = f"{rules.ranks} ranks, {rules.hosts} hosts, {rules.deaths} deaths"
         print("\n" + covered("protocol model", what, violations=int(bool(found.problem)), states=found.states))
     assert not found.problem, str(found)
     assert found.states > 1000
@@ -71,3 +77,15 @@ def test_all_ranks_of_a_try_are_told_the_same_and_it_is_so(
 )
 def test_without_a_rule_ranks_are_told_what_is_not_so(lacking: str, problem: str) -> None:
     assert RankModel(RankRules().without(lacking)).explore().problem == problem
+
+
+@pytest.mark.parametrize(
+    "lacking, problem",
+    [
+        ("fences_hosts", _FAILED_AND_THERE),
+        ("takes_hidden", _FAILED_AND_THERE),
+        ("spares_hidden", "a try was given up while a rank was publishing it"),
+    ],
+)
+def test_without_a_rule_ranks_of_two_hosts_are_told_what_is_not_so(lacking: str, problem: str) -> None:
+    assert RankModel(RankRules(hosts=2, replaced=False).without(lacking)).explore().problem == problem
