@@ -220,10 +220,10 @@ class Store:
             chunk_bytes: Of a new store: see `init`.
             catalog_path: See `open`.
             mirror: What gets every checkpoint after it is durable here: a URL (``s3://BUCKET/PREFIX``), a directory,
-                where a store is made if there is none, or the name of a remote of the store. A new store lists what
-                is there at once, as one of `clone` does, with its hash and chunk size: so a training goes on on
-                another machine. It is kept as the setting `StoreConfig.mirror`; where it is set already, no
-                request is made. None: as the setting says.
+                which is made if it is missing, or the name of a remote of the store. A new store lists what is there
+                at once, as one of `clone` does, with its hash and chunk size: so a training goes on on another
+                machine. It is kept as the setting `StoreConfig.mirror`; where it is set already, no request is made.
+                None: as the setting says.
 
         Raises:
             RemoteError: The store is new, or the mirror is new to it, and the mirror does not answer.
@@ -264,7 +264,7 @@ class Store:
         brings them. Where a clone of that remote is already, what is new at the remote is added to it.
 
         Args:
-            source: What `remotes.add` takes: a URL, or the directory of another store.
+            source: What `remotes.add` takes: a URL, the directory of a remote, or that of a store.
             path: As in `init`, or such a clone.
             run: As in `open`.
             remote: What the new store calls the remote.
@@ -1192,12 +1192,13 @@ class Store:
 
         Args:
             ref: Which checkpoint, or several; None: the newest, unless an option says which.
-            remote: Name of a remote, or the directory of another store; None: the only remote that there is.
+            remote: Name of a remote; None: the only remote that there is.
             options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-            BadInput: The remote names its blobs by another hash, or the arguments contradict each other.
+            BadInput: The remote names its blobs by another hash, or it is a store, or the arguments contradict each
+                other.
             DamagedBlob: Bytes are damaged here; they were not sent.
             RemoteError: There is no such remote, or it does not take something.
         """
@@ -1703,14 +1704,14 @@ class Store:
 
     def _mirror_to(self, mirror: str | os.PathLike[str]) -> None:
         """Have a place as the mirror; a store without bytes of its own lists what is there."""
-        from ckstore.remote.mirror.place import entry_of, learn_mirror, make_ready
+        from ckstore.remote.mirror.place import entry_of, free_name, learn_mirror
 
         entry = entry_of(self._context, mirror)
         # No request where it is set already: a training must begin again whether the mirror answers or not.
         if entry is not None and self.config.mirror == entry.name:
             return
         if entry is None:
-            entry = self.remotes.add(make_ready(self._context, mirror), mirror)
+            entry = self.remotes.add(free_name(self._context, mirror), mirror)
         # Also one that an earlier call began to list; what was saved here must not be mixed with what others saved.
         if all(info.elsewhere for info in self.checkpoints()):
             self._list_remote(entry.name)

@@ -78,6 +78,10 @@ def _mirror_named(context: Context, member: str, name: object) -> object:
             f"its remotes: {', '.join(sorted(remotes))}" if remotes else "ckstore remote add NAME s3://BUCKET/PREFIX"
         )
         raise BadInput(f"{member}: the store has no remote {shown(name)}", hint=there)
+    target = remotes[name].get("target") if isinstance(remotes[name], dict) else None
+    if isinstance(target, dict) and target.get("kind") == "store":
+        hint = "add a directory of its own: ckstore remote add NAME DIRECTORY"
+        raise BadInput(f"{member}: {shown(name)} is a store, which is read, and never pushed to", hint=hint)
     return name
 
 

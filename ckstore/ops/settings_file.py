@@ -24,9 +24,16 @@ def read_settings(root: Path) -> StoreSettings:
     return read(data, parse_settings, str(path))
 
 
+def is_store(root: Path) -> bool:
+    """Whether a directory is a store, whole or damaged."""
+    return peek.find(Layout(root).settings) is not None
+
+
 def _hint(root: Path) -> str:
     """Say what to do where no store is."""
     if (found := peek.find(root)) is not None and not stat.S_ISDIR(found.st_mode):
         return NO_DIRECTORY_HINT
+    if peek.find(root / "remote.json") is not None:
+        return f"a remote is there: Store.open('file://{root}') reads it, ckstore clone lists it in a store"
     inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
     return f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"

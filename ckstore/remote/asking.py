@@ -7,6 +7,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from ckstore.ops.call_threads import for_each
+from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.objects import THREADS, Listed, Objects
 
@@ -17,7 +18,7 @@ _PAGE_KEYS = 1000
 
 def server_time(objects: Objects) -> datetime:
     """Return the time by the server's clock."""
-    key = f"probe/{uuid.uuid4().hex}-clock"
+    key = f"{keys.PROBE}{uuid.uuid4().hex}-clock"
     written = objects.put(key, b"1")
     objects.delete([key])
     return written.modified

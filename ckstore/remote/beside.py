@@ -175,7 +175,6 @@ def take_names(
     warnings: list[str],
     *,
     new: Container[CheckpointKey] = (),
-    moving: bool = False,
 ) -> None:
     """Give checkpoints the tags and pins that they have at a source.
 
@@ -185,7 +184,6 @@ def take_names(
         infos: Checkpoints of the store.
         warnings: What the user should know is added.
         new: Those of them that came from the source just now, so their annotations did.
-        moving: The source pushes, so that its word counts; else nothing moves that is here.
     """
     taken: set[str] = set()
     by_id = {info.id: info for info in infos}
@@ -200,22 +198,21 @@ def take_names(
         if target == info.key.any_generation:
             continue
         # One that came from there and was not moved here since moves as it does there.
-        if target is None or moving or _came_from(context, source, name, target):
+        if target is None or _came_from(context, source, name, target):
             named.setdefault(info.id, []).append(name)
             taken.add(keys.tag(name))
         else:
             warnings.append(f"the tag {name} names {_shown(target)} here and {_shown(info.key)} at {source.name}")
     if named:
         tag_all(context, [(by_id[checkpoint], names) for checkpoint, names in named.items()])
-    known = {pin.name: pin for pin in read_pins(context.layout)}
+    known = {pin.name for pin in read_pins(context.layout)}
     for name, data in sorted(source.pins().items()):
         try:
             pin = read_pin(data, name, source.name)
         except CkstoreError as error:
             warnings.append(f"ignored {error.message}")
             continue
-        is_new = name not in known or (moving and known[name] != pin)
-        if pin.id in by_id and is_new and not pin.expired(now):
+        if pin.id in by_id and name not in known and not pin.expired(now):
             with held(context, by_id[pin.id]):
                 write_pin(context.layout, pin)
             taken.add(keys.pin(name))

@@ -1,6 +1,6 @@
-"""Another store in a directory, also on a cluster's filesystem, as a remote: each store keeps its own protocol.
+"""Another store in a directory, also on a cluster's filesystem, as a source: each store keeps its own protocol.
 
-What is pushed to it is pulled by it; what is pulled from it is read as from any remote, and believed as little.
+It is never written. What is pulled from it is read as from any remote, and believed as little.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
-from collections.abc import Container
 from contextlib import suppress
 
 from ckstore.errors import DamagedBlob, InUse, RemoteError
@@ -23,7 +22,6 @@ from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
 from ckstore.ops.context import Context
-from ckstore.remote import keys
 from ckstore.remote.keys import Place
 
 
@@ -33,14 +31,12 @@ class StoreSource:
     Args:
         name: What users call it.
         context: It.
-        said: The keys that the tags, pins and annotations have at a remote that it shows; None: all.
     """
 
-    def __init__(self, name: str, context: Context, said: Container[str] | None = None) -> None:
+    def __init__(self, name: str, context: Context) -> None:
         self.name = name
         self._layout = context.layout
         self._of_step = context.of_step
-        self._said = said
 
     def close(self) -> None:
         """Do nothing: reads of files end by themselves."""
@@ -77,10 +73,7 @@ class StoreSource:
 
     def annotations(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
-        return self._read(place, ANNOTATIONS_MAX_BYTES, ANNOTATIONS) if self._shows(place.annotations) else None
-
-    def _shows(self, key: str) -> bool:
-        return self._said is None or key in self._said
+        return self._read(place, ANNOTATIONS_MAX_BYTES, ANNOTATIONS)
 
     def _read(self, place: Place, most_bytes: int, *names: str) -> bytes | None:
         """Return the first of these files that a checkpoint has; None: none of them."""
@@ -95,7 +88,7 @@ class StoreSource:
 
     def tags(self) -> dict[str, Place]:
         """See `ckstore.remote.source.Source`."""
-        targets = {name: key for name, key in self._layout.tags().items() if self._shows(keys.tag(name))}
+        targets = self._layout.tags()
         # Once for each checkpoint: one may have a hundred thousand tags.
         ids = {key: self._id_of(key) for key in {*targets.values()}}
         return {name: Place(*key.run_step, id) for name, key in targets.items() if (id := ids[key]) is not None}
@@ -111,7 +104,7 @@ class StoreSource:
         found: dict[str, bytes] = {}
         with suppress(FileNotFoundError):
             for entry in peek.names(self._layout.pins):
-                if (name := pin_name(entry)) is not None and self._shows(keys.pin(name)):
+                if (name := pin_name(entry)) is not None:
                     path = self._layout.pins / file_name(name)
                     found[name] = files.read_file(path, most_bytes=PIN_MAX_BYTES)
         return found

@@ -19,7 +19,7 @@ from ckstore.remote.elsewhere.clone import list_remote
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Manner, Push, end_intents
 from ckstore.remote.push_plan import There
-from ckstore.remote.reach import reach
+from ckstore.remote.reach import reach_remote
 from ckstore.remote.source import ObjectSource
 
 
@@ -33,10 +33,7 @@ def common_remote(context: Context) -> tuple[Remote, Holder]:
             hint="Store.open_or_init(…, mirror='s3://BUCKET/PREFIX') on each node",
             command_hint="ckstore config mirror NAME on each node",
         )
-    there = reach(context, name, writing=True)
-    if not isinstance(there, Remote):
-        msg = f"the mirror {name} is a store in a directory, and stores of several nodes need object storage"
-        raise BadInput(msg, hint="let all ranks save into that store itself")
+    there = reach_remote(context, name)
     return there, Holder(check_takes(there, context.settings).uuid, name)
 
 

@@ -9,7 +9,7 @@ goes on from there.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -114,8 +114,6 @@ class Pull:
         source: Where they come from.
         manner: How fast.
         if_exists: What to do where another checkpoint has the run and step.
-        is_push: The source brings them, and its tags and pins move those that are here.
-        own: Ids of checkpoints here that it brought before: what it has at their steps now supersedes them.
         warnings: What the user should know.
         brought_back: Whether a checkpoint got bytes again that had been let go.
     """
@@ -124,8 +122,6 @@ class Pull:
     source: Source
     manner: Manner
     if_exists: IfExists = "error"
-    is_push: bool = False
-    own: Container[str] = ()
     warnings: list[str] = field(default_factory=list)
     brought_back: bool = field(default=False, init=False)
     _wanted: frozenset[str] = frozenset()  # ids of the checkpoints that are brought together
@@ -172,7 +168,7 @@ class Pull:
                 continue
             infos.append(info)
             new |= {info.key} if is_new else set()
-        take_names(self.context, self.source, infos, self.warnings, new=new, moving=self.is_push)
+        take_names(self.context, self.source, infos, self.warnings, new=new)
         if failures:
             raise joined(failures)
         # Once for all: of a hundred thousand tags a look takes half a second.
@@ -188,17 +184,6 @@ class Pull:
             time.monotonic() - begun_s,
             tuple(self.warnings),
         )
-
-    def bring_said(self, infos: Sequence[CheckpointInfo]) -> dict[str, CkstoreError]:
-        """Bring the metadata of checkpoints that are here; return, by its id, why one could not take its own."""
-        failed: dict[str, CkstoreError] = {}
-        for info in infos:
-            try:
-                self._annotate(info, self.annotations_of(Place(info.run, info.step, info.id)))
-            except CkstoreError as error:
-                failed[info.id] = error
-        take_names(self.context, self.source, infos, self.warnings, moving=self.is_push)
-        return failed
 
     def _bring_one(self, place: Place) -> tuple[CheckpointInfo, bool]:
         found = read_manifest(self.source, place, self.context.layout.hash_prefix)
@@ -239,8 +224,7 @@ class Pull:
             return
         with held(self.context, info) as lock:
             own = read_annotations(lock.inside) or Annotations()
-            # As at object storage, the metrics of the one that pushes come first.
-            both = merged(other, own) if self.is_push else merged(own, other)
+            both = merged(own, other)
             known = frozenset(own.notes)  # a hostile remote has a hundred thousand
             notes = tuple(note for note in both.notes if note not in known)
             # By their text: nan is not equal to itself, and would be written again and again.
@@ -279,8 +263,8 @@ class Pull:
             self._taken.add(place.run_step)
             return self.if_exists
         of_step = published_of_step(self.context.layout, *place.run_step, self.context.of_step)
-        # One that the source brought before, or has beside this one, is no other checkpoint that must stay alone.
-        is_known = bool(of_step) and (of_step[-1].manifest_id in self.own or of_step[-1].manifest_id in self._wanted)
+        # One that the source has beside this one is no other checkpoint that must stay alone.
+        is_known = bool(of_step) and of_step[-1].manifest_id in self._wanted
         return "beside" if is_known else self.if_exists
 
     def _bring_back(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
@@ -344,7 +328,7 @@ class Pull:
         id = id_at(self.context.layout.checkpoint(key))
         if id != info.id and id in self._wanted:  # the source has it at this step as well
             return True
-        if id != info.id and (self.if_exists == "replace" or id in self.own):
+        if id != info.id and self.if_exists == "replace":
             return False
         found = look(self.context.layout, key).published
         return found is not None and publishing.is_sound(self.context.layout, found)

@@ -1,4 +1,4 @@
-"""Which place a caller means by the name of a remote: object storage, or another store in a directory."""
+"""Which place a caller means by the name of a remote; a live store in a directory is read, and never pushed to."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRemote
-from ckstore.fs import files
+from ckstore.fs import files, peek
 from ckstore.fs.peek import resolved
 from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context
 from ckstore.ops.open.opening import open_context
-from ckstore.ops.settings_file import read_settings
+from ckstore.ops.settings_file import is_store, read_settings
 from ckstore.remote import keys
 from ckstore.remote.decode import Near, nothing_near
-from ckstore.remote.documents.info import check_uuid_is, read_info
+from ckstore.remote.documents.info import read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.service.abilities import Abilities
@@ -35,36 +35,55 @@ class OtherStore:
 
 
 RemoteLike = str | os.PathLike[str]
-"""Name of a remote, or the directory of another store."""
+"""Name of a remote, or the directory of another store, to read from that."""
 
 
-def reach(context: Context, remote: RemoteLike | None, *, writing: bool = False) -> Remote | OtherStore:
-    """Return the remote that a caller names; None: the only one that the store has.
+def reach(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
+    """Return what a caller names, to read from it; None: the only remote that the store has.
 
     Raises:
         RemoteError: There is none of that name.
         BadInput: It is this store itself.
     """
-    if remote is not None and (not isinstance(remote, str) or os.sep in remote):
-        # A URL is not looked for as a directory of that name.
-        if (target := parse_target(remote)).kind == "url":
-            there = [one.name for one in entries(context.layout).values() if one.target == target]
-            hint = f"it has the name {there[0]}" if there else f"ckstore remote add NAME {target.address}"
-            raise NoSuchRemote(f"a remote that is a URL is given by its name, got {target.address}", hint=hint)
-        path = resolved(remote)
-        # By its absolute path: what is let go because of it is looked for there from anywhere.
-        return _other_store(context, path, str(path), writing=writing)
-    return open_remote(context, remote or "", writing=writing)
+    name = _name_of(context, remote)
+    if isinstance(name, Path):
+        return _other_store(context, name, str(name))
+    found = entries(context.layout)
+    entry = found.get(name) if name or len(found) != 1 else next(iter(found.values()))
+    if entry is not None and entry.target.kind == "store":
+        return _other_store(context, resolved(entry.target.path), entry.name)
+    return open_remote(context, name)
 
 
-def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote | OtherStore:
+def reach_remote(context: Context, remote: RemoteLike | None, *, writing: bool = True) -> Remote:
+    """As `reach`, for what only a remote takes, such as a push; `BadInput`: it is a store."""
+    name = _name_of(context, remote)
+    if isinstance(name, Path):
+        raise _is_store(str(name), name)
+    return open_remote(context, name, writing=writing)
+
+
+def _name_of(context: Context, remote: RemoteLike | None) -> str | Path:
+    """Return the name of a remote, or the directory of a store."""
+    if remote is None or (isinstance(remote, str) and os.sep not in remote):
+        return remote or ""
+    # A URL is not looked for as a directory of that name.
+    target = parse_target(remote)
+    there = [one.name for one in entries(context.layout).values() if one.target == target]
+    if there:
+        return there[0]
+    if target.kind == "directory" and is_store(target.path):
+        # By its absolute path: what is read because of it is looked for there from anywhere.
+        return resolved(target.path)
+    msg = f"the store {context.layout.path} has no remote at {target}"
+    raise NoSuchRemote(msg, hint=f"ckstore remote add NAME {target.address}")
+
+
+def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote:
     """Return the remote that the settings of the store have under a name; "": the only one."""
     entry = entry_named(context.layout, name)
     if entry.target.kind == "store":
-        other = _other_store(context, resolved(entry.target.path), entry.name, writing=writing)
-        if writing:
-            check_uuid_is(other.context.settings.uuid, entry.uuid, entry.name)
-        return other
+        raise _is_store(entry.name, entry.target.path)
     if writing:
         check_takes_pushes(entry)
     # Entered by a probe; a service that was never tried is taken to compare nothing.
@@ -73,8 +92,20 @@ def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote
     return Remote(entry.name, objects, seen.cas != "no", seen.checks_bodies is True, entry.uuid)
 
 
-def _other_store(context: Context, path: Path, name: str, *, writing: bool) -> OtherStore:
-    opened, _ = open_context(path, readonly=not writing, recover=writing, catalog_path=None)
+def refuse_store(name: str, target: Target) -> None:
+    """Raise if a directory that is to take checkpoints is that of a store."""
+    if target.kind != "url" and is_store(target.path):
+        raise _is_store(name, target.path)
+
+
+def _is_store(name: str, path: Path) -> BadInput:
+    told = f"{name} is a store" if name == str(path) else f"{name} is a store, in {path}"
+    hint = f"push to a remote in a directory of its own: ckstore remote add NAME {path}-remote; or pull there"
+    return BadInput(f"{told}: it is read, and never written by another store", hint=hint)
+
+
+def _other_store(context: Context, path: Path, name: str) -> OtherStore:
+    opened, _ = open_context(path, readonly=True, recover=False, catalog_path=None)
     if opened.settings.uuid == context.settings.uuid and path.samefile(context.layout.path):
         raise BadInput(f"{name} is this store itself", hint="name another store, or a remote")
     if opened.settings.hash != context.settings.hash:
@@ -110,10 +141,12 @@ def uuid_of(remote: Remote | OtherStore) -> str:
 
 
 def settings_there(target: Target, name: str) -> tuple[str, int] | None:
-    """Return the hash and the chunk size of what is at a target; None: no remote; `StoreNotFound`: no store."""
-    if target.kind == "store":
+    """Return the hash and the chunk size of what is at a target; None: no remote."""
+    if target.kind != "url" and is_store(target.path):
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes
+    if target.kind == "directory" and not peek.is_directory(target.path):
+        return None
     objects = open_objects(target)
     if objects.head(keys.INFO) is None:
         return None

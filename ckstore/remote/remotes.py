@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.names import check_run
 from ckstore.model.reports.retention_report import RemotePruneReport, RetentionReport
-from ckstore.model.reports.transfer import StoreClaims
+from ckstore.model.reports.transfer import StoreClaims, TransferReport
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
 from ckstore.objects.documents.elsewhere import holder_names_at
@@ -24,10 +24,8 @@ from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
 from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
+from ckstore.remote.service.folder import make_folder, target_at
 from ckstore.remote.service.target import Target, parse_target
-
-if TYPE_CHECKING:
-    from ckstore.remote.objects import Remote
 
 
 class Remotes:
@@ -71,19 +69,24 @@ class Remotes:
 
         Args:
             name: 1 to 100 of the characters A-Z a-z 0-9 . _ -, beginning with neither a dot nor a dash.
-            target: A URL of object storage, such as ``s3://BUCKET/PREFIX``, or a store's directory.
+            target: A URL of object storage, such as ``s3://BUCKET/PREFIX``; a directory, which is made if it is
+                missing; or the directory of a store, to read from that.
             endpoint: URL of an S3-compatible service; None: that of the environment, or the provider's own.
             region: Of the bucket; None: that of the environment.
 
         Raises:
-            BadInput: The name is taken by another place, the address is invalid, or the remote has another hash.
-            StoreNotFound: There is no store in the directory.
+            BadInput: The name is taken by another place, the address is invalid, the remote has another hash, or the
+                directory holds other files.
             RemoteError: The place cannot be reached or used.
         """
-        context = self._context
-        context.check_writable()
+        return self._added(name, target, endpoint=endpoint, region=region)
+
+    def _added(
+        self, name: str, target: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None
+    ) -> RemoteEntry:
+        self._context.check_writable()
         check_name(name)
-        wanted = parse_target(target, endpoint=endpoint, region=region)
+        wanted = target_at(parse_target(target, endpoint=endpoint, region=region))
         self._refuse_taken(name, wanted)
         entry = self._tried(name, wanted, make=True)
         self._keep(entry)
@@ -154,10 +157,9 @@ class Remotes:
             NoSuchRemote: There is none of that name.
             InUse: `exclusive` was given, and a push is under way.
             RemoteError: The service compares nothing, and `exclusive` was not given; or it does not answer.
-            BadInput: It is a store in a directory, which `Store.gc` prunes, and `keep_remote` is not set for it.
+            BadInput: It is a store, which `Store.gc` prunes.
         """
         from ckstore.remote.documents.claims import end_claims
-        from ckstore.remote.objects import Remote
         from ckstore.remote.pruning.keep_remote import KeepRemote
         from ckstore.remote.pruning.prune import prune
         from ckstore.remote.reach import open_remote
@@ -169,10 +171,8 @@ class Remotes:
         layout = self._context.layout
         is_mirror = remote.name == config_file.setting_of(layout, config_file.MIRROR)
         policy = config_file.policy_of(layout, config_file.KEEP_REMOTE) if is_mirror else None
-        if policy is None and not isinstance(remote, Remote):
-            raise BadInput(f"{remote.name} is a store in a directory", hint="open that store and collect there: gc()")
         retention = None
-        if not dry_run and isinstance(remote, Remote):
+        if not dry_run:
             end_claims(self._context, remote)
         failure: CkstoreError | None = None
         if policy is not None:
@@ -183,10 +183,7 @@ class Remotes:
                 raise
             except CkstoreError as error:  # blobs that no checkpoint names there can still go
                 failure = error
-        report = RemotePruneReport(remote.name, dry_run)
-        if isinstance(remote, Remote):
-            algorithm = self._context.algorithm
-            report = prune(remote, algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
+        report = prune(remote, self._context.algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
         if failure is not None:
             raise failure
         return replace(report, retention=retention)
@@ -199,12 +196,13 @@ class Remotes:
 
         Raises:
             NoSuchRemote: There is none of that name.
-            BadInput: It is a store in a directory.
+            BadInput: It is a store.
             RemoteError: It does not answer.
         """
         from ckstore.remote.documents.claims import store_claims
+        from ckstore.remote.reach import open_remote
 
-        return store_claims(self._context, self._objects_of(name))
+        return store_claims(self._context, open_remote(self._context, name))
 
     @act
     def release(self, name: str, store: str) -> StoreClaims:
@@ -220,9 +218,10 @@ class Remotes:
             RemoteError: It does not answer.
         """
         from ckstore.remote.documents.claims import release_claims
+        from ckstore.remote.reach import open_remote
 
         self._context.check_writable()
-        return release_claims(self._context, self._objects_of(name, writing=True), store)
+        return release_claims(self._context, open_remote(self._context, name, writing=True), store)
 
     @act
     def take_over(self, name: str, run: str) -> None:
@@ -236,22 +235,42 @@ class Remotes:
 
         Raises:
             NoSuchRemote: There is none of that name.
-            BadInput: It is a store in a directory, or the name of the run is invalid.
+            BadInput: It is a store, or the name of the run is invalid.
             RemoteError: It does not answer.
         """
         from ckstore.remote.mirror.ownership import Ownership
-
-        self._context.check_writable()
-        Ownership(self._context).own(self._objects_of(name, writing=True), check_run(run), 0, by_name=True)
-
-    def _objects_of(self, name: str, *, writing: bool = False) -> Remote:
-        from ckstore.remote.objects import Remote
         from ckstore.remote.reach import open_remote
 
-        remote = open_remote(self._context, name, writing=writing)
-        if not isinstance(remote, Remote):
-            raise BadInput(f"{remote.name} is a store in a directory, which takes no claims", hint="open that store")
-        return remote
+        self._context.check_writable()
+        Ownership(self._context).own(open_remote(self._context, name, writing=True), check_run(run), 0, by_name=True)
+
+    @act
+    def convert(self, name: str, new: str, directory: str | os.PathLike[str]) -> TransferReport:
+        """Copy a store that an earlier draft of ckstore pushed to into a remote, which takes its place here.
+
+        What was evicted to the store is read from the remote then, and the remote is the mirror if the store was. The
+        store itself is not changed. Stopped anywhere, it is called again.
+
+        Args:
+            name: Of the remote that is a store.
+            new: What the remote is called; see `add`.
+            directory: Where it is made; see `add`.
+
+        Raises:
+            NoSuchRemote: There is none of that name.
+            BadInput: `name` is no store, or as in `add`.
+            RemoteError: The directory cannot be used.
+            CkstoreError: Some checkpoints could not be copied; those are still read from the store.
+        """
+        from ckstore.remote.elsewhere.convert import convert
+        from ckstore.remote.reach import OtherStore, open_remote, reach
+
+        self._context.check_writable()
+        old = reach(self._context, name)
+        if not isinstance(old, OtherStore):
+            raise BadInput(f"{name} is a remote already, at {entry_named(self._context.layout, name).target}")
+        self._added(new, directory)
+        return convert(self._context, old, open_remote(self._context, new, writing=True))
 
     def _refuse_taken(self, name: str, target: Target) -> None:
         taken = entries(self._context.layout).get(name)
@@ -265,6 +284,8 @@ class Remotes:
         """Return what is at a place, after trying it; `make`: a remote, if there is none."""
         if target.kind == "store":
             return RemoteEntry(name, target, self._store_at(target))
+        if target.kind == "directory" and make:
+            make_folder(target)
         from ckstore.remote.documents.info import RemoteInfo, agreed_info, check_hash, read_info
         from ckstore.remote.service.probe import probe
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ckstore.errors import BadInput, CkstoreError
@@ -11,7 +11,6 @@ from ckstore.model.reports.transfer import EvictReport, TransferPlan, TransferRe
 from ckstore.model.sizes import parse_size
 from ckstore.objects.publish import IfExists
 from ckstore.ops.context import Context
-from ckstore.ops.refs import listing
 from ckstore.ops.refs.find import AnyRef, text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
@@ -23,11 +22,9 @@ from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.find_there import find_there, newest_of_steps
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
-from ckstore.remote.other_store import StoreSource
 from ckstore.remote.pull import Pull
 from ckstore.remote.push import Manner
-from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import RemoteLike, near, reach, source_of
+from ckstore.remote.reach import RemoteLike, near, reach, reach_remote, source_of
 from ckstore.remote.source import Source
 
 Refs = AnyRef | Iterable[AnyRef] | None
@@ -45,12 +42,7 @@ def _manner(options: TransferOptions) -> Manner:
 def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
     """See `ckstore.Store.plan_push`."""
     infos = Choice(refs, options).of(context)
-    there = reach(context, remote)
-    if isinstance(there, Remote):
-        return planning.plan_push(context, infos, there)
-    source = StoreSource(str(context.layout.path), context)
-    plan = pulling.plan_pull(there.context, source, [place_of(info) for info in infos])
-    return replace(plan, direction="push", remote=there.name)
+    return planning.plan_push(context, infos, reach_remote(context, remote, writing=False))
 
 
 def push(
@@ -60,23 +52,11 @@ def push(
     options: TransferOptions,
     *,
     lacks_all: bool = False,
-    own: Container[str] = (),
 ) -> TransferReport:
-    """See `ckstore.Store.push`; as a mirror calls it.
-
-    `lacks_all`: the remote has none of them, as the caller has just seen. `own`: ids of checkpoints that were brought
-    there before; in a store in a directory these are replaced by what has their steps now.
-    """
+    """See `ckstore.Store.push`; `lacks_all`: the remote has none of them, as the caller has just seen."""
     how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
-    there = reach(context, remote, writing=True)
-    if isinstance(there, Remote):
-        return pushing.push(context, infos, there, how)
-    # The other store takes them by its own protocol, as it takes those of any source.
-    newest_first = sorted(infos, key=lambda info: info.order, reverse=True)
-    source = StoreSource(str(context.layout.path), context)
-    report = Pull(there.context, source, how, is_push=True, own=own).bring([place_of(info) for info in newest_first])
-    return replace(report, direction="push", remote=there.name)
+    return pushing.push(context, infos, reach_remote(context, remote), how)
 
 
 def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> dict[str, CkstoreError]:
@@ -85,14 +65,7 @@ def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> dic
     Raises:
         CkstoreError: The remote takes none of it.
     """
-    there = reach(context, remote, writing=True)
-    if isinstance(there, Remote):
-        return pushing.push_said(context, there, said)
-    source = StoreSource(str(context.layout.path), context, {one.key for one in said})
-    pull = Pull(there.context, source, Manner(), is_push=True)
-    ids = {one.info.id for one in said}
-    failed = pull.bring_said([info for info in listing.infos(there.context, superseded=True) if info.id in ids])
-    return {one.key: failed[one.info.id] for one in said if one.info.id in failed}
+    return pushing.push_said(context, reach_remote(context, remote), said)
 
 
 def plan_pull(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
@@ -127,7 +100,8 @@ def evict(
         return evicting.evict_by_rule(context, dry_run=dry_run)
     if choice.refs is None and not choice.by_rule():
         raise BadInput("no checkpoint was named", **HINT)
-    return evicting.evict(context, choice.of(context), reach(context, remote), dry_run=dry_run)
+    infos = choice.of(context)
+    return evicting.evict(context, infos, reach_remote(context, remote, writing=not dry_run), dry_run=dry_run)
 
 
 def _places(context: Context, source: Source, choice: Choice) -> list[Place]:

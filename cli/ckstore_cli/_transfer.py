@@ -15,7 +15,9 @@ choice_options = adding(
     click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag."),
     click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run."),
     click.option(
-        "--remote", metavar="NAME", help="A remote, or the directory of another store. Default: the only remote."
+        "--remote",
+        metavar="NAME",
+        help="The name of a remote. Default: the only remote. To read: also the directory of a store.",
     ),
     click.option("--dry-run", is_flag=True, help="Change nothing; only say what would be done."),
 )

@@ -251,7 +251,6 @@ def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
 
 
 def test_the_mirror_is_named_bounded_and_turned_off(run: Run, path: Path, tmp_path: Path) -> None:
-    Store.init(tmp_path / "m")
     run("remote", "add", "cold", tmp_path / "m", "--store", path)
     run("config", "mirror", "cold", "--time", "5m", "--bwlimit", "1MiB", "--count", "2", "--store", path)
     said = run("config", "--store", path).stdout.splitlines()

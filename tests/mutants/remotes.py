@@ -12,6 +12,9 @@ _MANY = "tests/remote/test_prune_many.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
 _DELTAS, _KEEP, _CACHE = "tests/remote/test_deltas.py", "tests/remote/test_keep.py", "tests/remote/test_cache.py"
 _REMOTES, _MIRROR = "tests/remote/test_remotes.py", "tests/remote/test_mirror.py"
+_IN_DIRECTORY = "tests/remote/test_in_directory.py"
+_IN_DIRECTORY_CRASH = "tests/crash/test_objects_in_a_directory.py"
+_CONVERT, _OTHER = "tests/remote/test_convert_store.py", "tests/remote/test_other_store.py"
 _SERVICE, _LIES = "tests/hostile/remotes/test_service.py", "tests/hostile/remotes/test_lies.py"
 
 REMOTES = [
@@ -272,7 +275,7 @@ REMOTES = [
     Mutant(
         "what was sent counts where the service checks bodies, else it is read back",
         "sent-believed",
-        "_OfObjects._is_known",
+        "Attest._is_known",
         '        return seen.how == "read" or self._remote.checks_bodies\n',
         "        return bool(seen.how)\n",
         f"{_EVICT}::test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back",
@@ -281,7 +284,7 @@ REMOTES = [
     Mutant(
         "what was seen counts for that version alone",
         "other-version-believed",
-        "_OfObjects._is_known",
+        "Attest._is_known",
         "        if seen is None or not seen.is_still(self._current(digest)):\n",
         "        if seen is None:\n",
         f"{_LIES}::test_a_service_that_checks_bodies_and_then_lists_less_keeps_nothing_from_being_here",
@@ -290,7 +293,7 @@ REMOTES = [
     Mutant(
         "nothing is let go that was removed at the remote",
         "evicted-though-dropped",
-        "_OfObjects.lacks",
+        "Attest.lacks",
         "        if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:\n",
         "        if objects.head(place.manifest) is None:\n",
         f"{_EVICT}::test_nothing_goes_that_is_not_at_the_remote[dropped]",
@@ -299,7 +302,7 @@ REMOTES = [
     Mutant(
         "nothing is let go that the remote does not list",
         "evicted-though-unlisted",
-        "_OfObjects.lacks",
+        "Attest.lacks",
         "                if listed is None or listed.nbytes != file.nbytes:\n",
         "                if listed is None:\n                    continue\n"
         "                if listed.nbytes != file.nbytes:\n",
@@ -310,7 +313,7 @@ REMOTES = [
         "the word that bytes are elsewhere is there before they go",
         "word-after-bytes",
         "evict._begin",
-        "        _say_elsewhere(context, one)\n",
+        "        say_elsewhere(context, one)\n",
         "        pass\n",
         "tests/remote/test_claims.py::test_a_claim_ends_when_the_bytes_are_back",
         "assert",
@@ -397,18 +400,9 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "the other store does not let go of a copy that ours goes for",
-        "other-copy-unheld",
-        "evict._go",
-        "                held.enter_context(locks.lock_shared(its.checkpoint(key)))\n",
-        "                pass\n",
-        f"{_EVICT}::test_the_other_store_keeps_its_bytes_until_ours_are_gone",
-        "IndexError",
-    ),
-    Mutant(
         "what a reader has open keeps its bytes",
         "open-evicted",
-        "evict._alone",
+        "evict.alone",
         "        lock = locks.try_exclusive(path)\n",
         "        lock = locks.lock_shared(path)\n",
         f"{_EVICT}::test_an_open_checkpoint_keeps_its_bytes",
@@ -524,15 +518,6 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a push moves the tags of a store in a directory",
-        "tag-there-stays",
-        "beside.take_names",
-        "if target is None or moving or _came_from(context, source, name, target):",
-        "if target is None:",
-        "tests/remote/test_other_store.py::test_a_push_moves_tags_and_pins_there_and_a_pull_moves_none_here",
-        "assert",
-    ),
-    Mutant(
         "what was replaced goes at the mirror only while what has its step is there",
         "last-of-step-removed",
         "keep_remote._is_there",
@@ -558,15 +543,6 @@ REMOTES = [
         "",
         f"{_PUSH}::test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits[500-True]",
         "overtaken by a pruner",
-    ),
-    Mutant(
-        "a mirror in a directory replaces there what it was given alone",
-        "another-step-replaced",
-        "Pull._rule",
-        "of_step[-1].manifest_id in self.own or",
-        "bool(self.own) or",
-        f"{_MIRROR}::test_what_another_store_put_at_a_step_of_the_mirror_stays",
-        "DID NOT RAISE",
     ),
     Mutant(
         "a mirror knows what it was given until all that was saved since is there",
@@ -865,5 +841,104 @@ REMOTES = [
         "    remote = None\n",
         f"{_RESCUE}::test_a_damaged_manifest_comes_back_from_the_remote",
         "latest-valid is main@2",
+    ),
+    Mutant(
+        "an object in a directory is durable before it is acknowledged",
+        "object-unsynced",
+        "in_directory.DirectoryObjects._write",
+        "                os.fsync(fd)\n",
+        "",
+        f"{_IN_DIRECTORY_CRASH}::test_what_was_acknowledged_survives_and_nothing_is_there_in_part[ext4]",
+        "assert",
+    ),
+    Mutant(
+        "the name of an object in a directory is durable before it is acknowledged",
+        "object-name-unsynced",
+        "in_directory._sync_parents",
+        "        files.sync_directory(place)\n",
+        "        pass\n",
+        f"{_IN_DIRECTORY_CRASH}::test_what_was_acknowledged_survives_and_nothing_is_there_in_part[ext4]",
+        "assert",
+    ),
+    Mutant(
+        "each version of an object in a directory has a mark of its own",
+        "mark-twice",
+        "in_directory._rename",
+        "        if before is None or status.st_mtime_ns > before.st_mtime_ns:\n",
+        "        if True:\n",
+        f"{_IN_DIRECTORY}::test_each_version_has_a_mark_of_its_own",
+        "assert",
+    ),
+    Mutant(
+        "updates of objects in a directory exclude each other",
+        "updates-race",
+        "in_directory.DirectoryObjects.update",
+        "_lock(top, exclusive=True)",
+        "_lock(top, exclusive=False)",
+        f"{_IN_DIRECTORY}::test_of_updates_of_several_processes_none_is_lost",
+        "assert",
+    ),
+    Mutant(
+        "a folder that is removed before an object gets its name is made again",
+        "folder-gone",
+        "in_directory.DirectoryObjects._written",
+        "                    if not peek.exists(fresh):\n",
+        "                    if True:\n",
+        f"{_IN_DIRECTORY}::test_a_folder_that_is_removed_before_an_object_gets_its_name_is_made_again",
+        "RemoteUnavailable",
+    ),
+    Mutant(
+        "what a writer that died left in a directory is removed",
+        "left-for-ever",
+        "in_directory.DirectoryObjects._write",
+        "            _sweep(folder)\n",
+        "            pass\n",
+        f"{_IN_DIRECTORY}::test_a_writer_that_is_killed_leaves_a_whole_object_and_nothing_that_stays",
+        "assert",
+    ),
+    Mutant(
+        "nothing is compared where locks are not known to reach other hosts",
+        "locks-believed",
+        "in_directory.DirectoryObjects._look",
+        "not place.shared or reach_of_locks(place.kind, place.options).hosts is True",
+        "True",
+        f"{_IN_DIRECTORY}::test_a_store_mirrors_to_a_mounted_place_of_several_hosts[]",
+        "assert",
+    ),
+    Mutant(
+        "a mirror writes nothing to another remote at its place",
+        "other-remote-owned",
+        "ownership.Ownership.own",
+        "            check_takes(remote, self.context.settings)  # another remote may be at its place by now\n",
+        "            pass\n",
+        f"{_MIRROR}::test_another_place_under_the_name_of_the_mirror_has_nothing_yet[made again]",
+        "assert",
+    ),
+    Mutant(
+        "a remote is made in no directory that holds other files",
+        "among-other-files",
+        "folder.make_folder",
+        "    if others and keys.INFO not in names:\n",
+        "    if False:\n",
+        f"{_REMOTES}::test_a_directory_is_a_remote",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a store is never pushed to",
+        "store-pushed-to",
+        "reach.open_remote",
+        "        raise _is_store(entry.name, entry.target.path)\n",
+        "        pass\n",
+        f"{_OTHER}::test_a_store_is_not_pushed_to",
+        "Error",
+    ),
+    Mutant(
+        "what relied on a store relies on the remote only when every byte was seen there",
+        "converted-unseen",
+        "convert._end",
+        "    if problem := attest.lacks(place_of(one.info), one.blobs, read=True):\n",
+        '    if problem := "":\n',
+        f"{_CONVERT}::test_what_is_damaged_at_the_remote_is_still_read_from_the_store",
+        "DID NOT RAISE",
     ),
 ]

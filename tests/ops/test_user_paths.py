@@ -40,6 +40,7 @@ TRIED_HERE = {
     "Store.metrics": {"path"},
     "Store.report": {"path"},
     "Remotes.add": {"target"},
+    "Remotes.convert": {"directory"},
     "Store.write_metrics": {"path"},
     "Store.commit": {"paths"},
     "Store.checkout": {"destination"},
@@ -112,11 +113,12 @@ def test_a_store_and_all_that_goes_in_and_out_are_found_in_the_home(home: Path) 
     store.write_metrics("~/metrics.prom")
     store.metrics("~/store.prom")
     store.report("~/report.html")
-    Store.init("~/other")
     store.remotes.add("other", "~/other")
     store.push(1)
     Store.clone("~/other", "~/cloned").close()
     Store.open_or_init("~/mirrored", mirror="~/other").close()
+    with Store.clone("~/store", "~/of-a-store") as clone:
+        clone.remotes.convert("origin", "new", "~/converted")
 
     assert (home / "catalog" / "c.db").is_file()
     assert look(home / "out") == look(home / "files")

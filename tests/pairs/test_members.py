@@ -89,7 +89,6 @@ def test_each_act_of_a_member_after_those_of_another_loses_nothing(name: str, pl
 
     def begin(world: World) -> None:
         world.remote = str(folder / "remote")
-        Store.init(world.remote, chunk_bytes=2**20).close()
 
     world = as_member(ONE, folder, None, begin)
     world = as_member(TWO, folder, world, save_and_act)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import BadInput, CkstoreError, NoSuchRef, RankMismatch, StepExists, Store, UnknownOutcome
+from ckstore import CkstoreError, NoSuchRef, RankMismatch, StepExists, Store, UnknownOutcome
 from ckstore.errors import RemoteUnavailable
 from ckstore.integrations import dcp
 from ckstore.ops.refs.find import open_directory
@@ -143,11 +143,7 @@ def test_stores_without_a_common_mirror_are_refused_before_anything_is_staged(
         save([first, alone], 1)
     assert "the same mirror" in raised.value.hint
     assert not keys(service, "blobs")
-
-    beside = Store.open_or_init(tmp_path / "beside", chunk_bytes=MIB, mirror=tmp_path / "mirror")
-    with pytest.raises(BadInput, match="is a store in a directory"):
-        save([first, beside], 1)
-    nothing_is_listed([first, alone, beside], service, 1)
+    nothing_is_listed([first, alone], service, 1)
 
 
 def test_nodes_with_different_remotes_are_refused(nodes: Nodes, service: Service, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from ckstore import Store
 from ckstore.ops.context import Context
 from ckstore.remote import reach
 from ckstore.remote.objects import Remote
-from ckstore.remote.reach import OtherStore
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
 from tests.remote.double import REMOTES
@@ -43,7 +42,7 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     REMOTES.clear()
     real = reach.open_remote
 
-    def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote | OtherStore:
+    def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote:
         return REMOTES.get(name) or real(context, name, writing=writing)
 
     monkeypatch.setattr(reach, "open_remote", open_remote)
@@ -59,8 +58,6 @@ def no_mirror_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def store_with_mirror(request: pytest.FixtureRequest, tmp_path: Path, memory: Target) -> Store:
     """Return a store whose mirror, ``cold``, is on object storage, or in a directory."""
     made = Store.init(tmp_path / "store", chunk_bytes=2**20)
-    if request.param == "directory":
-        Store.init(tmp_path / "m", chunk_bytes=2**20)
     made.remotes.add("cold", memory.address if request.param == "url" else tmp_path / "m")
     made.config.mirror = "cold"
     return made

@@ -93,9 +93,7 @@ def test_a_clone_that_was_killed_before_the_names_is_repeated_with_them(
 
 
 def test_what_is_no_remote_leaves_nothing(store: Store, tmp_path: Path) -> None:
-    from ckstore import StoreNotFound
-
-    with pytest.raises(StoreNotFound):
+    with pytest.raises(NoSuchRemote, match="neither a store nor a remote"):
         Store.clone(tmp_path / "nothing", tmp_path / "clone")
     assert not (tmp_path / "clone").exists()
     (tmp_path / "full").mkdir()

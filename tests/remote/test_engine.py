@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,16 +25,19 @@ from ckstore.remote.objects import Objects
 from ckstore.remote.service import calls, engine
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.in_directory import DirectoryObjects
 from ckstore.remote.service.target import Target
 from tests.support.s3_proxy import Fault, Proxy
 from tests.support.s3_server import KEY, SECRET, Habits, Service, s3_service
 
 
-@pytest.fixture(params=["memory", "s3"])
-def objects(request: pytest.FixtureRequest, memory: Target) -> Objects:
-    """Return objects in memory, and those of the service."""
+@pytest.fixture(params=["memory", "s3", "directory"])
+def objects(request: pytest.FixtureRequest, memory: Target, tmp_path: Path) -> Objects:
+    """Return objects in memory, those of the service, and those in a directory."""
     if request.param == "memory":
         return ServiceObjects(memory)
+    if request.param == "directory":
+        return DirectoryObjects(Target("directory", str(tmp_path)))
     return ServiceObjects(request.getfixturevalue("service").target("run"))
 
 

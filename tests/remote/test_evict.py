@@ -14,11 +14,9 @@ import pytest
 
 from ckstore import BytesElsewhere, CheckpointInfo, DamagedBlob, RemoteError, RetentionPolicy, Store
 from ckstore.model.words import mending_there
-from ckstore.ops.context import Context
 from ckstore.remote import keys
 from ckstore.remote.objects import Remote
 from ckstore.remote.push_plan import place_of
-from ckstore.store import context_of
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
@@ -406,38 +404,6 @@ def test_a_file_that_cannot_be_read_makes_nothing_elsewhere(evicted: tuple[Store
     assert not (path.parent / "damaged.json").exists()
     path.write_bytes(whole)
     assert store.verify(1).ok
-
-
-def test_two_stores_never_let_go_of_each_others_last_copy(store: Store, tmp_path: Path) -> None:
-    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
-    store.push(1, other.path)
-    assert store.evict(1, other.path).evicted
-    assert same(store.load(1), state(1))
-    assert "it has no bytes here" not in other.evict(1, store.path).skipped[0].reason
-    assert not other.info(1).elsewhere
-    assert same(store.load(1), state(1))
-    assert store.pull(1, other.path).moved_bytes > 3 * MIB
-    assert same(ckstore_open(store, 1), state(1))
-
-
-def test_the_other_store_keeps_its_bytes_until_ours_are_gone(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ckstore.remote.elsewhere import evict as evicting
-
-    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
-    store.push(1, other.path)
-    real, reasons = evicting._let_go, list[str]()
-
-    def meanwhile(context: Context, one: evicting._Going) -> str:
-        if context is context_of(store):
-            reasons.extend(skipped.reason for skipped in other.evict(1, store.path).skipped)
-        return real(context, one)
-
-    monkeypatch.setattr(evicting, "_let_go", meanwhile)
-    assert store.evict(1, other.path).evicted
-    assert "open for reading" in reasons[0]
-    assert same(store.load(1), state(1))
 
 
 def test_what_was_replaced_while_it_was_read_back_stays(store: Store) -> None:

@@ -145,16 +145,14 @@ def test_a_duty_of_the_mirror_that_fails_stops_no_other_one(
     mirror = Mirror(context_of(store))
     mirror.tidy()
 
-    is_url = store.remotes.get("cold").target.kind == "url"
-    assert done == ["keep_local", "KeepRemote", *(["prune"] if is_url else [])]
-    if is_url or duty != "prune":
-        assert str(mirror.problem).endswith(f"{duty} failed")
+    assert done == ["keep_local", "KeepRemote", "prune"]
+    assert str(mirror.problem).endswith(f"{duty} failed")
     done.clear()
     mirror.tidy()
     assert done == []
     mirror.try_again()
     mirror.tidy()
-    assert (done != []) == (is_url or duty != "prune")
+    assert done != []
 
 
 @pytest.mark.parametrize("how", ["disk", "manifest", "service"])

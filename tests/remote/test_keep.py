@@ -10,7 +10,7 @@ from ckstore import BadInput, RetentionPlan, RetentionPolicy, Store
 from ckstore.remote import keys
 from ckstore.remote.mirror.work import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
-from ckstore.remote.service.engine import ServiceObjects
+from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.target import Target
 from ckstore.remote.small_objects import tag_bytes
 from ckstore.store import context_of
@@ -34,10 +34,7 @@ def mirrored(store: Store) -> None:
 
 def there(store: Store) -> list[int]:
     """Return the steps that the mirror has."""
-    target = store.remotes.get("cold").target
-    if target.kind == "store":
-        return [info.step for info in Store.open(target.path, readonly=True).checkpoints()]
-    listed = ServiceObjects(target).list(keys.CHECKPOINTS)
+    listed = open_objects(store.remotes.get("cold").target).list(keys.CHECKPOINTS)
     return sorted(place.step for one in listed if (place := keys.place_in(one.key)) is not None)
 
 
@@ -204,7 +201,7 @@ def replaced(tmp_path: Path, memory: Target) -> tuple[Store, list[str]]:
 
 
 def ids_there(store: Store) -> set[str]:
-    listed = ServiceObjects(store.remotes.get("cold").target).list(keys.CHECKPOINTS)
+    listed = open_objects(store.remotes.get("cold").target).list(keys.CHECKPOINTS)
     return {place.id for one in listed if (place := keys.place_in(one.key)) is not None}
 
 
@@ -222,7 +219,7 @@ def test_what_a_later_save_of_its_step_replaced_goes_by_keep_remote(replaced: tu
     assert [entry.info.id for entry in planned.plan.dropped] == [info.id for info in report.dropped] == ids[:2]
     assert planned.plan.dropped[0].reasons == (f"its step was saved again: {ids[2]} is meant by it",)
     assert ids_there(store) == newest
-    objects = ServiceObjects(store.remotes.get("cold").target)
+    objects = open_objects(store.remotes.get("cold").target)
     assert all(objects.head(keys.Place("main", 1, id).dropped) is not None for id in ids[:2])
     assert store.remotes.prune("cold").retention.plan.dropped == ()  # type: ignore[union-attr]
     assert same(store.load(1), state(3))
@@ -232,7 +229,7 @@ def test_what_was_replaced_stays_for_a_tag_or_a_pin_there_and_where_the_store_li
     replaced: tuple[Store, list[str]], tmp_path: Path
 ) -> None:
     store, ids = replaced
-    objects = ServiceObjects(store.remotes.get("cold").target)
+    objects = open_objects(store.remotes.get("cold").target)
     objects.put(keys.tag("paper"), tag_bytes(keys.Place("main", 1, ids[0])))
     # Another node, whose store has the second one.
     other = Store.init(tmp_path / "other", chunk_bytes=MIB)
@@ -258,7 +255,7 @@ def test_what_was_replaced_stays_while_it_is_all_that_is_there(
 ) -> None:
     store, ids = replaced
     store.config.keep_remote = RetentionPolicy(keep_last=10)
-    objects = ServiceObjects(store.remotes.get("cold").target)
+    objects = open_objects(store.remotes.get("cold").target)
     newest = keys.Place("main", 1, ids[2])
     real = KeepRemote.plan
 
@@ -285,7 +282,7 @@ def test_a_tag_that_cannot_be_read_there_stops_it(tmp_path: Path, memory: Target
     for step in (1, 2):
         store.save(state(step), step=step)
     mirrored(store)
-    ServiceObjects(memory).put("refs/best.json", b"{")
+    open_objects(memory).put("refs/best.json", b"{")
     store.config.keep_remote = RetentionPolicy(keep_last=1)
     with pytest.raises(BadInput, match=r"best\.json"):
         store.remotes.prune("cold")

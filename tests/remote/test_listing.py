@@ -26,7 +26,6 @@ pytestmark = pytest.mark.usefixtures("no_mirror_process")
 def mirroring(tmp_path: Path) -> tuple[Store, Double, str]:
     """Return a store with three checkpoints and a mirror that has them; it keeps the bytes of the newest two."""
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
-    Store.init(tmp_path / "place", chunk_bytes=MIB)
     objects, name = new_remote(store.settings)
     store.remotes.add(name, tmp_path / "place")  # the name leads to the double
     store.config.mirror = name

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, RemoteError, StepExists, Store, StoreNotFound
+from ckstore import BadInput, NoSuchRemote, RemoteError, Store
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.checkpoint_dirs import blobs_dir
@@ -27,33 +27,41 @@ def other(tmp_path: Path) -> Store:
     return Store.init(tmp_path / "other", chunk_bytes=MIB)
 
 
-def test_a_push_to_a_directory_is_a_whole_checkpoint_there(store: Store, other: Store) -> None:
+def test_a_pull_from_a_store_is_a_whole_checkpoint_here(store: Store, other: Store) -> None:
     store.tag("best", 1)
     store.pin(1, "paper")
     store.annotate(1, metrics={"bleu": 1.0})
-    plan = store.plan_push(1, other.path)
-    report = store.push(1, other.path)
-    assert (plan.direction, report.direction) == ("push", "push")
+    plan = other.plan_pull(1, store.path)
+    report = other.pull(1, store.path)
+    assert (plan.direction, report.direction) == ("pull", "pull")
     assert plan.missing_bytes == report.moved_bytes > 3 * MIB
     assert other.info("best").metrics == {"loss": 2.0, "bleu": 1.0}
     assert other.info(1).id == store.info(1).id
     assert same(other.load(1), state(1))
     assert other.verify().ok
     check_store(other.path)
-    assert store.push(1, str(other.path)).moved_bytes == 0
+    assert other.pull(1, str(store.path)).moved_bytes == 0
 
 
-def test_a_push_moves_tags_and_pins_there_and_a_pull_moves_none_here(store: Store, other: Store) -> None:
+def test_a_pull_moves_no_tag_that_is_here(store: Store, other: Store) -> None:
     store.save(state(2), step=2)
     store.tag("best", 1)
-    store.push(None, other.path, all=True)
-    store.tag("best", 2)
-    report = store.push(2, other.path)
-    assert (report.warnings, other.info("best").step) == ((), 2)
-    other.tag("best", 1)
-    report = store.pull(1, other.path)
-    assert store.info("best").step == 2
+    other.pull(None, store.path, all=True)
+    other.tag("best", 2)
+    report = other.pull(1, store.path)
+    assert other.info("best").step == 2
     assert re.search(r"the tag best names main@2\.\w{10} here and main@1\.\w{10} at ", report.warnings[0])
+
+
+def test_a_store_is_not_pushed_to(store: Store, other: Store) -> None:
+    store.remotes.add("other", other.path)
+    for name in ("other", other.path):
+        for act in (store.plan_push, store.push, store.evict):
+            with pytest.raises(BadInput, match="it is read, and never written by another store"):
+                act(1, name)
+    with pytest.raises(BadInput, match="it is read, and never written by another store"):
+        Store.open_or_init(store.path, mirror=other.path)
+    assert other.checkpoints() == []
 
 
 def test_a_pull_from_a_directory_takes_only_what_is_missing(store: Store, other: Store) -> None:
@@ -77,14 +85,8 @@ def test_a_damaged_blob_of_the_other_store_is_refused(store: Store, other: Store
     assert other.checkpoints() == []
 
 
-def test_the_other_step_is_not_overwritten(store: Store, other: Store) -> None:
-    other.save(state(7), step=1)
-    with pytest.raises(StepExists):
-        store.push(1, other.path)
-
-
 def test_places_that_are_no_remote(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFound):
+    with pytest.raises(NoSuchRemote, match="has no remote at"):
         store.push(1, tmp_path / "nothing")
     with pytest.raises(BadInput, match="this store itself"):
-        store.push(1, store.path)
+        store.pull(1, store.path)

@@ -350,7 +350,7 @@ def test_by_the_name_of_a_remote(store: Store, tmp_path: Path) -> None:
         store.remotes.prune("cold", grace="1s")
     Store.init(tmp_path / "other")
     store.remotes.add("nas", tmp_path / "other")
-    with pytest.raises(BadInput, match="is a store in a directory"):
+    with pytest.raises(BadInput, match="nas is a store, in "):
         store.remotes.prune("nas")
 
 

@@ -223,10 +223,11 @@ def test_a_pull_of_all_brings_the_newest_of_each_step(store: Store, other: Store
     assert same(other.load(1), state(2))
 
 
-def test_a_push_to_a_directory_brings_what_a_tag_names_beside_the_newest(store: Store, other: Store) -> None:
+def test_a_pull_from_a_store_brings_what_a_tag_names_beside_the_newest(store: Store, other: Store) -> None:
+    old = store.info(1).id
     store.tag("old", 1)
     store.save(state(2), step=1, if_exists="replace")
-    assert store.push(all=True, remote=other.path).new_count == 2
+    assert other.pull([1, old], store.path).new_count == 2
     assert same(other.load(1), state(2))
     assert same(other.load("old"), state(1))
     check_store(other.path)

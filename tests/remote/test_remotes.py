@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, Store, StoreNotFound
+from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, Store
 from ckstore.remote.documents.info import RemoteInfo
 from ckstore.remote.service import engine
 from ckstore.remote.service.abilities import Abilities
@@ -105,12 +105,10 @@ def test_what_is_no_remote_is_said_to_be_what_it_is(
     with pytest.raises(NoSuchRemote) as bare:
         store.push(remote="other")
     store.remotes.add("cold", memory.address)
-    with pytest.raises(NoSuchRemote) as named:
-        store.push(remote=memory.address)
+    assert store.push(remote=memory.address).remote == "cold"
 
     assert unknown.value.hint == f"ckstore remote add NAME {memory.address}"
     assert bare.value.hint == "the directory is ./other"
-    assert named.value.hint == "it has the name cold"
 
 
 def test_two_stores_share_a_remote(store: Store, tmp_path: Path, memory: Target) -> None:
@@ -292,10 +290,27 @@ def test_a_store_in_a_directory_is_a_remote(store: Store, tmp_path: Path) -> Non
 
     assert (entry.target.kind, entry.target.address, entry.abilities) == ("store", str(tmp_path / "other"), None)
     assert entry.uuid == other._context.settings.uuid
-    with pytest.raises(StoreNotFound):
-        store.remotes.add("x", tmp_path / "nothing")
     with pytest.raises(BadInput, match="this store itself"):
         store.remotes.add("x", store.path)
+    with pytest.raises(BadInput, match="is read, and never pushed to"):
+        store.config.mirror = "nas"
+
+
+def test_a_directory_is_a_remote(store: Store, tmp_path: Path) -> None:
+    entry = store.remotes.add("nas", tmp_path / "m")
+
+    assert (entry.target.kind, entry.target.address) == ("directory", str(tmp_path / "m"))
+    assert entry.abilities is not None
+    assert (entry.abilities.create, entry.abilities.cas, entry.abilities.lists_writes) == (True, "yes", True)
+    assert store.remotes.add("again", f"file://{tmp_path}/m").uuid == entry.uuid
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").touch()
+    with pytest.raises(BadInput, match="holds other files, such as notes"):
+        store.remotes.add("x", tmp_path / "full")
+    with pytest.raises(BadInput, match="no remote could be made"):
+        store.remotes.add("x", tmp_path / "no" / "m")
+    with pytest.raises(BadInput, match="three slashes"):
+        store.remotes.add("x", "file://host/m")
 
 
 def test_without_credentials_nothing_is_added(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ class Holder:
     """A remote that has every blob of a checkpoint."""
 
     uuid: str  # the remote's own: what has the name by now may be another
-    name: str  # what the store called it, or the directory of another store
+    name: str  # what the store called it, or the directory of a store, of which this one was cloned
     claim: str = ""  # uuid of the claim that keeps the checkpoint there; "": none, as in a clone
 
 

@@ -21,57 +21,15 @@ from ckstore.remote.keys import Place
 from ckstore.remote.objects import Listed, Remote
 from ckstore.remote.pull import fetch_checked
 from ckstore.remote.push import Manner
-from ckstore.remote.reach import OtherStore, source_of
-from ckstore.remote.source import ObjectSource, Source, read_manifest
-
-
-def attest_of(context: Context, remote: Remote | OtherStore, manner: Manner) -> Attest:
-    """Return what attests a remote."""
-    return _OfObjects(context, remote, manner) if isinstance(remote, Remote) else _OfStore(remote, manner)
+from ckstore.remote.source import ObjectSource, read_manifest
 
 
 class Attest:
     """Says what a remote has."""
 
-    def __init__(self, manner: Manner) -> None:
+    def __init__(self, context: Context, remote: Remote, manner: Manner) -> None:
         self.read_back_bytes = 0  # bytes that were read to compare them
         self._manner = manner
-
-    def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
-        """Return why a remote does not have a checkpoint, one sentence; empty if it has.
-
-        With `read` what is not attested yet is read and compared; without, it is believed by its size.
-        """
-        raise NotImplementedError
-
-    def finds(self, place: Place) -> bool:
-        """Whether a remote has a manifest of a checkpoint: a first look, before it is claimed."""
-        raise NotImplementedError
-
-    def claim(self, wanted: Sequence[tuple[Place, str, Sequence[BlobRecord]]]) -> None:
-        """Claim checkpoints, with the uuids of the claims; `lacks` relies on nothing that was seen before."""
-
-    def end_claim(self, place: Place, uuid: str) -> None:
-        """End a claim that the store did not rely on."""
-
-    def keep(self) -> None:
-        """Keep what was seen."""
-
-    def _read_back(self, source: Source, place: Place, blobs: Sequence[BlobRecord]) -> None:
-        """Read blobs, several at once, and compare them."""
-        budget = MemoryBudget()
-
-        def read(blob: BlobRecord) -> None:
-            with budget.lending(blob.nbytes) as buffer:
-                fetch_checked(source, place, blob, buffer, budget=budget)
-            self.read_back_bytes += blob.nbytes
-
-        for_each(read, blobs, threads=self._manner.threads, stopping=budget.ending(source.close))
-
-
-class _OfObjects(Attest):
-    def __init__(self, context: Context, remote: Remote, manner: Manner) -> None:
-        super().__init__(manner)
         self._context, self._remote = context, remote
         self._record = record.read_record(context.layout, remote.name)
         self._source = ObjectSource(remote.objects, remote.name)
@@ -84,12 +42,14 @@ class _OfObjects(Attest):
         self._encodings: dict[Place, Encoding | None] = {}
 
     def finds(self, place: Place) -> bool:
+        """Whether a remote has a manifest of a checkpoint: a first look, before it is claimed."""
         there = read_manifest(self._source, place, self._context.layout.hash_prefix)
         if there is not None:
             self._encodings[place] = there.encoding
         return there is not None
 
     def claim(self, wanted: Sequence[tuple[Place, str, Sequence[BlobRecord]]]) -> None:
+        """Claim checkpoints, with the uuids of the claims; `lacks` relies on nothing that was seen before."""
         objects, store = self._remote.objects, self._context.settings.uuid
         needed: set[str] = set()
 
@@ -105,9 +65,14 @@ class _OfObjects(Attest):
         self._listed, self._asked_count, self._has_all = {}, 0, False
 
     def end_claim(self, place: Place, uuid: str) -> None:
+        """End a claim that the store did not rely on."""
         self._remote.objects.delete([Claim(self._context.settings.uuid, place, uuid).key])
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
+        """Return why a remote does not have a checkpoint, one sentence; empty if it has.
+
+        With `read` what is not attested yet is read and compared; without, it is believed by its size.
+        """
         objects, name = self._remote.objects, self._remote.name
         if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:
             return f"{name} does not have it"
@@ -127,10 +92,21 @@ class _OfObjects(Attest):
             if not all(self._is_known(file.digest) for file in files):
                 unknown.append(blob)
         if unknown and read:
-            self._read_back(self._source, place, unknown)
+            self._read_back(place, unknown)
             for file in {file for blob in unknown for file in _files_of(blob, encoding)}:
                 self._record.blobs[file.digest] = record.seen(self._current(file.digest), "read")
         return ""
+
+    def _read_back(self, place: Place, blobs: Sequence[BlobRecord]) -> None:
+        """Read blobs, several at once, and compare them."""
+        budget = MemoryBudget()
+
+        def read(blob: BlobRecord) -> None:
+            with budget.lending(blob.nbytes) as buffer:
+                fetch_checked(self._source, place, blob, buffer, budget=budget)
+            self.read_back_bytes += blob.nbytes
+
+        for_each(read, blobs, threads=self._manner.threads, stopping=budget.ending(self._source.close))
 
     def _look(self, wanted: Sequence[str]) -> None:
         """Know what the remote lists of some keys."""
@@ -153,6 +129,7 @@ class _OfObjects(Attest):
         return seen.how == "read" or self._remote.checks_bodies
 
     def keep(self) -> None:
+        """Keep what was seen."""
         if not self._context.readonly:
             record.write_record(self._context.layout, self._remote.name, self._record)
 
@@ -162,21 +139,3 @@ def _files_of(blob: BlobRecord, encoding: Encoding | None) -> list[BlobRecord]:
         return [blob]
     sizes = dict(encoding.files)
     return [BlobRecord(file, sizes[file]) for file in map(encoding.file_of, encoding.path(blob.digest))]
-
-
-class _OfStore(Attest):
-    def __init__(self, store: OtherStore, manner: Manner) -> None:
-        super().__init__(manner)
-        self._store = store
-        self._source = source_of(store)
-
-    def finds(self, place: Place) -> bool:
-        return read_manifest(self._source, place, self._store.context.layout.hash_prefix) is not None
-
-    def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
-        if not self.finds(place):
-            return f"{self._store.name} does not have it"
-        if read:
-            # Each time: only its own saves check what was written there.
-            self._read_back(self._source, place, blobs)
-        return ""

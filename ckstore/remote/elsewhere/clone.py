@@ -68,6 +68,9 @@ def new_settings(
     """Return the hash and the chunk size of a store that is to have what is at a place; nothing is made there."""
     target = parse_target(source, endpoint=endpoint, region=region)
     found = settings_there(target, name)
+    if found is None and target.kind != "url":
+        msg = f"there is neither a store nor a remote at {target}"
+        raise NoSuchRemote(msg, hint="check the path, and that its filesystem is mounted")
     if found is None:
         hint = "check the address; ckstore remote add NAME URL, in a store with checkpoints, makes a remote there"
         raise NoSuchRemote(f"there is no remote at {target}: it has no {keys.INFO}", hint=hint)

@@ -156,7 +156,7 @@ def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int
 
 
 def _opened(context: Context, entry: RemoteEntry) -> Source:
-    remote = reach.open_remote(context, entry.name)
+    remote = reach.reach(context, entry.name)
     source = reach.source_of(remote, reach.near(context.layout))
     with _answering(source):
         found = reach.uuid_of(remote)

@@ -28,7 +28,7 @@ from ckstore.model.reports.transfer import EvictReport
 from ckstore.model.settings.settings import ELSEWHERE
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
-from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id
+from ckstore.objects.checkpoints import id_at, judge_blobs
 from ckstore.objects.documents import marks
 from ckstore.objects.documents.elsewhere import read_elsewhere, remove_elsewhere, touch, write_elsewhere
 from ckstore.objects.layout import BLOBS
@@ -43,18 +43,19 @@ from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.protection import gone
 from ckstore.ops.requires import require
-from ckstore.remote.elsewhere.attest import Attest, attest_of
+from ckstore.remote.documents.info import read_info
+from ckstore.remote.elsewhere.attest import Attest
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Manner
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import OtherStore, reach, uuid_of
+from ckstore.remote.reach import reach_remote
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
-class _Going:
+class Going:
     """A checkpoint that is about to lose its bytes here.
 
     Attributes:
@@ -71,7 +72,7 @@ class _Going:
 def evict(
     context: Context,
     infos: Sequence[CheckpointInfo],
-    remote: Remote | OtherStore,
+    remote: Remote,
     *,
     dry_run: bool = False,
     why: Mapping[str, str] = MappingProxyType({}),
@@ -85,12 +86,12 @@ def evict(
         context.check_writable()
         # Before the first checkpoint without blobs is there: a reader that does not know them would take it for torn.
         require(context, ELSEWHERE)
-    uuid, attest = uuid_of(remote), attest_of(context, remote, Manner())
+    uuid, attest = read_info(remote.objects, remote.name).uuid, Attest(context, remote, Manner())
     evicted: list[CheckpointInfo] = []
     skipped: list[Skipped] = []
     failures: dict[str, CkstoreError] = {}
     digests: dict[str, int] = {}
-    going: list[_Going] = []
+    going: list[Going] = []
     try:
         for info in infos:
             step = partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run)
@@ -99,7 +100,7 @@ def evict(
         if not dry_run:
             attest.claim([(place_of(one.info), one.holder.claim, one.blobs) for one in going])
         for one in [*going]:
-            step = partial(_go, context, one, remote, attest, dry_run=dry_run)
+            step = partial(_go, context, one, attest, dry_run=dry_run)
             if not _tried(step, one.info, skipped, failures):
                 continue
             going.remove(one)
@@ -151,10 +152,10 @@ def _tried(
 def _begin(  # noqa: PLR0917
     context: Context,
     info: CheckpointInfo,
-    remote: Remote | OtherStore,
+    remote: Remote,
     uuid: str,
     attest: Attest,
-    going: list[_Going],
+    going: list[Going],
     *,
     dry_run: bool,
 ) -> str:
@@ -173,16 +174,17 @@ def _begin(  # noqa: PLR0917
             return f"{remote.name} does not have it"
     except RemoteError as error:
         return error.message
-    one = _Going(info, blobs, Holder(uuid, remote.name, uuid4().hex if isinstance(remote, Remote) else ""))
+    one = Going(info, blobs, Holder(uuid, remote.name, uuid4().hex))
     if not dry_run:
-        _say_elsewhere(context, one)
+        say_elsewhere(context, one)
     going.append(one)
     return ""
 
 
-def _say_elsewhere(context: Context, one: _Going) -> None:
+def say_elsewhere(context: Context, one: Going) -> None:
+    """Say in a checkpoint that a remote has it, before it is claimed there."""
     # Before the claim: who ends claims looks for this file after it listed them.
-    with _alone(context, one.info) as lock:
+    with alone(context, one.info) as lock:
         before = read_elsewhere(lock.fd)
         had = () if before is None else before.remotes
         # A claim that it has there already is written again.
@@ -193,9 +195,9 @@ def _say_elsewhere(context: Context, one: _Going) -> None:
         write_elsewhere(context.layout, lock, Elsewhere(since, (*others, one.holder)))
 
 
-def _take_back(context: Context, one: _Going, attest: Attest) -> None:
+def _take_back(context: Context, one: Going, attest: Attest) -> None:
     """Say no more that a remote has a checkpoint that kept all its bytes, and end its claim."""
-    with _alone(context, one.info) as lock:
+    with alone(context, one.info) as lock:
         document = read_elsewhere(lock.fd)
         if document is None or document.remotes != (one.holder,):  # others had it before
             return
@@ -206,28 +208,17 @@ def _take_back(context: Context, one: _Going, attest: Attest) -> None:
     attest.end_claim(place_of(one.info), one.holder.claim)
 
 
-def _go(context: Context, one: _Going, remote: Remote | OtherStore, attest: Attest, *, dry_run: bool) -> str:
+def _go(context: Context, one: Going, attest: Attest, *, dry_run: bool) -> str:
     """Let go of the bytes of one checkpoint; return why it keeps them, empty if it does not."""
-    info = one.info
-    with ExitStack() as held:
-        try:
-            if isinstance(remote, OtherStore):
-                # Until the bytes here are gone: it must not let go of its own because of ours.
-                its = remote.context.layout
-                key = key_with_id(its, info.run, info.step, info.id)
-                if key is None:
-                    return f"{remote.name} does not have it"
-                held.enter_context(locks.lock_shared(its.checkpoint(key)))
-            problem = attest.lacks(place_of(info), one.blobs, read=not dry_run)
-        except FileNotFoundError:
-            return f"{remote.name} does not have it"
-        except RemoteError as error:
-            return error.message
-        return problem if problem or dry_run else _let_go(context, one)
+    try:
+        problem = attest.lacks(place_of(one.info), one.blobs, read=not dry_run)
+    except RemoteError as error:
+        return error.message
+    return problem if problem or dry_run else _let_go(context, one)
 
 
 @contextmanager
-def _alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
+def alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
     """Hold the run and the checkpoint; the run first, as savers do."""
     layout = context.layout
     path = layout.checkpoint(info.key)
@@ -245,11 +236,11 @@ def _alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
         yield lock
 
 
-def _let_go(context: Context, one: _Going) -> str:
+def _let_go(context: Context, one: Going) -> str:
     layout, info = context.layout, one.info
     path = layout.checkpoint(info.key)
     make_kept_durable(context, info.run)
-    with _alone(context, info) as lock:
+    with alone(context, info) as lock:
         document = read_elsewhere(lock.fd)
         if document is None or one.holder not in document.remotes:
             return "another process evicts it"
@@ -282,7 +273,7 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
     why = {entry.info.name: f"keep_local: {'; '.join(entry.reasons)}" for entry in plan.dropped}
     if not going:  # as after most pushes; then no request is made
         return EvictReport(mirror, dry_run, (), (), 0, 0, plan)
-    there = reach(context, mirror)
+    there = reach_remote(context, mirror)
     return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)
 
 
@@ -290,7 +281,7 @@ def evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictRe
     """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space."""
     mirror = setting_of(context.layout, MIRROR) or ""
     why = "a save needed the space"
-    return evict(context, infos, reach(context, mirror), why={info.name: why for info in infos})
+    return evict(context, infos, reach_remote(context, mirror), why={info.name: why for info in infos})
 
 
 def keep_local(context: Context) -> EvictReport | None:

@@ -22,10 +22,10 @@ from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.settings_file import read_settings
 from ckstore.remote import keys
 from ckstore.remote.asking import server_time
+from ckstore.remote.documents.info import check_takes
 from ckstore.remote.documents.owner import Owner, read_owner
 from ckstore.remote.find_there import facts_of
 from ckstore.remote.objects import Listed, Remote
-from ckstore.remote.reach import OtherStore
 from ckstore.remote.source import ObjectSource
 
 
@@ -62,10 +62,11 @@ class Ownership:
         Raises:
             RunIsOwned: Another store mirrors the run, and is alive as far as is known.
             RemoteUnavailable: Another store took the run over at the same moment, or the remote does not answer.
-            RemoteError: The remote has a number that no later one would count after.
+            RemoteError: The remote has a number that no later one would count after; or it is another remote.
         """
         written = self._write_again(remote, run, sequence)
         if written is None:
+            check_takes(remote, self.context.settings)  # another remote may be at its place by now
             found = read_owner(remote.objects, run)
             if found is None:
                 written = self._begin(remote, run, sequence)
@@ -131,15 +132,12 @@ class Ownership:
         raise RunIsOwned(msg, hint=f"{hint}; if both trainings go on, give one another run")
 
 
-def learn_order(context: Context, there: Remote | OtherStore) -> None:
+def learn_order(context: Context, there: Remote) -> None:
     """Let later saves of a store come after all that a mirror has of its runs.
 
     Raises:
         RemoteError: The mirror does not answer, or has a number that no later one would count after.
     """
-    if not isinstance(there, Remote):
-        raise_order(context, sequence_limit(there.context), there.name)
-        return
     greatest = 0
     for run in context.layout.runs():
         found = read_owner(there.objects, run)

@@ -6,13 +6,14 @@ import os
 import uuid
 from pathlib import Path
 
-from ckstore.errors import BadInput, StoreNotFound
+from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.ops.context import Context
-from ckstore.ops.open.opening import create, may_make
+from ckstore.remote import keys
 from ckstore.remote.mirror.ownership import learn_order
-from ckstore.remote.reach import reach, settings_there
+from ckstore.remote.reach import reach_remote, refuse_store, settings_there
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
+from ckstore.remote.service.folder import make_folder
 from ckstore.remote.service.target import parse_target
 
 _NAME = "mirror"
@@ -35,19 +36,15 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
         msg = f"a new store has no remote named {mirror}"
         raise BadInput(msg, hint="give the mirror as a URL or a directory with a slash: s3://BUCKET/PREFIX, ./mirror")
     target = parse_target(mirror)
-    if target.kind == "store":
-        try:
-            return settings_there(target, _NAME)
-        except StoreNotFound:
-            if peek.resolved(target.path) == peek.resolved(root):
-                raise BadInput(f"{mirror} is this store itself", hint="name another directory") from None
-            if not may_make(target.path):
-                raise _not_made(target.path) from None
-            return None
+    if target.kind == "directory":
+        if peek.resolved(target.path) == peek.resolved(root):
+            raise BadInput(f"{mirror} is this store itself", hint="name another directory")
+        refuse_store(_NAME, target)
+        make_folder(target)
     if (found := settings_there(target, _NAME)) is None:
         objects = open_objects(target)
         # Where the bucket is missing, or can only be read, no store is to be left without its mirror.
-        key = f"probe/{uuid.uuid4().hex}-new"
+        key = f"{keys.PROBE}{uuid.uuid4().hex}-new"
         objects.send(key, b"1")
         objects.delete([key])
     return found
@@ -65,16 +62,9 @@ def entry_of(context: Context, mirror: str | os.PathLike[str]) -> RemoteEntry | 
     return next((entry for entry in entries(context.layout).values() if entry.target == target), None)
 
 
-def make_ready(context: Context, mirror: str | os.PathLike[str]) -> str:
-    """Make a store in the directory of a mirror where there is none; return a name that no remote has."""
-    target = parse_target(mirror)
-    if target.kind == "store":
-        settings = context.settings
-        try:
-            # Beside other processes: the one that comes second finds what the first made.
-            create(target.path, hash_name=settings.hash, chunk_bytes=settings.chunk_bytes)
-        except OSError as error:
-            raise _not_made(target.path, f": {error.strerror or error}") from error
+def free_name(context: Context, mirror: str | os.PathLike[str]) -> str:
+    """Return a name that no remote has, for a mirror that is not a store."""
+    refuse_store(_NAME, parse_target(mirror))
     taken = entries(context.layout)
     names = (_NAME if number == 1 else f"{_NAME}{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
@@ -82,8 +72,4 @@ def make_ready(context: Context, mirror: str | os.PathLike[str]) -> str:
 
 def learn_mirror(context: Context, name: str) -> None:
     """Let what a store saves come after all that its new mirror has of its runs."""
-    learn_order(context, reach(context, name))
-
-
-def _not_made(path: Path, why: str = "") -> BadInput:
-    return BadInput(f"no mirror could be made at {path}{why}", hint="its parent directory must exist and be writable")
+    learn_order(context, reach_remote(context, name, writing=False))

@@ -23,12 +23,12 @@ from ckstore.remote.beside import annotations_of, pins_of, tags_of
 from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.elsewhere.evict import keep_local
 from ckstore.remote.elsewhere.listing import missing_at
-from ckstore.remote.mirror.ownership import Ownership, learn_order
+from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import OtherStore, reach, source_of
+from ckstore.remote.reach import reach_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -129,7 +129,7 @@ class Mirror:
             uuid, todo = uuid_now(self._context.layout, name), self.todo()
             if not todo:
                 return self._bring_said(name, uuid)
-            there = reach(self._context, name, writing=True)
+            there = reach_remote(self._context, name)
             if done := self._settled(there, todo):
                 # What was said of them follows: who pushed them may have been killed before it, or a prune ended that
                 # push.
@@ -204,12 +204,11 @@ class Mirror:
         lets_go = policy is not None or policy_of(self._context.layout, KEEP_LOCAL) is not None
         if not lets_go:  # no request where nothing may be left to do
             return
-        there = reach(self._context, name, writing=True)
-        if isinstance(there, Remote):
-            self._do("claims", partial(end_claims, self._context, there))
+        there = reach_remote(self._context, name)
+        self._do("claims", partial(end_claims, self._context, there))
         if policy is not None:
             self._do("keep_remote", KeepRemote(self._context, there, policy, self._known).apply)
-            if isinstance(there, Remote) and there.cas:
+            if there.cas:
                 self._do("prune", partial(prune, there, self._context.algorithm, grace_s=GRACE_S))
         self._prune_again_s = time.monotonic() + _PRUNE_PAUSE_S
 
@@ -240,17 +239,14 @@ class Mirror:
         ]
         if not had:
             return
-        missing = missing_at(context, reach(context, name), had)
+        missing = missing_at(context, reach_remote(context, name, writing=False), had)
         note_looked(context.layout, name, missing)
         names = {info.id: info for info in had}
         for id, why in missing.items():
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
 
-    def _settled(self, there: Remote | OtherStore, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
+    def _settled(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return which need no push: another process pushed it, or this one before its end, or it was removed there."""
-        if not isinstance(there, Remote):
-            known = {*source_of(there).places()}
-            return [info for info in todo if place_of(info) in known]
         mirrored = read_mirrored(self._context.layout, there.name)
         again = mirrored.missing.keys() | mirrored.pruned
         # Each is asked for once, and the one that goes next once more: nothing else pushes what is saved here.
@@ -265,15 +261,11 @@ class Mirror:
         new = [info for info in new if info.id not in again]
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
-    def _own(self, there: Remote | OtherStore, info: CheckpointInfo) -> None:
+    def _own(self, there: Remote, info: CheckpointInfo) -> None:
         """Own the run of a checkpoint at the mirror, and know the order there."""
-        if isinstance(there, Remote):
-            self._ownership.own(there, info.run, info.sequence)
-        elif not self._knows_order:
-            learn_order(self._context, there)
-            self._knows_order = True
+        self._ownership.own(there, info.run, info.sequence)
 
-    def _push(self, there: Remote | OtherStore, uuid: str, info: CheckpointInfo) -> None:
+    def _push(self, there: Remote, uuid: str, info: CheckpointInfo) -> None:
         context, name = self._context, there.name
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
@@ -285,13 +277,13 @@ class Mirror:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": partial(self._say, there, info)}
             known = read_mirrored(context.layout, name)
             is_new = info.id not in known.missing.keys() | known.pruned
-            report = transfer.push(context, [info], name, options, lacks_all=is_new, own=known.ids)
+            report = transfer.push(context, [info], name, options, lacks_all=is_new)
         except NoSuchRef:  # it was dropped meanwhile
             return
         self._note(name, uuid, [info], {one.key: one.digest for one in said})
         note(context, "mirrored", info.key.run_step, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
-    def _say(self, there: Remote | OtherStore, info: CheckpointInfo, done_bytes: int, all_bytes: int) -> None:
+    def _say(self, there: Remote, info: CheckpointInfo, done_bytes: int, all_bytes: int) -> None:
         """Say how far a push is, and stay the owner of its run: a large checkpoint takes longer than an owner lives."""
         with suppress(RemoteUnavailable):  # the push itself finds whether the mirror is away
             self._own(there, info)

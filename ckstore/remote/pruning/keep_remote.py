@@ -7,7 +7,6 @@ not stay listed. What the store has whole stays whole, whatever becomes of it at
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,19 +27,17 @@ from ckstore.ops.events import note
 from ckstore.ops.failures import OF_ALL
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
-from ckstore.ops.free.gc import collect
-from ckstore.ops.free.retain import carry_out, plan_retention
 from ckstore.ops.mirrored import note_pruned
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_id
 from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims
+from ckstore.remote.documents.info import read_info
 from ckstore.remote.documents.owner import read_owner
 from ckstore.remote.find_there import facts_of
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.survey import remove_documents
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import OtherStore, uuid_of
 from ckstore.remote.small_objects import read_pin, read_tags
 from ckstore.remote.source import ObjectSource, read_manifest
 
@@ -57,7 +54,7 @@ class KeepRemote:
     """
 
     context: Context
-    remote: Remote | OtherStore
+    remote: Remote
     policy: RetentionPolicy
     known: dict[Place, Candidate] = field(default_factory=dict)
     # Ids of checkpoints there whose step another one has by now, and that one.
@@ -73,17 +70,10 @@ class KeepRemote:
         here = {info.id: info for info in infos(self.context, superseded=True)}
         self._notes.clear()
         stays = dict(self._stays_for_here([*here.values()]))
-        if isinstance(self.remote, Remote):
-            meant, replaced = self._candidates(self.remote, here, stays)
-            made = plan(self.policy, meant, datetime.now(UTC))
-            by_order = sorted([*made.entries, *replaced], key=lambda entry: (entry.run, entry.info.order))
-            return replace(made, entries=tuple(by_order), notes=(*made.notes, *self._notes))
-        other = self.remote.context
-        runs = sorted({*self.context.layout.runs()} & {*other.layout.runs()})
-        plans = [plan_retention(other, self.policy, run) for run in runs]
-        entries = tuple(_spared(entry, stays.get(entry.info.id, "")) for made in plans for entry in made.entries)
-        notes = tuple(text for made in plans for text in made.notes)
-        return RetentionPlan(self.policy, datetime.now(UTC), entries, notes)
+        meant, replaced = self._candidates(self.remote, here, stays)
+        made = plan(self.policy, meant, datetime.now(UTC))
+        by_order = sorted([*made.entries, *replaced], key=lambda entry: (entry.run, entry.info.order))
+        return replace(made, entries=tuple(by_order), notes=(*made.notes, *self._notes))
 
     def apply(self) -> RetentionReport:
         """Remove at the mirror what the policy does not keep there."""
@@ -92,23 +82,15 @@ class KeepRemote:
         skipped: list[Skipped] = []
         going: list[PlanEntry] = []
         here = {info.id: info for info in infos(self.context, superseded=True)}
-        uuid = uuid_of(self.remote) if made.dropped else ""
+        uuid = read_info(self.remote.objects, self.remote.name).uuid if made.dropped else ""
         for entry in made.dropped:
             if problem := self._forget_here(here.get(entry.info.id), entry, uuid):
                 skipped.append(Skipped(entry.info, problem))
             else:
                 going.append(entry)
-        dropped: list[CheckpointInfo] = []
         if going and setting_of(self.context.layout, MIRROR) == self.remote.name:
             note_pruned(self.context.layout, self.remote.name, [entry.info.id for entry in going])
-        if isinstance(self.remote, Remote):
-            dropped += self._remove(self.remote, going, skipped)
-        elif going:
-            done = carry_out(self.remote.context, replace(made, entries=(*made.kept, *going)))
-            skipped += done.skipped
-            dropped += done.dropped
-            with suppress(InUse):  # another collector is at work there
-                collect(self.remote.context, settle=False)
+        dropped = self._remove(self.remote, going, skipped)
         reasons = {entry.info.id: "; ".join(entry.reasons) for entry in going}
         for info in dropped:
             why = f"at {self.remote.name} by keep_remote: {reasons[info.id]}"

@@ -175,7 +175,7 @@ class _Prune:
 
     def tidy(self) -> None:
         """Remove what probes left."""
-        listed = self.remote.objects.list("probe/")
+        listed = self.remote.objects.list(keys.PROBE)
         old_s = max(_PROBES_S, self.survey.grace_s)
         old = [one.key for one in listed if self.survey.now - one.modified > timedelta(seconds=old_s)]
         if old:

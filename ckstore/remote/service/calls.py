@@ -119,16 +119,20 @@ class Workers:
                         continue
                     self._idle_count = max(0, self._idle_count - 1)
                     return
-            try:
-                result = call.function()
-            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-                if not call.done.is_set():
-                    call.error = error if isinstance(error, Exception) else _broken(error)
-            else:
-                if not call.done.is_set():
-                    call.result = result
-            # Idle before the answer: the caller's next call must find this worker, not start another.
-            with self._mutex:
-                self._idle_count += 1
-            call.done.set()
+            self._make(call)
             del call
+
+    def _make(self, call: _Call[Any]) -> None:
+        # A function of its own: a worker that waits keeps nothing of its last call, such as a directory that is open.
+        try:
+            result = call.function()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+            if not call.done.is_set():
+                call.error = error if isinstance(error, Exception) else _broken(error)
+        else:
+            if not call.done.is_set():
+                call.result = result
+        # Idle before the answer: the caller's next call must find this worker, not start another.
+        with self._mutex:
+            self._idle_count += 1
+        call.done.set()

@@ -31,7 +31,7 @@ class RemoteEntry:
         name: What users call it.
         target: Where it is.
         uuid: Of the remote, or of the store that is there.
-        abilities: What a probe saw the service do; None for a store in a directory, where nothing is tried.
+        abilities: What a probe saw the service do; None for a store, where nothing is tried.
     """
 
     name: str
@@ -83,7 +83,11 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
 
 
 def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
-    """Return the objects of a target on object storage; `abilities`: what a probe saw its service do."""
+    """Return the objects of a target; `abilities`: what a probe saw its service do."""
+    if target.kind == "directory":
+        from ckstore.remote.service.in_directory import DirectoryObjects
+
+        return DirectoryObjects(target, abilities)
     from ckstore.remote.service.engine import ServiceObjects
 
     return ServiceObjects(target, abilities)

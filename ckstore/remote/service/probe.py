@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 
 from ckstore.errors import RemoteDenied, RemoteError
+from ckstore.remote import keys
 from ckstore.remote.objects import Listed, Objects
 from ckstore.remote.service.abilities import Abilities, Cas
 from ckstore.remote.service.entries import open_objects
@@ -23,7 +24,7 @@ _BYTES = bytes(range(64))
 
 def probe(target: Target) -> tuple[Abilities, datetime | None]:
     """Return what the service of a target does, and its time; None where nothing can be written."""
-    folder = f"probe/{uuid.uuid4().hex}"
+    folder = f"{keys.PROBE}{uuid.uuid4().hex}"
     objects = open_objects(target)
     try:
         written = objects.put(f"{folder}-list", b"1")
@@ -31,6 +32,9 @@ def probe(target: Target) -> tuple[Abilities, datetime | None]:
         next(iter(objects.list("remote.json")), None)  # who may not even list is refused
         return Abilities(writes=False, create=False, cas="no", lists_writes=False), None
     try:
+        if target.kind == "directory" and objects.head(f"{folder}-LIST") is not None:
+            msg = f"{target} does not tell A from a, as runs and tags do"
+            raise RemoteError(msg, hint="choose a directory on another filesystem")
         found = Abilities(
             create=_creates_once(objects, f"{folder}-create"),
             cas=_cas(target, f"{folder}-cas"),
@@ -119,7 +123,7 @@ def _reads_ranges(objects: Objects, key: str) -> bool:
 
 
 def _lists_writes(objects: Objects, key: str) -> bool:
-    if key not in [one.key for one in objects.list("probe/")]:
+    if key not in [one.key for one in objects.list(keys.PROBE)]:
         return False
     objects.delete([key])
-    return key not in [one.key for one in objects.list("probe/")]
+    return key not in [one.key for one in objects.list(keys.PROBE)]

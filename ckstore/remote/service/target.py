@@ -1,4 +1,4 @@
-"""Where a remote is: another store in a directory, or a prefix of object storage. A value; nothing is opened here."""
+"""Where a remote is: a directory, or a prefix of object storage; or a live store. A value; nothing is opened here."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
-from urllib.parse import urlsplit
+from typing import Any, Final, Literal, get_args
+from urllib.parse import unquote, urlsplit
 
 from ckstore.errors import BadInput
 from ckstore.model.document import refuse
 from ckstore.model.names import expanded
 
-Kind = Literal["store", "url"]
-"""A directory that holds a store, or a prefix of object storage."""
+Kind = Literal["store", "directory", "url"]
+"""A directory that holds a store, one that holds objects, or a prefix of object storage."""
 
 SCHEMES: Final = ("s3", "gs", "az", "memory")
 """``memory`` is for tests: objects of this process."""
@@ -25,6 +25,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9._=+-]{1,255}\Z")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 _ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):", re.IGNORECASE)  # a directory of that name: ./s3:
 _URL_HOW = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+_FILE = "file://"
 _NO_SECRETS = "give credentials by the environment, a profile or a role: they are never kept in a store"
 
 
@@ -33,7 +34,8 @@ class Target:
     """Where a remote is.
 
     Attributes:
-        kind: ``store``: a directory that holds a ckstore store. ``url``: object storage.
+        kind: ``store``: a directory that holds a ckstore store, which is read and never pushed to. ``directory``: one
+            that holds the objects of a remote. ``url``: object storage.
         address: The absolute path of the directory, or the URL without a slash at its end.
         endpoint: URL of an S3-compatible service, or of an emulator; "": that of the environment, or the provider's.
         region: Of an S3 bucket; "": what the environment says.
@@ -45,7 +47,7 @@ class Target:
     region: str = ""
 
     def __post_init__(self) -> None:
-        if self.kind == "store":
+        if self.kind != "url":
             _check_directory(self)
         else:
             _check_url(self.address)
@@ -75,12 +77,12 @@ class Target:
 
     @property
     def path(self) -> Path:
-        """The directory of a store.
+        """The directory.
 
         Raises:
             BadInput: It is a URL.
         """
-        if self.kind != "store":
+        if self.kind == "url":
             raise BadInput(f"{self.address} is not a directory")
         return Path(self.address)
 
@@ -91,8 +93,8 @@ class Target:
     @classmethod
     def from_json(cls, value: Any, where: str) -> Target:
         """Return what ``config.json`` says; `where` is for messages."""
-        if not isinstance(value, dict) or value.get("kind") not in ("store", "url"):
-            refuse(where, "target", "an object with a kind, store or url", value)
+        if not isinstance(value, dict) or value.get("kind") not in get_args(Kind):
+            refuse(where, "target", f"an object with a kind, one of {', '.join(get_args(Kind))}", value)
         texts = [value.get("address"), value.get("endpoint", ""), value.get("region", "")]
         if not all(isinstance(text, str) for text in texts):
             refuse(where, "target", "texts", value)
@@ -103,7 +105,12 @@ class Target:
 
 
 def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None) -> Target:
-    """Return what a user means: a URL without credentials, or the directory of a store."""
+    """Return what a user means: a URL without credentials, or a directory that holds objects."""
+    if isinstance(text, str) and text.lower().startswith(_FILE):
+        host, slash, path = text[len(_FILE) :].partition("/")
+        if host.lower() not in ("", "localhost") or not slash:
+            raise BadInput(f"a directory is file:///PATH, with three slashes, got {text!r}")
+        text = slash + unquote(path)
     if isinstance(text, str) and "://" in text:
         # A slash at the end, and two of them, would make other keys of the same place.
         head, _, rest = text.partition("://")
@@ -114,12 +121,12 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
         raise BadInput("a directory has neither an endpoint nor a region", hint=f"give a URL: {_URL_HOW}")
     if isinstance(text, str) and _ONE_SLASH.match(text):
         raise BadInput(f"{text!r} is neither a URL nor a directory", hint=f"write {_URL_HOW}, with two slashes")
-    return Target("store", str(expanded(text).absolute()))
+    return Target("directory", str(expanded(text).absolute()))
 
 
 def _check_directory(target: Target) -> None:
     if not target.address.startswith("/") or "\0" in target.address:
-        raise BadInput(f"the directory of a store is an absolute path, got {target.address!r}")
+        raise BadInput(f"a directory is given by its absolute path, got {target.address!r}")
     if target.endpoint or target.region:
         raise BadInput("a directory has neither an endpoint nor a region", hint=f"give a URL: {_URL_HOW}")
 

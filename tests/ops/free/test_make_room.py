@@ -259,7 +259,6 @@ def test_the_settings_are_kept_and_taken_back(store: Store) -> None:
 def mirrored_store(small_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return the store with a mirror on another filesystem that has all but its newest checkpoint."""
     monkeypatch.setattr(starting, "start", lambda *_: None)
-    Store.init(tmp_path / "m", chunk_bytes=MIB)
     small_store.remotes.add("cold", tmp_path / "m")
     small_store.config.mirror = "cold"
     mirror = Mirror(context_of(small_store))

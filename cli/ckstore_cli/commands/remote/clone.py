@@ -23,7 +23,7 @@ def clone(frame: Frame, /, source: str, path: Path, remote: str, **place: str | 
 
     No bytes of states are brought: what reads a checkpoint fetches what it needs,
     and ckstore pull brings all of it. Run again, it adds what is new at the
-    remote. URL is object storage, or the directory of another store.
+    remote. URL is object storage, the directory of a remote, or that of a store.
 
     \b
     Example:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def remote() -> None:
     """Name, try and forget the places that checkpoints are pushed to.
 
-    A remote is a prefix of object storage (s3://, gs://, az://), or another
-    store in a directory. Credentials come from the environment, a profile or a
-    role; they are never kept in the store.
+    A remote is a prefix of object storage (s3://, gs://, az://), or a
+    directory. Another store can be added to be read from. Credentials come
+    from the environment, a profile or a role; they are never kept in the store.
 
     \b
     Example:
@@ -59,7 +59,7 @@ def add(frame: Frame, name: str, target: str, endpoint: str | None, region: str 
     Example:
       ckstore remote add cold s3://bucket/run
       ckstore remote add lab s3://bucket/run --endpoint https://s3.example.org
-      ckstore remote add nas /mnt/shared/store
+      ckstore remote add nas /mnt/shared/gpt
 
     \b
     Exit status:
@@ -253,6 +253,35 @@ def take_over(frame: Frame, name: str, run: str) -> None:
     out.line(f"{run} is mirrored to {name} by this store from now on")
 
 
+@remote.command("convert")
+@click.argument("name")
+@click.argument("new")
+@click.argument("directory")
+@framed
+def convert(frame: Frame, name: str, new: str, directory: str) -> None:
+    """Copy the store NAME, which an earlier draft pushed to, into a remote.
+
+    The remote NEW in DIRECTORY takes the place of that store here, also as the
+    mirror. The store itself is not changed.
+
+    \b
+    Example:
+      ckstore remote convert nas gpt /mnt/nas/gpt
+
+    \b
+    Exit status:
+      0  done
+      1  the place cannot be reached or used, or some checkpoints were not copied
+      2  wrong usage, or NAME is no store
+      4  there is no such store or remote
+    """
+    out = frame.output()
+    with frame.writing() as store:
+        report = store.remotes.convert(name, new, directory)
+    out.document(report)
+    out.line(str(report))
+
+
 @remote.command("rm")
 @click.argument("name")
 @framed
@@ -280,5 +309,5 @@ def rm(frame: Frame, name: str) -> None:
 def _print(out: Output, entry: RemoteEntry) -> None:
     out.document(entry)
     out.line(f"{entry.name} is {entry.target}")
-    plain = ["a store in a directory: pushes save there as any process does"]
+    plain = ["a store: it is read, and never pushed to"]
     out.lines(f"  {line}" for line in (plain if entry.abilities is None else entry.abilities.lines()))

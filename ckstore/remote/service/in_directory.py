@@ -1,0 +1,414 @@
+"""`Objects` in a directory: each object is a file under its key. Source: docs/format/remote-v1.md, "In a directory".
+
+An object is written under a name of its own, synced, renamed, and its directories are synced: what was acknowledged
+survives a power cut, and no reader sees half of it. Versions are compared under a lock that reaches every host, or not
+at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from ckstore.errors import BadInput, CkstoreError, InUse, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable
+from ckstore.fs import files, links, peek, statx
+from ckstore.fs.held import Held
+from ckstore.fs.host.mounts import examine
+from ckstore.fs.inside import Inside, NotInStore
+from ckstore.fs.lock_files import LockFile
+from ckstore.model.doctor.place import reach_of_locks
+from ckstore.remote import keys
+from ckstore.remote.objects import Listed
+from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.calls import Workers
+from ckstore.remote.service.target import Target
+
+T = TypeVar("T")
+_INCOMING, _LOCK = ".incoming", ".lock"
+"""What the directory holds beside objects; no key begins with a dot."""
+_LOCK_S = 60.0
+# A directory is removed when it is empty, perhaps just before an object gets its name in it.
+_TRIES = 100
+_READ_BYTES = 4 * 2**20
+_BATCH = 1000
+# What a writer that died left there is removed a day after it was written last.
+_LEFT_S = 86400.0
+_NO_LINKS = (*links.CANNOT_LINK, errno.ENOSYS)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_MOST_LEVELS = 16
+
+
+class DirectoryObjects:
+    """Objects in a directory; see `Objects`. Threads may share it; a forked child may not use it."""
+
+    # The directory is opened for each call, so that its filesystem can be unmounted between two.
+
+    def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
+        self._target = target
+        self._creates = abilities is None or abilities.create
+        self._workers = Workers()
+        self._swept = threading.Lock()
+        self._inode: tuple[int, int] | None = None
+        self._call(self._look, "opening")
+
+    def _look(self, top: Inside) -> None:
+        status, place = peek.status(top), examine(self._target.path)
+        self._inode = status.st_dev, status.st_ino
+        self._shared = place.shared
+        self._locks = not place.shared or reach_of_locks(place.kind, place.options).hosts is True
+
+    def __repr__(self) -> str:
+        return f"<objects of {self._target}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise RemoteError(f"objects of {self._target} cannot be pickled", hint="pickle the target, and open it there")
+
+    def close(self) -> None:
+        """End the waits of all threads; see `Objects`."""
+        self._workers.stop()
+
+    def get(self, key: str, max_bytes: int) -> bytes | None:
+        """Return a whole small object; see `Objects`."""
+
+        def read(top: Inside) -> bytes | None:
+            self._refresh(top, key)
+            with suppress(FileNotFoundError), files.opened_regular(_at(top, key)) as fd:
+                size = os.fstat(fd).st_size
+                if size > max_bytes:
+                    raise RemoteError(f"{key} at {self._target} has {size} bytes, more than {max_bytes}")
+                data = bytearray(size)
+                files.read_into(fd, 0, memoryview(data), f"{key} at {self._target}")
+                return bytes(data)
+            return None
+
+        return self._call(read, f"reading {key}")
+
+    def read_into(self, key: str, offset: int, into: memoryview) -> bool:
+        """Fill `into` with bytes of an object; see `Objects`."""
+        into, what = into.cast("B"), f"reading {key}"
+
+        def begin(top: Inside) -> int | None:
+            with suppress(FileNotFoundError):
+                return files.open_regular(_at(top, key))
+            return None
+
+        fd = self._call(begin, what)
+        if fd is None:
+            return False
+        filled = 0
+        try:
+            # Copied by this thread: a worker that was left behind must not write into the caller's memory.
+            while filled < len(into):
+                part = self._call(partial(_read, fd, min(_READ_BYTES, len(into) - filled), offset + filled), what)
+                if not part:
+                    msg = f"{key} at {self._target} ends {len(into) - filled} bytes before what was to be read from it"
+                    raise RemoteError(msg)
+                into[filled : filled + len(part)] = part
+                filled += len(part)
+        finally:
+            peek.close_quietly(fd)
+        return True
+
+    def send(self, key: str, data: bytes | memoryview) -> str:
+        """Write an object; see `Objects`."""
+        return self.put(key, data).tag
+
+    def put(self, key: str, data: bytes | memoryview) -> Listed:
+        """Write an object and look at it; see `Objects`."""
+
+        def place(top: Inside, fresh: Inside) -> Listed:
+            with self._locked(top, key, exclusive=False):
+                return _rename(fresh, top, key)
+
+        return self._written(key, data, place)
+
+    def create(self, key: str, data: bytes | memoryview) -> bool:
+        """Write an object that is not there; see `Objects`."""
+
+        def place(top: Inside, fresh: Inside) -> bool | None:
+            target = _at(top, key)
+            try:
+                with self._locked(top, key, exclusive=False):
+                    links.link(fresh, target)
+            except FileExistsError:
+                return _same(target, data)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+            else:
+                return True
+            if not self._locks and self._creates:
+                raise RemoteError(f"{self._target} has neither hardlinks nor locks, so an object may be created twice")
+            with self._locked(top, key, exclusive=True):
+                if peek.exists(target):
+                    return _same(target, data)
+                _rename(fresh, top, key)
+            return True
+
+        return self._written(key, data, place)
+
+    def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
+        """Write an object over one version of it; see `Objects`."""
+        if not self._locks:
+            msg = f"locks on {self._target} are not known to reach other hosts, so no version can be compared"
+            raise RemoteError(msg)
+
+        def place(top: Inside, fresh: Inside) -> str | bool:
+            with closing(_lock(top, exclusive=True)) as lock:
+                found = self._find(top, key)
+                if found is None or found.tag != expected:
+                    return False
+                return _rename(fresh, top, key, lock).tag
+
+        found = self._written(key, data, place)
+        return found if isinstance(found, str) else None
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        """Yield objects by their keys; see `Objects`."""
+        folder, slash, _ = prefix.rpartition("/")
+        yield from self._below(folder + slash, prefix, 0)
+
+    def _below(self, folder: str, prefix: str, level: int) -> Iterator[Listed]:
+        """Yield the objects of a folder, whose key is empty or ends with a slash, that begin with a prefix."""
+
+        def look(top: Inside) -> Sequence[tuple[str, os.stat_result]]:
+            found = peek.statuses(_at(top, folder[:-1]) if folder else top)
+            # As keys compare: a folder by its name with the slash.
+            named = ((name + "/" * stat.S_ISDIR(status.st_mode), status) for name, status in found)
+            return sorted((name, status) for name, status in named if folder or not name.startswith("."))
+
+        if level > _MOST_LEVELS:
+            raise RemoteError(f"{self._target} has directories below {folder} that no remote has: remove them")
+        for name, status in self._call(look, f"listing {prefix or 'all'}"):
+            key = folder + name
+            if name.endswith("/"):
+                if key.startswith(prefix):
+                    yield from self._below(key, prefix, level + 1)
+            elif key.startswith(prefix) and stat.S_ISREG(status.st_mode):
+                yield _listed(key, status)
+
+    def head(self, key: str) -> Listed | None:
+        """Return what is known of an object; see `Objects`."""
+        return self._call(lambda top: self._find(top, key), f"looking at {key}")
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; see `Objects`."""
+        every = [*keys]
+        for start in range(0, len(every), _BATCH):
+            batch = every[start : start + _BATCH]
+            self._call(partial(self._remove, batch), f"removing {len(batch)} objects")
+
+    def _remove(self, batch: Sequence[str], top: Inside) -> None:
+        folders: dict[Inside, None] = {}
+        for key in batch:
+            place = _at(top, key)
+            with self._locked(top, key, exclusive=False), suppress(FileNotFoundError, NotADirectoryError):
+                links.unlink(place)
+                folders[place.parent] = None
+        for folder in folders:
+            with suppress(FileNotFoundError):
+                files.sync_directory(folder)
+            # The uppermost ones stay; one that is not empty stays, and so do those above it.
+            with suppress(OSError):
+                while len(folder.parts) > 1:
+                    links.remove_directory(folder)
+                    folder = folder.parent  # noqa: PLW2901
+
+    def _find(self, top: Inside, key: str) -> Listed | None:
+        """Return what is known of an object; on a shared filesystem what the server knows."""
+        try:
+            self._refresh(top, key)
+            # Opened, since that asks the server; a look by name may be what this host remembers.
+            fd, status = files.open_with_status(_at(top, key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        os.close(fd)
+        return _listed(key, status)
+
+    def _refresh(self, top: Inside, key: str) -> None:
+        if self._shared:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                statx.refresh(_at(top, key).parent)
+
+    def _locked(self, top: Inside, key: str, *, exclusive: bool) -> AbstractContextManager[object]:
+        """Keep updates of other processes out for the time of a `with` block."""
+        # No blob is updated: each write of a name has the same bytes.
+        if not self._locks or key.startswith(keys.BLOBS):
+            return nullcontext()
+        return closing(_lock(top, exclusive=exclusive))
+
+    def _written(self, key: str, data: bytes | memoryview, place: Callable[[Inside, Inside], T | None]) -> T:
+        """Write a file with these bytes; return what `place` gives, which gives it its name, and is tried again."""
+        what, view = f"writing {key}", memoryview(data).cast("B")
+        # Two calls: one that was given up, as after an hour, gives nothing a name afterwards.
+        name = self._call(partial(self._write, view), what)
+
+        def give_name(top: Inside) -> T:
+            fresh = top / _INCOMING / name
+            for _ in range(_TRIES):
+                _make_parents(top, key)
+                try:
+                    found = place(top, fresh)
+                except FileNotFoundError:  # its directory was empty, and another process has just removed it
+                    if not peek.exists(fresh):
+                        raise
+                    continue
+                if found is not None:
+                    _sync_parents(top, key)
+                    return found
+            raise RemoteUnavailable(f"{key} at {self._target} was removed {_TRIES} times while it was written")
+
+        try:
+            return self._call(give_name, what)
+        finally:
+            with suppress(RemoteError):  # a later writer sweeps it, and the first error is the news
+                self._call(partial(_discard, name), what)
+
+    def _write(self, data: memoryview, top: Inside) -> str:
+        """Write a file under a name that no other has, and return that."""
+        folder, name = top / _INCOMING, uuid.uuid4().hex
+        links.make_directory(folder)
+        if self._swept.acquire(blocking=False):  # once, and never released
+            _sweep(folder)
+        with Held(folder) as held:
+            mode = files.mode_in(held.fd)
+        try:
+            with files.opened(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode) as fd:
+                files.write_all(fd, data)
+                os.fchmod(fd, mode)
+                os.fsync(fd)
+        except BaseException:
+            with suppress(OSError):  # the first error is the news
+                links.unlink(folder / name)
+            raise
+        return name
+
+    def _call(self, function: Callable[[Inside], T], what: str) -> T:
+        """Call it with the directory in a worker; raise what it raises as an error of a remote."""
+
+        def call() -> T:
+            with Held(Inside(self._target.address)) as held:
+                status = os.fstat(held.fd)
+                if self._inode not in (None, (status.st_dev, status.st_ino)):
+                    msg = f"another directory is at {self._target} than before"
+                    raise RemoteUnavailable(msg, hint="if it is on a filesystem of its own, mount that")
+                return function(held.inside)
+
+        try:
+            return self._workers.call(call)
+        except (OSError, InUse) as error:
+            raise _translated(error, what, self._target) from error
+        except (RemoteError, BadInput):
+            raise
+        except CkstoreError as error:  # such as one of a symlink that another program put there
+            raise RemoteError(f"{what} at {self._target} failed: {error.message}", hint=error.hint) from error
+
+
+def _at(top: Inside, key: str) -> Inside:
+    for part in key.split("/"):
+        top /= part
+    return top
+
+
+def _read(fd: int, nbytes: int, offset: int, _: Inside) -> bytes:
+    return os.pread(fd, nbytes, offset)
+
+
+def _same(place: Inside, data: bytes | memoryview) -> bool | None:
+    """Whether an object holds these bytes; None: it was removed meanwhile."""
+    view = memoryview(data).cast("B")
+    with suppress(FileNotFoundError), files.opened_regular(place) as fd:
+        if os.fstat(fd).st_size != len(view):
+            return False
+        at = 0
+        while part := os.pread(fd, _READ_BYTES, at):
+            if view[at : at + len(part)] != part:
+                return False
+            at += len(part)
+        return at == len(view)
+    return None
+
+
+def _lock(top: Inside, *, exclusive: bool) -> LockFile:
+    return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)
+
+
+def _sweep(folder: Inside) -> None:
+    """Remove what writers that died left, by the clock of the filesystem."""
+    clock = folder / uuid.uuid4().hex
+    files.create_file(clock, b"", mode=0o600)
+    now_s = peek.status(clock).st_mtime
+    links.unlink(clock)
+    for name, status in peek.statuses(folder):
+        if now_s - status.st_mtime > _LEFT_S:
+            with suppress(FileNotFoundError):
+                links.unlink(folder / name)
+
+
+def _discard(name: str, top: Inside) -> None:
+    with suppress(FileNotFoundError):
+        links.unlink(top / _INCOMING / name)
+
+
+def _rename(fresh: Inside, top: Inside, key: str, lock: LockFile | None = None) -> Listed:
+    """Give an object its name, over what has it; its time, which marks its version, is later than that of this."""
+    target = _at(top, key)
+    before, status = peek.find(target), peek.status(fresh)
+    # By a nanosecond, or by the two seconds of the coarsest filesystem.
+    for step_ns in (1, 2 * 10**9):
+        if before is None or status.st_mtime_ns > before.st_mtime_ns:
+            break
+        with peek.at(fresh) as (fd, name):
+            os.utime(name, ns=(status.st_atime_ns, before.st_mtime_ns + step_ns), dir_fd=fd, follow_symlinks=False)
+        status = peek.status(fresh)
+    if lock is not None:
+        lock.check()
+    links.rename(fresh, target)
+    return _listed(key, status)
+
+
+def _make_parents(top: Inside, key: str) -> None:
+    for part in key.split("/")[:-1]:
+        top /= part
+        links.make_directory(top)
+
+
+def _sync_parents(top: Inside, key: str) -> None:
+    """Make the name of an object durable, and those of its directories, whichever process made them."""
+    place = _at(top, key)
+    while place.parts:
+        place = place.parent
+        files.sync_directory(place)
+
+
+def _listed(key: str, status: os.stat_result) -> Listed:
+    # Its time as well as its inode, whose number may be that of an earlier version.
+    tag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+    return Listed(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), tag)
+
+
+def _translated(error: OSError | InUse, what: str, target: Target) -> RemoteError:
+    where = f"{what} at {target}"
+    if isinstance(error, FileNotFoundError) and error.filename == target.address:
+        hint = "if it is on a filesystem of its own, mount that"
+        return RemoteUnavailable(f"there is no directory {target}", hint=hint)
+    if isinstance(error, InUse):
+        return RemoteUnavailable(f"{where} failed: {error.message}", hint=error.hint)
+    said = error.strerror or str(error)
+    if error.errno in files.NO_SPACE:
+        return RemoteFull(f"{where} failed: {said}", hint="free space there: ckstore remote prune NAME")
+    if error.errno in _DENIED:
+        return RemoteDenied(f"{where} failed: {said}", hint="let this user write to the directory and all below it")
+    if isinstance(error, NotInStore) or error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+        return RemoteError(f"{where} failed: {error.filename} {said}", hint="another program has changed the directory")
+    return RemoteUnavailable(
+        f"{where} failed: {said}", hint="look at the filesystem; the same command may succeed later"
+    )

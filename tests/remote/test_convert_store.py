@@ -1,0 +1,129 @@
+"""A store that an earlier draft pushed to becomes a remote; a clone relies on a store as an evicted one did."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckstore import BadInput, CkstoreError, RetentionPolicy, Store
+from ckstore.ops import config_file
+from ckstore.remote import push as pushing
+from ckstore.remote.elsewhere import convert as converting
+from ckstore.remote.mirror.work import Mirror
+from ckstore.store import context_of
+from tests.remote.test_pull import same
+from tests.remote.test_push import MIB, state
+from tests.support.stores import check_store
+
+pytestmark = pytest.mark.usefixtures("no_mirror_process")
+
+
+@pytest.fixture
+def relying(tmp_path: Path) -> Store:
+    """Return a store whose checkpoints are in another store alone, which is its mirror, and one of its own."""
+    with Store.init(tmp_path / "nas", chunk_bytes=MIB) as nas:
+        for step in (1, 2, 3):
+            nas.save(state(step), step=step)
+        nas.save(state(12), step=2, if_exists="replace")
+        nas.tag("best", 1)
+        nas.pin(2, "paper")
+        nas.annotate(1, metrics={"bleu": 1.0})
+    store = Store.clone(tmp_path / "nas", tmp_path / "store", remote="nas")
+    store.save(state(4), step=4)
+    config_file.edit(context_of(store).layout, "mirror", lambda _: "nas")
+    return store
+
+
+def test_all_of_it_is_at_the_remote_and_is_read_from_there(relying: Store, tmp_path: Path) -> None:
+    report = relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
+    again = relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
+    shutil.rmtree(tmp_path / "nas")
+    relying.remotes.remove("nas")
+
+    assert (report.direction, report.new_count, again.new_count, again.moved_bytes) == ("push", 3, 0, 0)
+    assert relying.config.mirror == "gpt"
+    assert [same(relying.load(step), state(of)) for step, of in ((1, 1), (2, 12), (3, 3), (4, 4))] == [True] * 4
+    assert relying.verify().ok
+    (claims,) = relying.remotes.claims("gpt")
+    assert {name.partition(".")[0] for name in claims.checkpoints} == {"main@1", "main@2", "main@3"}
+    mirror = Mirror(context_of(relying))
+    while mirror.step():
+        pass
+    assert mirror.problem is None
+    with Store.clone(tmp_path / "gpt", tmp_path / "look") as look:
+        assert sorted(info.step for info in look.checkpoints()) == [1, 2, 3, 4]
+        assert (look.info("best").step, look.info(1).metrics["bleu"], look.pins()[0].step) == (1, 1.0, 2)
+    check_store(relying.path)
+
+
+def test_no_policy_removes_what_relies_on_it(relying: Store, tmp_path: Path) -> None:
+    relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
+    with Store.init(tmp_path / "other", chunk_bytes=MIB) as other:
+        other.remotes.add("gpt", tmp_path / "gpt")
+        other.config.mirror = "gpt"
+        other.pull(all=True, remote="gpt")
+        other.config.keep_remote = RetentionPolicy(keep_last=1)
+        other.remotes.prune("gpt")
+    shutil.rmtree(tmp_path / "nas")
+
+    assert [same(relying.load(step), state(of)) for step, of in ((1, 1), (2, 12), (3, 3))] == [True] * 3
+
+
+@pytest.mark.parametrize("at", ["_begin", "_end", "push"])
+def test_killed_anywhere_it_is_repeated(
+    relying: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    real, calls = getattr(converting, at), list[int]()
+
+    def killed(*given: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == (1 if at == "push" else 2):
+            raise Killed
+        return real(*given, **more)
+
+    monkeypatch.setattr(converting, at, killed)
+    with pytest.raises(Killed):
+        relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
+    monkeypatch.undo()
+    assert relying.config.mirror == "nas"
+    assert [same(relying.load(step), state(of)) for step, of in ((1, 1), (2, 12), (3, 3))] == [True] * 3
+    relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
+    shutil.rmtree(tmp_path / "nas")
+
+    assert [same(relying.load(step), state(of)) for step, of in ((1, 1), (2, 12), (3, 3))] == [True] * 3
+    check_store(relying.path)
+
+
+def test_what_is_damaged_at_the_remote_is_still_read_from_the_store(
+    relying: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pushing.push
+
+    def damaged(*given: Any) -> Any:
+        report = real(*given)
+        blobs = (path for path in (tmp_path / "gpt/blobs").rglob("*") if path.is_file())
+        blob = max(blobs, key=os.path.getsize)
+        with blob.open("r+b") as file:
+            file.write(b"\0\1\2\3")
+        return report
+
+    monkeypatch.setattr("ckstore.remote.elsewhere.convert.push", damaged)
+    with pytest.raises(CkstoreError, match="is damaged"):
+        relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
+
+    assert relying.config.mirror == "nas"
+    assert [same(relying.load(step), state(of)) for step, of in ((1, 1), (2, 12), (3, 3))] == [True] * 3
+
+
+def test_only_a_store_is_converted(relying: Store, tmp_path: Path) -> None:
+    relying.remotes.add("gpt", tmp_path / "gpt")
+    with pytest.raises(BadInput, match="gpt is a remote already"):
+        relying.remotes.convert("gpt", "x", tmp_path / "x")
+    assert not (tmp_path / "x").exists()

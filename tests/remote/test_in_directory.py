@@ -1,0 +1,271 @@
+"""Objects in a directory: other processes, other programs, other hosts, and filesystems that lack something."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckstore import BadInput, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable, Store
+from ckstore.fs import files, links
+from ckstore.remote.service import in_directory
+from ckstore.remote.service.in_directory import DirectoryObjects
+from ckstore.remote.service.target import Target
+from tests.support.mounts import mount, unmount
+from tests.support.requirements import require_fuse, require_root
+from tests.support.shared_folder import shared_folder
+from tests.support.stores import check_store
+
+MIB = 2**20
+
+
+def opened(folder: Path) -> DirectoryObjects:
+    return DirectoryObjects(Target("directory", str(folder)))
+
+
+@contextmanager
+def small(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a filesystem in memory."""
+    require_root()
+    folder.mkdir()
+    mount(Path("none"), folder, "tmpfs", options)
+    try:
+        yield folder
+    finally:
+        unmount(folder)
+
+
+_COUNTING = """
+import sys
+from ckstore.remote.service.in_directory import DirectoryObjects
+from ckstore.remote.service.target import Target
+objects, name = DirectoryObjects(Target("directory", sys.argv[1])), sys.argv[2]
+for _ in range(int(sys.argv[3])):
+    while True:
+        there = objects.head("condemned.json")
+        value = int(objects.get("condemned.json", 100).split()[0])
+        if objects.update("condemned.json", b"%d %s" % (value + 1, name.encode()), there.tag) is not None:
+            break
+"""
+
+
+def counting(folder: Path, name: str, count: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", _COUNTING, str(folder), name, str(count)])
+
+
+def test_of_updates_of_several_processes_none_is_lost(tmp_path: Path) -> None:
+    objects = opened(tmp_path)
+    objects.put("condemned.json", b"0")
+    processes = [counting(tmp_path, name, 50) for name in "abc"]
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+
+    assert (objects.get("condemned.json", 100) or b"").split()[0] == b"150"
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_object_and_nothing_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = opened(tmp_path)
+    objects.put("condemned.json", b"0")
+    for round_ in range(6):
+        process = counting(tmp_path, "a", 1_000_000)
+        before = objects.get("condemned.json", 100)
+        while objects.get("condemned.json", 100) == before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.003 * round_)
+        process.send_signal(signal.SIGKILL)
+        process.wait(20)
+        # Its lock ended with it.
+        there = objects.head("condemned.json")
+        assert there is not None
+        value = int((objects.get("condemned.json", 100) or b"").split()[0])
+        assert objects.update("condemned.json", b"%d me" % (value + 1), there.tag) is not None
+    left = tmp_path / ".incoming/left"
+    left.write_bytes(b"half of an object")
+    opened(tmp_path).put("x", b"1")
+    assert left.exists()
+    monkeypatch.setattr(in_directory, "_LEFT_S", -1.0)
+    opened(tmp_path).put("x", b"1")
+
+    assert list((tmp_path / ".incoming").iterdir()) == []
+    assert [one.key for one in objects.list("")] == ["condemned.json", "x"]
+
+
+def test_each_version_has_a_mark_of_its_own(tmp_path: Path) -> None:
+    """Also within a tick of the clock, and where a file gets the number of one that was just removed."""
+    objects = opened(tmp_path)
+    marks = [objects.send("x", b"12345678") for _ in range(300)]
+
+    assert len({*marks}) == 300
+    assert [objects.update("x", b"87654321", mark) for mark in marks[:-1]] == [None] * 299
+
+
+def test_folders_that_are_empty_go_and_come_while_others_write(tmp_path: Path) -> None:
+    objects, other = opened(tmp_path), opened(tmp_path)
+    for number in range(200):
+        objects.put(f"checkpoints/main/{number % 3}/x/manifest.json", b"1")
+        other.delete([f"checkpoints/main/{number % 3}/x/manifest.json"])
+
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == []
+
+
+def test_a_folder_that_is_removed_before_an_object_gets_its_name_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, real = opened(tmp_path), links.rename
+    removed: list[bool] = []
+
+    def rename(source: Any, target: Any, **more: Any) -> None:
+        if not removed:
+            removed.append(True)
+            os.rmdir(tmp_path / "refs")
+        real(source, target, **more)
+
+    monkeypatch.setattr(links, "rename", rename)
+    objects.put("refs/a.json", b"1")
+
+    assert objects.get("refs/a.json", 10) == b"1"
+
+
+def test_what_another_program_put_there_is_no_object_and_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "m").mkdir()
+    objects = opened(tmp_path / "m")
+    objects.put("refs/a.json", b"1")
+    (tmp_path / "m/refs/b.json").symlink_to("a.json")
+    (tmp_path / "m/pins").symlink_to(tmp_path / "outside")
+    (tmp_path / "m/claims").touch()
+    (tmp_path / "m/condemned.json").mkdir()
+
+    assert [one.key for one in objects.list("")] == ["claims", "refs/a.json"]
+    with pytest.raises(RemoteError, match="not a regular file"):
+        objects.get("refs/b.json", 10)
+    for key in ("pins/x.json", "claims/x/y.json", "condemned.json"):
+        with pytest.raises(RemoteError):
+            objects.put(key, b"1")
+    assert list((tmp_path / "outside").iterdir()) == []
+    assert list((tmp_path / "m/.incoming").iterdir()) == []
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    with small(tmp_path / "m", "size=1m") as folder:
+        objects = opened(folder)
+        with pytest.raises(RemoteFull, match="No space left"):
+            objects.put("blobs/ab/x", bytes(2 * MIB))
+
+        assert list((folder / ".incoming").iterdir()) == []
+        objects.put("blobs/ab/x", bytes(1000))
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    with small(tmp_path / "m", "ro") as folder:
+        store = Store.init(tmp_path / "store")
+        with pytest.raises(RemoteDenied, match="Read-only file system"):
+            opened(folder).put("x", b"1")
+        with pytest.raises(RemoteError, match="there is no remote"):
+            store.remotes.add("m", folder)
+
+
+def test_a_directory_that_is_gone_or_is_not_mounted_takes_nothing(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    store.save({"w": np.arange(10)}, step=1)
+    store.remotes.add("m", tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / "away")
+    with pytest.raises(RemoteUnavailable, match="there is no directory") as raised:
+        store.push(1)
+    assert "mount" in raised.value.hint
+    (tmp_path / "m").mkdir()
+    with pytest.raises(RemoteError, match=r"remote.json is missing"):
+        store.push(1)
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EDQUOT])
+def test_an_error_of_the_filesystem_is_one_of_a_remote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    objects = opened(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "write_all", fails)
+    wanted = {errno.EACCES: RemoteDenied, errno.EDQUOT: RemoteFull}.get(code, RemoteUnavailable)
+    with pytest.raises(wanted, match=f"writing x at {tmp_path} failed: {os.strerror(code)}"):
+        objects.put("x", b"1")
+    assert list(objects.list("")) == []
+
+
+@pytest.mark.parametrize("lacks", ["link", ""])
+def test_a_store_mirrors_to_a_mounted_place_of_several_hosts(tmp_path: Path, lacks: str) -> None:
+    """As a drive or a bucket that is mounted: no hardlinks, and locks that are not known to reach other hosts."""
+    require_fuse()
+    (tmp_path / "real").mkdir()
+    with shared_folder(tmp_path / "real", tmp_path / "mnt", "rclone", lacks=lacks) as mounted:
+        store = Store.open_or_init(tmp_path / "store", chunk_bytes=MIB, mirror=mounted / "m")
+        for step in (1, 2):
+            store.save({"w": np.arange(1000) + step}, step=step)
+        store.push(all=True)
+        abilities = store.remotes.get("mirror").abilities
+        assert abilities is not None
+        assert (abilities.create, abilities.cas) == (not lacks, "no")
+        assert store.evict(1).evicted
+        assert np.array_equal(store.load(1)["w"], np.arange(1000) + 1)
+        with pytest.raises(RemoteError, match=r"exclusive"):
+            store.remotes.prune("mirror")
+        store.remotes.prune("mirror", exclusive=True)
+        with Store.clone(mounted / "m", tmp_path / "clone") as clone:
+            assert [info.step for info in clone.checkpoints()] == [1, 2]
+            assert np.array_equal(clone.load(2)["w"], np.arange(1000) + 2)
+        store.config.mirror = None
+        store.close()
+    check_store(tmp_path / "store")
+
+
+def test_a_filesystem_that_does_not_tell_upper_case_from_lower_is_refused(tmp_path: Path) -> None:
+    require_fuse()
+    (tmp_path / "real").mkdir()
+    with shared_folder(tmp_path / "real", tmp_path / "mnt", "smb", lacks="case") as mounted:
+        store = Store.init(tmp_path / "store")
+        with pytest.raises(RemoteError, match="does not tell A from a"):
+            store.remotes.add("m", mounted / "m")
+        store.close()
+
+
+def test_what_is_in_a_shared_directory_is_as_open_as_that(tmp_path: Path) -> None:
+    folder = tmp_path / "group"
+    folder.mkdir()
+    folder.chmod(0o2770)
+    store = Store.init(tmp_path / "store")
+    store.save({"w": np.arange(10)}, step=1)
+    store.remotes.add("group", folder)
+    store.push(1)
+    store.remotes.add("own", tmp_path / "m")
+
+    modes = {path.stat().st_mode & 0o7777 for path in folder.rglob("*") if path.is_dir()}
+    assert modes == {0o2770}
+    assert {path.stat().st_mode & 0o7777 for path in folder.rglob("*") if path.is_file()} == {0o660}
+    assert (tmp_path / "m").stat().st_mode & 0o7777 == 0o700
+
+
+def test_where_a_remote_is_no_store_is_opened_by_its_path(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    store.save({"w": 1}, step=1)
+    store.remotes.add("m", tmp_path / "m")
+    store.push(1)
+    with pytest.raises(Exception, match="there is no store") as raised:
+        Store.open(tmp_path / "m")
+    assert "a remote is there" in raised.value.hint  # type: ignore[attr-defined]
+    with pytest.raises(BadInput, match="is not empty"):
+        Store.init(tmp_path / "m")
+    assert Store.open(f"file://{tmp_path}/m").load(1) == {"w": 1}
