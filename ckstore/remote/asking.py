@@ -11,8 +11,8 @@ from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.objects import THREADS, Listed, Objects
 
-# Asking for so many names costs about as much as a page of a listing.
-PAGE_ASKS = 12
+# So many names are asked for at once, which takes about as long as a page of a listing.
+PAGE_ASKS = THREADS
 _PAGE_KEYS = 1000
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ckstore.model.canonical import canonical_json
 from ckstore.model.seal import seal
-from ckstore.remote.keys import Place
+from ckstore.remote.keys import INTENTS, Place
 from ckstore.remote.objects import Objects
 from ckstore.version import __version__
 
@@ -23,20 +23,20 @@ class Voided(Exception):
 
 @dataclass(slots=True)
 class Intent:
-    """The intent of this process for one checkpoint."""
+    """The intent of this process for the checkpoints that it pushes together."""
 
     key: str  # of its object
-    place: Place  # the checkpoint
-    digests: tuple[str, ...]  # every blob that it needs
+    places: tuple[Place, ...]  # the checkpoints
+    digests: tuple[str, ...]  # every blob that they need
     clock: Callable[[], float]
     version: str | None = None  # the mark of what this process wrote last; None: nothing yet
     written_s: float = 0.0  # when, by `clock`
     mutex: threading.Lock = field(default_factory=threading.Lock)  # held while it is renewed
 
     @classmethod
-    def of(cls, place: Place, digests: Iterable[str], clock: Callable[[], float]) -> Intent:
+    def of(cls, places: Iterable[Place], digests: Iterable[str], clock: Callable[[], float]) -> Intent:
         """Return an intent that is not written yet."""
-        return cls(f"intents/{uuid.uuid4().hex}.json", place, tuple(sorted(digests)), clock)
+        return cls(f"{INTENTS}{uuid.uuid4().hex}.json", (*places,), tuple(sorted({*digests})), clock)
 
     def write(self, objects: Objects) -> None:
         """Write it first; nothing that the push has looked at before counts."""
@@ -57,19 +57,19 @@ class Intent:
             if age_s > LIFE_S / 4:
                 self._replace(objects, "uploading", cas=cas)
 
-    def commit(self, objects: Objects, manifest: bytes) -> None:
-        """Say, by compare-and-swap, that all blobs are there and this manifest follows: it does not go stale any more.
+    def commit(self, objects: Objects, manifests: Sequence[bytes]) -> None:
+        """Say, by compare-and-swap, that all blobs are there and these manifests follow: it is not stale from then on.
 
         Raises:
             Voided: As for `renew`.
         """
         if self.clock() - self.written_s > LIFE_S / 2:
             raise Voided
-        self._replace(objects, "committing", cas=True, manifest=manifest)
+        self._replace(objects, "committing", cas=True, manifests=manifests)
 
-    def _replace(self, objects: Objects, state: str, *, cas: bool, manifest: bytes | None = None) -> None:
+    def _replace(self, objects: Objects, state: str, *, cas: bool, manifests: Sequence[bytes] = ()) -> None:
         begun_s = self.clock()
-        data = self._render(state, manifest)
+        data = self._render(state, manifests)
         if self.version is None:
             raise Voided
         version = objects.update(self.key, data, self.version) if cas else objects.send(self.key, data)
@@ -77,20 +77,19 @@ class Intent:
             raise Voided
         self.version, self.written_s = version, begun_s
 
-    def _render(self, state: str, manifest: bytes | None = None) -> bytes:
+    def _render(self, state: str, manifests: Sequence[bytes] = ()) -> bytes:
         members: dict[str, object] = {
             "format": "ckstore-remote-intent",
             "version": 1,
             "blobs": list(self.digests),
             # Drawn for each write, so that no two have the same bytes, and at most services the same mark.
             "change": uuid.uuid4().hex,
-            "run": self.place.run,
-            "step": self.place.step,
-            "id": self.place.id,
+            "checkpoints": [
+                {**place._asdict(), **({"manifest": manifests[at].decode("ascii")} if manifests else {})}
+                for at, place in enumerate(self.places)
+            ],
             "life_s": LIFE_S,
             "state": state,
             "writer": f"ckstore {__version__}",
         }
-        if manifest is not None:
-            members["manifest"] = manifest.decode("ascii")
         return seal(canonical_json(members))

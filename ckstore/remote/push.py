@@ -11,11 +11,12 @@ import os
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
-from ckstore.fs import direct, files, mapping
+from ckstore.fs import direct, files, mapping, peek
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
@@ -28,7 +29,7 @@ from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import keys, record
-from ckstore.remote.asking import ask, look
+from ckstore.remote.asking import ask, is_asked, look
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget, whole_blocks
 from ckstore.remote.deltas.encode import delta_of
@@ -39,7 +40,7 @@ from ckstore.remote.objects import THREADS
 from ckstore.remote.push_plan import believe, look_there, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.manifest.manifest import BlobRecord
@@ -52,8 +53,12 @@ if TYPE_CHECKING:
     from ckstore.remote.push_plan import There
 
 T = TypeVar("T")
-# Each of a batch is open and locked: one listing serves all of them, and a trainer has few descriptors.
-_BATCH = 16
+# One intent and one listing serve a batch. Each checkpoint of it is open, and a trainer has few descriptors.
+_BATCH = 32
+# The first manifest of a batch comes after its last blob: what is large goes alone, so that the newest is there first.
+_BATCH_BYTES = 32 * 2**20
+# The intent of a batch has all of its manifests, and is bounded.
+_BATCH_MANIFEST_BYTES = 32 * 2**20
 # A push begins again when a pruner took its intent, or it slept: more often than this is no accident.
 _BEGINNINGS = 5
 # The engine repeats what a service refuses for a moment; this is for an answer that was lost, or a body cut on the way.
@@ -159,7 +164,8 @@ class Push:
         self._record = there.known
         self._before = self._record.render()
         self._left_out: set[str] = set()
-        self._intents: Sequence[Intent] = ()
+        self._intent: Intent | None = None
+        self._sent: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -173,11 +179,23 @@ class Push:
         # Newest first: if the machine dies in the middle, the latest state is the one that is there.
         todo = sorted(self._plan.checkpoints, key=lambda info: info.order, reverse=True)
         todo = [info for info in todo if info.id in self._there.lacking]
-        # One by one where each is what the next is encoded against.
-        count = 1 if self._encodes else _BATCH
-        for start in range(0, len(todo), count):
-            self._send_whole(todo[start : start + count])
+        for batch in self._batches(todo):
+            self._send_whole(batch)
         self._say()
+
+    def _batches(self, todo: Iterable[CheckpointInfo]) -> Iterator[list[CheckpointInfo]]:
+        batch: list[CheckpointInfo] = []
+        nbytes = 0
+        for info in todo:
+            # One by one where each is what the next is encoded against.
+            new_bytes = self._there.nbytes.get(info.id, 0)
+            if batch and (self._encodes or len(batch) == _BATCH or nbytes + new_bytes > _BATCH_BYTES):
+                yield batch
+                batch, nbytes = [], 0
+            batch.append(info)
+            nbytes += new_bytes
+        if batch:
+            yield batch
 
     def _send_whole(self, batch: Sequence[CheckpointInfo]) -> None:
         try:
@@ -192,11 +210,17 @@ class Push:
                 return
             for info in batch:
                 self._send_whole([info])
+        except _TooMuch:
+            for info in batch:
+                self._send_whole([info])
 
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:
             # Open until their manifests are there: what is being pushed is not dropped here meanwhile (rule L).
             directories = [opened.enter_context(open_directory(self._context, info)) for info in batch]
+            sizes = [peek.status(one.manifest_file, dir_fd=one.lock.fd).st_size for one in directories]
+            if len(batch) > 1 and sum(sizes) > _BATCH_MANIFEST_BYTES:
+                raise _TooMuch
             delta = self._delta(batch[0], directories[0])
             if delta is not None:
                 opened.enter_context(delta)
@@ -208,15 +232,18 @@ class Push:
         """Send what is in directories that stay open; of a part all but its manifest.
 
         Returns:
-            The keys of the intents that keep a part; else there are none any more.
+            The keys of the intents that keep a part; else there is none any more.
         """
         for _ in range(_BEGINNINGS):
             wanted = _wanted(directories, delta)
-            intents = [self._intent(directory, delta, is_part=is_part) for directory in directories]
+            manifests = [(one.manifest, "" if is_part else one.manifest_id) for one in directories]
+            intent = Intent.of(
+                (Place(manifest.run, manifest.step, id) for manifest, id in manifests), wanted, self._manner.clock
+            )
             kept: list[str] = []
             try:
-                self._send_under(directories, intents, wanted, delta, is_part=is_part)
-                kept = [intent.key for intent in intents] if is_part else []
+                self._send_under(directories, intent, wanted, delta, is_part=is_part)
+                kept = [intent.key] if is_part else []
             except Voided:
                 self.may_exist = False
                 # The threads were told to end: what is begun again keeps to the rate, and to the memory.
@@ -234,7 +261,7 @@ class Push:
             finally:
                 # Best effort: one that stays goes stale, and a pruner takes it away.
                 if not kept:
-                    end_intents(self._remote, [intent.key for intent in intents])
+                    end_intents(self._remote, [intent.key])
         msg = f"the push to {self._remote.name} was overtaken by a pruner {_BEGINNINGS} times"
         raise RemoteError(msg, hint="was this machine asleep? push again")
 
@@ -249,29 +276,24 @@ class Push:
             self.warnings.append(f"{info.name} was sent without differences: {why_of(error)}")
             return None
 
-    def _intent(self, directory: CheckpointDirectory, delta: Delta | None, *, is_part: bool) -> Intent:
-        manifest = directory.manifest
-        place = Place(manifest.run, manifest.step, "" if is_part else directory.manifest_id)
-        needed = manifest.blobs if delta is None else delta.encoding.files
-        return Intent.of(place, (blob.digest for blob in needed), self._manner.clock)
-
     def _send_under(
         self,
         directories: Sequence[CheckpointDirectory],
-        intents: Sequence[Intent],
+        intent: Intent,
         wanted: Mapping[str, _Wanted],
         delta: Delta | None,
         *,
         is_part: bool,
     ) -> None:
         objects = self._remote.objects
-        for intent in intents:
-            intent.write(objects)
-        self._intents = intents
-        # After the intents: a pruner that has not seen them finds its own list changed, or is found in it here.
+        intent.write(objects)
+        self._intent = intent
+        # After the intent: a pruner that has not seen it finds its own list changed, or is found in it here.
         condemned = spare(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
-        there = self._look(names, wanted)
+        # All are looked at once they were sent; before that only those that may not have to be sent.
+        told = wanted if delta is not None else {*self._there.sizes, *self._sent}
+        there = self._look({digest: name for digest, name in names.items() if digest in told}, wanted)
         lacking = [digest for digest in wanted if digest not in there]
         if any(wanted[digest].read is None for digest in lacking):
             raise _BaseGone
@@ -284,28 +306,29 @@ class Push:
             tags[digest] = self._send_blob(wanted[digest], keys.blob(names[digest]))
 
         for_each(send, lacking, threads=self._manner.threads, say=self._watch, stopping=self._end)
+        self._sent.update(lacking)
         there = self._look(names, wanted) if lacking else there
         gone = [digest for digest in wanted if digest not in there]
         if gone:
             msg = f"{len(gone)} blobs are not at {self._remote.name} after they were sent, such as {gone[0]}"
             raise RemoteError(msg, hint="does another program remove objects there? push again")
-        for directory, intent in () if is_part else zip(directories, intents, strict=True):
-            self._publish(directory, intent, delta)
-            self._there.places.add(intent.place)
+        if not is_part:
+            self._publish(directories, intent, delta)
+            self._there.places.update(intent.places)
         for digest, tag in tags.items():
             # Of this push's own write, by its mark: another client may have written the same name since.
             if there[digest].tag == tag:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
 
     def _watch(self) -> None:
-        """Renew the intents, and say how far it is, in the caller's thread while others send."""
+        """Renew the intent, and say how far it is, in the caller's thread while others send."""
         # On a slow link one blob takes longer than an intent lives, and no thread that sends looks at it meanwhile.
         self._renew()
         self._say()
 
     def _renew(self) -> None:
-        for intent in self._intents:
-            intent.renew(self._remote.objects, cas=self._remote.cas)
+        if self._intent is not None:
+            self._intent.renew(self._remote.objects, cas=self._remote.cas)
 
     def _rest(self, seconds: float) -> None:
         """Wait until the rate allows more. At a low one that takes longer than an intent lives: it is renewed."""
@@ -346,26 +369,43 @@ class Push:
             self._budget.sleep(_PAUSE_S * attempt)
         return write()
 
-    def _publish(self, directory: CheckpointDirectory, intent: Intent, delta: Delta | None) -> None:
-        objects = self._remote.objects
+    def _publish(self, directories: Sequence[CheckpointDirectory], intent: Intent, delta: Delta | None) -> None:
+        objects, places = self._remote.objects, intent.places
         if delta is not None:
             plain = delta.plain
-            self._again(lambda: objects.send(intent.place.plain, plain))
-            data = delta.text
+            self._again(lambda: objects.send(places[0].plain, plain))
+            manifests = [delta.text]
         else:
-            data = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
-        # After all blobs were seen: from here the checkpoint exists whatever becomes of this process.
+            manifests = [
+                files.read_file(one.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=one.lock.fd)
+                for one in directories
+            ]
+        # After all blobs were seen: from here the checkpoints exist whatever becomes of this process.
         self.may_exist = True
         if self._remote.cas:
-            intent.commit(objects, data)
+            intent.commit(objects, manifests)
         else:
             intent.renew(objects, cas=False)
-        place = intent.place
-        if objects.head(place.dropped) is not None:
+        removed = self._removed(places)
+        if removed:
             # One that comes late takes away the mark of a later removal, and a mirror may push that checkpoint again.
-            self._again(lambda: objects.delete([place.dropped]))
-        written = self._again(lambda: objects.put(place.manifest, data))
-        self._record.checkpoints[place.id] = text_of_time(written.modified)
+            self._again(lambda: objects.delete(removed))
+
+        def write(one: tuple[Place, bytes]) -> None:
+            self._again(lambda: objects.send(one[0].manifest, one[1]))
+
+        written = zip(places, manifests, strict=True)
+        for_each(write, written, threads=self._manner.threads, say=self._watch, stopping=self._end)
+        now = text_of_time(datetime.now(UTC))
+        self._record.checkpoints.update((place.id, now) for place in places)
+
+    def _removed(self, places: Sequence[Place]) -> list[str]:
+        """Return the marks that say of these checkpoints that they were removed."""
+        marks = {place.dropped for place in places}
+        runs = {f"{keys.CHECKPOINTS}{place.run}/" for place in places}
+        if is_asked(len(marks), len(self._record.checkpoints)):
+            return [*ask(self._remote.objects, marks)]
+        return [one.key for run in runs for one in self._remote.objects.list(run) if one.key in marks]
 
     def beside(self) -> None:
         """Bring what was said about the checkpoints later, and their tags and pins."""
@@ -389,6 +429,10 @@ class Push:
     def _say(self) -> None:
         if self._manner.progress is not None:
             self._manner.progress(self.sent_bytes, max(self._plan.missing_bytes, self.sent_bytes))
+
+
+class _TooMuch(Exception):
+    """The manifests of a batch are too large for one intent."""
 
 
 class _BaseGone(Exception):

@@ -42,6 +42,7 @@ class There(NamedTuple):
         places: Its checkpoints; where nothing is encoded those of the plan alone.
         sizes: The sizes that it has of the blobs that the plan needs.
         known: What was seen of it before.
+        nbytes: Bytes that a checkpoint needs there and that may be missing, by its id.
         unreadable: Name of a checkpoint that cannot be read locally, and so is not in the plan -> why.
     """
 
@@ -51,6 +52,7 @@ class There(NamedTuple):
     places: set[Place]
     sizes: Mapping[str, Collection[int]]
     known: Record
+    nbytes: Mapping[str, int] = MappingProxyType({})
     unreadable: Mapping[str, CkstoreError] = MappingProxyType({})
 
     @classmethod
@@ -74,7 +76,8 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
     missing = tuple((digest, nbytes) for digest, nbytes in sorted(wanted.items()) if digest not in sizes)
     plan = TransferPlan("push", remote.name, tuple(infos), tuple(infos), missing, sum(wanted.values()))
     source = ObjectSource(remote.objects, remote.name)
-    return There(plan, {info.id for info in infos}, source, set(), sizes, known, unreadable)
+    nbytes = _bytes_of_each(blobs, dict(missing))
+    return There(plan, {info.id for info in infos}, source, set(), sizes, known, nbytes, unreadable)
 
 
 def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
@@ -106,7 +109,11 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
         missing = {digest: nbytes for digest, nbytes in missing.items() if digest in needed}
     new = tuple(info for info in infos if place_of(info) not in there)
     plan = TransferPlan("push", remote.name, tuple(infos), new, tuple(sorted(missing.items())), sum(wanted.values()))
-    return There(plan, lacking, source, there, sizes, known, unreadable)
+    return There(plan, lacking, source, there, sizes, known, _bytes_of_each(blobs, missing), unreadable)
+
+
+def _bytes_of_each(blobs: Mapping[str, Iterable[BlobRecord]], missing: Mapping[str, int]) -> dict[str, int]:
+    return {id: sum(missing.get(blob.digest, 0) for blob in of_one) for id, of_one in blobs.items()}
 
 
 def _blobs_of_each(

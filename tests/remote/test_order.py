@@ -86,9 +86,9 @@ def test_a_push_that_was_asked_for_by_a_pruner_is_not_finished_where_it_was_remo
     info = store.push(1, remote).checkpoints[0]
     place = keys.Place(info.run, info.step, info.id)
     manifest = objects.held[place.manifest]
-    intent = Intent.of(place, [], lambda: 0.0)
+    intent = Intent.of([place], [], lambda: 0.0)
     intent.write(objects)
-    intent.commit(objects, manifest)
+    intent.commit(objects, [manifest])
     objects.put(place.dropped, b"{}")
     objects.delete([place.manifest])
     calls: list[str] = []
@@ -103,7 +103,7 @@ def test_a_push_that_was_asked_for_by_a_pruner_is_not_finished_where_it_was_remo
 def test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     now_s = [0.0]
-    intent = Intent.of(keys.Place("main", 1, f"xxh3-{'0' * 32}"), [], lambda: now_s[0])
+    intent = Intent.of([keys.Place("main", 1, f"xxh3-{'0' * 32}")], [], lambda: now_s[0])
     intent.write(objects)
     objects.now += timedelta(hours=2)
     real = objects.list
@@ -176,7 +176,7 @@ def test_a_removal_that_was_cut_off_is_finished_by_the_next_prune(store: Store, 
 def test_what_is_being_pushed_again_is_not_removed_with_what_an_earlier_removal_left(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     place = _half_removed(store, objects, remote, 3)
-    Intent.of(place, [], lambda: 0.0).write(objects)
+    Intent.of([place], [], lambda: 0.0).write(objects)
     wanted = _of(objects, place)
 
     prune(REMOTES[remote], ALGORITHMS["xxh3_128"], grace_s=60)

@@ -137,7 +137,7 @@ def test_what_a_push_under_way_names_stays(
 ) -> None:
     objects.put(keys.blob(A), b"a")
     objects.put(keys.blob(B), b"b")
-    intent = Intent.of(Place("main", 9, A), [A], lambda: 0.0)
+    intent = Intent.of([Place("main", 9, A)], [A], lambda: 0.0)
     intent.write(objects)
     pruned(objects, 0)
 
@@ -149,14 +149,14 @@ def test_a_push_that_slept_too_long_finds_its_intent_void(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None]
 ) -> None:
     objects.put(keys.blob(A), b"a")
-    intent = Intent.of(Place("main", 9, A), [A], lambda: 0.0)
+    intent = Intent.of([Place("main", 9, A)], [A], lambda: 0.0)
     intent.write(objects)
     clock(2 * DAY_S)
     report = pruned(objects, 60)
 
     assert report.voided_count == 1
     with pytest.raises(Voided):
-        intent.commit(objects, b"{}")
+        intent.commit(objects, [b"{}"])
     clock(2 * DAY_S)
     pruned(objects, 60)
     assert A not in blobs(objects)
@@ -170,9 +170,9 @@ def test_a_push_that_stopped_before_its_manifest_is_finished(
     place = Place(info.run, info.step, info.id)
     manifest = objects.get(place.manifest, 10**6) or b""
     objects.delete([place.manifest])
-    intent = Intent.of(place, [name.partition(".")[0] for name in blobs(objects)], lambda: 0.0)
+    intent = Intent.of([place], [name.partition(".")[0] for name in blobs(objects)], lambda: 0.0)
     intent.write(objects)
-    intent.commit(objects, manifest)
+    intent.commit(objects, [manifest])
     pruned(objects, 60)
     young = objects.get(place.manifest, 10**6)
     clock(2 * DAY_S)
@@ -259,7 +259,7 @@ def test_without_compare_and_swap_a_prune_needs_to_be_alone(
     drop(objects, store, 1)
     with pytest.raises(RemoteError, match="cannot work beside pushes"):
         pruned(objects, 0, cas=False)
-    intent = Intent.of(Place("main", 9, A), [A], lambda: 0.0)
+    intent = Intent.of([Place("main", 9, A)], [A], lambda: 0.0)
     intent.write(objects)
     with pytest.raises(InUse, match="is under way"):
         pruned(objects, 0, cas=False, exclusive=True)
@@ -275,7 +275,7 @@ def test_without_compare_and_swap_a_prune_needs_to_be_alone(
 def test_what_cannot_be_read_stops_a_prune(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None], prefix: str
 ) -> None:
-    Intent.of(Place("main", 9, A), [A], lambda: 0.0).write(objects)
+    Intent.of([Place("main", 9, A)], [A], lambda: 0.0).write(objects)
     objects.put(keys.blob(B), b"b")
     key = next(one.key for one in objects.list(prefix) if not one.key.endswith("annotations.json"))
     objects.put(key, (objects.get(key, 10**6) or b"").replace(b"1", b"3"))

@@ -50,6 +50,11 @@ class IntentRecord:
         return tuple(self.members["blobs"])
 
     @property
+    def places(self) -> tuple[tuple[Any, ...], ...]:
+        """Run, step and id of the checkpoints, as the push wrote them."""
+        return tuple((one.get("run"), one.get("step"), one.get("id")) for one in self.members["checkpoints"])
+
+    @property
     def life_s(self) -> float:
         """After so long without a renewal it is stale."""
         return float(self.members["life_s"])
@@ -81,6 +86,9 @@ def _parse(data: bytes, where: str) -> IntentRecord:
     blobs, state, life_s = members.get("blobs"), members.get("state"), members.get("life_s")
     if not isinstance(blobs, list) or not all(is_digest(blob) for blob in blobs):
         refuse(where, "blobs", "digests", blobs)
+    checkpoints = members.get("checkpoints")
+    if not isinstance(checkpoints, list) or not all(isinstance(one, dict) for one in checkpoints):
+        refuse(where, "checkpoints", "objects", checkpoints)
     if state not in _STATES:
         refuse(where, "state", " or ".join(_STATES), state)
     if isinstance(life_s, bool) or not isinstance(life_s, int | float) or not _LIFE_S[0] <= life_s <= _LIFE_S[1]:
@@ -96,12 +104,26 @@ def void(objects: Objects, record: IntentRecord) -> bool:
 
 
 def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
-    """Do the last steps of a push that had all its blobs there; whether its manifest was still missing.
+    """Do the last steps of a push that had all its blobs there; whether a manifest was still missing.
 
     Raises:
-        RemoteError: The manifest in it is not that of its place.
+        RemoteError: A manifest in it is not that of its place.
     """
-    members, where = record.members, record.listed.key
+    # All are looked at before one is written: of an intent that is wrong nothing is believed.
+    follow = [_following(objects, one, record.listed.key, hash_prefix) for one in record.members["checkpoints"]]
+    missing = [
+        (place, data)
+        for place, data in follow
+        if objects.head(place.dropped) is None and objects.head(place.manifest) is None
+    ]
+    for place, data in missing:
+        objects.send(place.manifest, data)
+    objects.delete([record.listed.key])
+    return bool(missing)
+
+
+def _following(objects: Objects, members: dict[str, Any], where: str, hash_prefix: str) -> tuple[Place, bytes]:
+    """Return the place of a checkpoint whose manifest follows, and that."""
     run, step, manifest_id, manifest = (members.get(name) for name in ("run", "step", "id", "manifest"))
     if not isinstance(manifest, str) or not manifest.isascii() or not isinstance(run, str) or not is_run(run):
         raise RemoteError(f"{where} says that its manifest follows, and has none that can be written")
@@ -123,8 +145,4 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
     place = Place(info.run, info.step, info.id)
     if place != wanted:
         raise RemoteError(f"{where} says {run}@{step}, and its manifest says {info.name}")
-    missing = objects.head(place.dropped) is None and objects.head(place.manifest) is None
-    if missing:
-        objects.send(place.manifest, data)
-    objects.delete([where])
-    return missing
+    return place, data

@@ -67,7 +67,7 @@ class Survey:
         # the mark away before that. Claims after the mark, as every removal does.
         objects = self.remote.objects
         records = self._records() if self._half_removed else []
-        pushed = [tuple(record.members.get(name) for name in ("run", "step", "id")) for record in records]
+        pushed = [place for record in records for place in record.places]
         marked = [place for place in self._half_removed if tuple(place) not in pushed and objects.head(place.dropped)]
         claimed = {claim.place for claim in claims_at(objects)} if marked else set()
         for place in marked:
