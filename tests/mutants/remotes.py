@@ -855,7 +855,7 @@ REMOTES = [
         "the name of an object in a directory is durable before it is acknowledged",
         "object-name-unsynced",
         "in_directory._sync_parents",
-        "        files.sync_directory(place)\n",
+        "        _sync(place)\n",
         "        pass\n",
         f"{_IN_DIRECTORY_CRASH}::test_what_was_acknowledged_survives_and_nothing_is_there_in_part[ext4]",
         "assert",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -108,6 +109,11 @@ def test_each_version_has_a_mark_of_its_own(tmp_path: Path) -> None:
 
     assert len({*marks}) == 300
     assert [objects.update("x", b"87654321", mark) for mark in marks[:-1]] == [None] * 299
+    # Also where a clock went back since the version before was written.
+    later_s = time.time() + 3600
+    os.utime(tmp_path / "x", (later_s, later_s))
+    objects.send("x", b"12345678")
+    assert (tmp_path / "x").stat().st_mtime > later_s
 
 
 def test_folders_that_are_empty_go_and_come_while_others_write(tmp_path: Path) -> None:
@@ -230,6 +236,36 @@ def test_a_store_mirrors_to_a_mounted_place_of_several_hosts(tmp_path: Path, lac
         store.config.mirror = None
         store.close()
     check_store(tmp_path / "store")
+
+
+def test_a_filesystem_of_one_host_without_hardlinks_has_locks(tmp_path: Path) -> None:
+    require_fuse()
+    (tmp_path / "real").mkdir()
+    with shared_folder(tmp_path / "real", tmp_path / "mnt", "bindfs", lacks="link") as mounted:
+        (mounted / "m").mkdir()
+        objects = opened(mounted / "m")
+        first = objects.send("condemned.json", b"1")
+        assert objects.update("condemned.json", b"2", first) is not None
+        assert objects.update("condemned.json", b"3", first) is None
+        assert [objects.create("refs/a.json", data) for data in (b"1", b"1", b"2")] == [True, True, False]
+
+
+def test_a_directory_that_cannot_be_synced_is_the_servers_business(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on SMB, where a directory has no fsync."""
+    objects, real = opened(tmp_path), os.fsync
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    objects.put("refs/a.json", b"1")
+    objects.delete(["refs/a.json"])
+
+    assert list(objects.list("")) == []
 
 
 def test_a_filesystem_that_does_not_tell_upper_case_from_lower_is_refused(tmp_path: Path) -> None:

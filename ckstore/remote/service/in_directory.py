@@ -215,7 +215,7 @@ class DirectoryObjects:
                 folders[place.parent] = None
         for folder in folders:
             with suppress(FileNotFoundError):
-                files.sync_directory(folder)
+                _sync(folder)
             # The uppermost ones stay; one that is not empty stays, and so do those above it.
             with suppress(OSError):
                 while len(folder.parts) > 1:
@@ -338,7 +338,24 @@ def _same(place: Inside, data: bytes | memoryview) -> bool | None:
 
 
 def _lock(top: Inside, *, exclusive: bool) -> LockFile:
+    try:
+        return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+    # A lock is made by a hardlink, so that nobody sees it with narrower permissions than it gets.
+    with Held(top) as held, suppress(FileExistsError):
+        files.create_file(top / _LOCK, b"", mode=files.mode_in(held.fd))
     return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)
+
+
+def _sync(folder: Inside) -> None:
+    """Make the names in a directory durable; on SMB, which has no such call, the server does what it does."""
+    try:
+        files.sync_directory(folder)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def _sweep(folder: Inside) -> None:
@@ -386,7 +403,7 @@ def _sync_parents(top: Inside, key: str) -> None:
     place = _at(top, key)
     while place.parts:
         place = place.parent
-        files.sync_directory(place)
+        _sync(place)
 
 
 def _listed(key: str, status: os.stat_result) -> Listed:
