@@ -823,21 +823,22 @@ class Store:
 
     @act
     def best(
-        self, metric: str, run: str | None = None, *, mode: Literal["min", "max"] = "min"
+        self, metric: str, run: str | None = None, *, mode: Literal["min", "max"] | None = None
     ) -> CheckpointInfo | None:
         """Return the checkpoint of a run with the best number of a metric; of equal ones the newest; None without one.
 
-        As a ref it is ``RUN@best:METRIC``, or ``RUN@best:METRIC:max``. One that is marked as damaged is passed over
-        where another one has the metric.
+        As a ref it is ``RUN@best:METRIC``, ``RUN@best:METRIC:min`` or ``RUN@best:METRIC:max``. One that is marked as
+        damaged is passed over where another one has the metric.
 
         Args:
             metric: Its name, as given to `save` or `annotate`; nan never counts.
             run: None: that of `open`, else the only one.
-            mode: ``min``: the smallest number is best; ``max``: the greatest.
+            mode: With ``min`` the smallest number is best, with ``max`` the greatest. If None, it is what the name
+                plainly says: ``min`` for a loss or an error, ``max`` for an accuracy or another score.
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
-            BadInput: `metric`, `run` or `mode` is invalid.
+            BadInput: `metric`, `run` or `mode` is invalid, or `mode` is None and the name does not plainly say one.
         """
         from ckstore.ops.refs.find import best_by
 

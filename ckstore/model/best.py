@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import shown
+from ckstore.model.metric_names import Mode, mode_by_name
 from ckstore.model.words import printable
 from ckstore.tracebacks import short_tracebacks
 
@@ -23,30 +24,36 @@ class Best:
 
     Attributes:
         metric: Its name, as given to `Store.save` or `Store.annotate`.
-        mode: ``min``: the smallest is best; ``max``: the greatest.
+        mode: With ``min`` the smallest number is best, with ``max`` the greatest. If None is given, it is what the name
+            plainly says: ``min`` for a loss or an error, ``max`` for an accuracy or another score.
         n: How many.
 
     Raises:
-        BadInput: An argument is invalid.
+        BadInput: An argument is invalid, or no mode is given and the name does not plainly say one.
     """
 
     metric: str
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] | None = None
     n: int = 1
 
     @short_tracebacks
     def __post_init__(self) -> None:
         _check_metric(self.metric)
-        if self.mode not in _MODES:
-            raise BadInput(f"Best: mode must be 'min' or 'max', got {shown(self.mode)}")
+        # Frozen for callers; its readers find a mode here whether one was given or not.
+        object.__setattr__(self, "mode", _decided(self.metric, self.mode, lambda mode: f"mode={mode!r}"))
         check_count(self.n, "Best: n")
 
     def __str__(self) -> str:
         return printable(f"{f'{self.n} ' if self.n > 1 else ''}best by {self.metric} ({self.mode})")
 
 
-def best_of(text: str) -> Best:
-    """Return the rule that ``METRIC[:min|max[:N]]`` says; a colon in a metric's name needs the mode behind it."""
+def best_of(text: str, before: str = "") -> Best:
+    """Return the rule that ``METRIC[:min|max[:N]]`` says; a colon in a metric's name needs the mode behind it.
+
+    Args:
+        text: The rule.
+        before: What stands before it where it is written, for a hint.
+    """
     # A misspelt mode is never taken for a part of the name.
     # From the right: names of metrics have colons, modes and counts have none.
     metric, *rest = text.rsplit(":", 2)
@@ -55,7 +62,14 @@ def best_of(text: str) -> Best:
     count = rest[1] if len(rest) == 2 else "1"
     if not metric or (rest and rest[0] not in _MODES) or not _COUNT.match(count):
         raise BadInput(f"wanted METRIC, METRIC:min, METRIC:max or METRIC:max:3, got {text!r}")
-    return Best(metric, "max" if rest and rest[0] == "max" else "min", int(count))
+    mode = _decided(metric, rest[0] if rest else None, lambda mode: f"{before}{metric}:{mode}")
+    return Best(metric, mode, int(count))
+
+
+def opposite_mode(best: Best) -> Mode | None:
+    """Return the mode that the name of a metric plainly says, if the rule has the other one; None otherwise."""
+    said = mode_by_name(best.metric)
+    return None if said == best.mode else said
 
 
 def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
@@ -69,6 +83,22 @@ def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
     if near:
         return f"did you mean {near[0]}?"
     return f"metrics there: {', '.join(names[:5])}" if names else "they have no metrics"
+
+
+def _decided(metric: str, mode: object, spelling: Callable[[Mode], str]) -> Mode:
+    """Return `mode`, or if it is None the one that the name of the metric says."""
+    # `spelling`: how the caller writes a mode, for the hint.
+    if mode is None:
+        found = mode_by_name(metric)
+        if found is None:
+            msg = f"the name {shown(metric)} does not say whether the smallest or the greatest number is best"
+            raise BadInput(msg, hint=f"write {spelling('min')} or {spelling('max')}")
+        return found
+    if mode == "min":
+        return "min"
+    if mode == "max":
+        return "max"
+    raise BadInput(f"Best: mode must be 'min' or 'max', got {shown(mode)}")
 
 
 def _check_metric(value: object) -> None:

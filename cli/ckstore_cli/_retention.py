@@ -42,7 +42,8 @@ rule_options = adding(
         "--keep-best",
         metavar="METRIC[:min|max[:N]]",
         multiple=True,
-        help="Keep the best, or the N best, by a metric; min by default. Repeatable.",
+        help="Keep the best, or the N best, by a metric. Without min or max its name must plainly be that of a loss "
+        "(min) or a score (max). Repeatable.",
     ),
     click.option("--keep-hourly", metavar="N", type=_COUNT, help="Keep the newest of each of the last N hours."),
     click.option("--keep-daily", metavar="N", type=_COUNT, help="Keep the newest of each of the last N days."),
@@ -87,7 +88,7 @@ def _best_of(text: str) -> Best:
     try:
         return best_of(text)
     except BadInput as error:
-        raise click.BadParameter(error.message, param_hint="--keep-best") from error
+        raise click.BadParameter(str(error), param_hint="--keep-best") from error  # with its hint
 
 
 def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:

@@ -116,6 +116,7 @@ TYPICAL = (
     "prune",
     "prune --keep-last 1 --keep-best accuracy",
     "prune --keep-best loss:sideways",
+    "prune --keep-best val_quality",
     "gc --dry-run",
     "gc",
     "gc",

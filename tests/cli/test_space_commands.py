@@ -128,7 +128,7 @@ def test_prune_of_one_run_leaves_the_others_alone(run: Run, path: Path) -> None:
 def test_a_misspelt_metric_or_run_drops_nothing(run: Run, path: Path) -> None:
     before = steps(path)
 
-    shown = run("prune", "--keep-best", "los", "--keep-last", "1", "--store", path)
+    shown = run("prune", "--keep-best", "los:min", "--keep-last", "1", "--store", path)
 
     assert shown.exit_code == 2
     assert "no checkpoint has the metric los" in shown.stderr
@@ -156,11 +156,13 @@ def test_a_best_is_read_as_it_is_written(metric: str, mode: str, count: int) -> 
     assert best_of(f"{metric}:{mode}:{count}") == Best(metric, mode, count)  # type: ignore[arg-type]
     assert best_of(f"{metric}:{mode}") == Best(metric, mode)  # type: ignore[arg-type]
     if ":" not in metric:
-        assert best_of(metric) == Best(metric, "min")
+        assert best_of(f"{metric}/loss") == Best(f"{metric}/loss", "min")
+        assert best_of(f"{metric}/acc") == Best(f"{metric}/acc", "max")
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":min", "loss:", "loss:mni", "loss:3", "loss:max:x", "loss:max:0", "loss:max:1:2"]
+    "text",
+    ["", ":min", "loss:", "loss:mni", "loss:3", "loss:max:x", "loss:max:0", "loss:max:1:2", "val", "val/loss_score"],
 )
 def test_a_best_that_cannot_be_read_is_wrong_usage(text: str, run: Run, path: Path) -> None:
     assert run("prune", "--keep-best", text, "--store", path).exit_code == 2

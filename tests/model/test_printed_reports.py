@@ -64,9 +64,19 @@ class Maker:
         self.count = count
         self.truth = truth
         self.text = text
-        self.plain = {bool: truth, int: number, float: number / 3, datetime: now, str: text, object: text, Any: text}
+        self.plain: dict[Any, object] = {
+            bool: truth,
+            int: number,
+            float: number / 3,
+            datetime: now,
+            str: text,
+            object: text,
+            Any: text,
+        }
         self.plain |= {Path: Path(text), RetentionPolicy: RetentionPolicy(keep_last=1), Best: Best("loss")}
         self.plain |= {Target: Target("url", "s3://bucket/prefix"), OSError: OSError(5, text)}
+        # None as the mode of a `Best` would need a metric whose name says one.
+        self.plain |= {Literal["min", "max"] | None: "max" if truth else "min"}
 
     def report(self, kind: Any, count: int) -> Any:
         """Return a report of that class."""
@@ -76,6 +86,8 @@ class Maker:
 
     def value(self, hint: Any, count: int) -> Any:
         """Return a value for an annotation."""
+        if hint in self.plain:
+            return self.plain[hint]
         origin, args = get_origin(hint), get_args(hint)
         if origin in {Union, UnionType}:
             return self.value(args[0] if self.truth else args[-1], count)
@@ -85,7 +97,7 @@ class Maker:
             return tuple(self.value(one, 1) for one in (args if args[-1] is not ... else args[:1] * count))
         if origin in {dict, Mapping}:
             return {i if args[0] is int else f"{self.text}{i}": self.value(args[1], 1) for i in range(count)}
-        return self.plain[hint] if hint in self.plain else None if hint is type(None) else self.report(hint, count)
+        return None if hint is type(None) else self.report(hint, count)
 
 
 @pytest.mark.parametrize("kind", [*REPORTS, ImportReport, ResumeReport], ids=lambda kind: kind.__name__)

@@ -89,4 +89,33 @@ VALUES = [
         "tests/integrations/test_beside.py::test_a_scheduler_keeps_its_own_of_what_cannot_be_stored",
         "assert",
     ),
+    Mutant(
+        "a name that may mean a loss or a score is not guessed",
+        "mode-guessed",
+        "mode_by_name",
+        "    if is_loss == is_score or not words.isdisjoint(OTHER_SENSE_WORDS) or _MINUS_SIGN.search(metric):\n"
+        "        return None\n",
+        "",
+        "tests/ops/test_best.py::test_a_name_that_says_no_mode_is_refused_with_both_spellings",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a score is maximised",
+        "scores-minimised",
+        "mode_by_name",
+        'return "min" if is_loss else "max"',
+        'return "min"',
+        "tests/ops/test_best.py::test_the_best_by_an_accuracy_stays_and_is_found",
+        "assert",
+    ),
+    Mutant(
+        "a stored rule without a mode keeps what it always kept",
+        "stored-mode-by-name",
+        "_best_from_json",
+        '{"mode": "min", **_members(value, where, "keep_best", _BEST_MEMBERS)}',
+        '{"mode": "min" if value["metric"] == "loss" else "max", **_members(value, where, "keep_best", _BEST_MEMBERS)}',
+        "tests/model/settings/test_retention.py::"
+        "test_a_stored_rule_without_a_mode_keeps_the_smallest_whatever_its_name_says",
+        "assert",
+    ),
 ]

@@ -1,6 +1,6 @@
 """Refs: how people name a checkpoint.
 
-``[RUN@](STEP | latest | latest-valid | best:METRIC[:max] | TAG | ID-PREFIX)``. Digits are a step first, then an id.
+``[RUN@](STEP | latest | latest-valid | best:METRIC[:min|max] | TAG | ID-PREFIX)``. Digits are a step first, then an id.
 Rules only: what there is comes in as values, so that a ref is resolved the same way from
 directories and from the catalog. The form of runs, steps and tags: docs/format/v1.md.
 """
@@ -73,8 +73,11 @@ def _classify(value: str) -> tuple[RefKind, str]:
     if value == "latest-valid":
         return "latest-valid", value
     if value.startswith(BEST):
-        if best_of(value.removeprefix(BEST)).n != 1:
-            raise BadInput(f"a ref names one checkpoint, got {value!r}", hint="write best:METRIC or best:METRIC:max")
+        if best_of(value.removeprefix(BEST), BEST).n != 1:
+            raise BadInput(
+                f"a ref names one checkpoint, got {value!r}",
+                hint="write best:METRIC, best:METRIC:min or best:METRIC:max",
+            )
         return "best", value
     # A step before an id: digits alone are what people type for a step.
     if STEP_PATTERN.match(value) and int(value) <= MAX_STEP:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ckstore.model.best import opposite_mode
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.reports.gc_report import Waiting, amount_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.model.reports.transfer import MirrorStatus
+from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, some_of
 
@@ -114,6 +116,24 @@ def check_pins(facts: PinFacts) -> DoctorFinding:
         told = f"for a checkpoint that is gone or was replaced: {_listed(facts.dangling)}"
         return DoctorFinding("note", "pins", told, f"ckstore pin -d {facts.dangling[0]}")
     return ok("pins", counted(facts.count, "pin"))
+
+
+def check_rules(policies: Mapping[str, RetentionPolicy]) -> DoctorFinding | None:
+    """Judge the policies that the store keeps, by the names of their settings; None if there is nothing to say."""
+    doubtful = [
+        (name, best, said)
+        for name, policy in policies.items()
+        for best in policy.bests
+        if (said := opposite_mode(best)) is not None
+    ]
+    if not doubtful:
+        return None
+    kept = [f"{name} keeps the {best}, and the name of the metric says {said}" for name, best, said in doubtful]
+    _, best, said = doubtful[0]
+    do = (
+        f"unless that is intended, set the rules again with --keep-best {best.metric}:{said}; ckstore config shows them"
+    )
+    return DoctorFinding("warning", "rules", _listed(kept), do)
 
 
 def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> DoctorFinding:

@@ -109,7 +109,7 @@ class RetentionPolicy:
         if not isinstance(bests, list):
             refuse(where, "keep_best", "an array", bests)
         try:
-            made = [Best(**_members(best, where, "keep_best", _BEST_MEMBERS)) for best in bests]
+            made = [_best_from_json(best, where) for best in bests]
             return cls(**{**members, "keep_best": made})
         except (BadInput, TypeError) as error:
             raise BadInput(f"{where}: {error}") from error
@@ -170,6 +170,14 @@ class Budget:
             return cls(**members)
         except (BadInput, TypeError) as error:
             raise BadInput(f"{where}: {error}") from error
+
+
+def _best_from_json(value: object, where: str) -> Best:
+    # A rule without a mode keeps what it always kept, whatever the metric's name says today.
+    members = {"mode": "min", **_members(value, where, "keep_best", _BEST_MEMBERS)}
+    if members["mode"] is None:
+        refuse(where, "keep_best: mode", "'min' or 'max'", None)
+    return Best(**members)
 
 
 def _number(size: int | str) -> int:

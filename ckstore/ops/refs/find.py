@@ -6,13 +6,14 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, SupportsIndex, TypeVar
+from typing import SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.best import Best
 from ckstore.model.checkpoint.refs import BEST, Ref, is_latest_valid, parse_ref, resolve
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.metric_names import Mode
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -264,10 +265,11 @@ def _best(context: Context, ref: Ref) -> CheckpointInfo:
             del listed[found.name]
 
 
-def best_by(context: Context, metric: str, run: str | None, mode: Literal["min", "max"]) -> CheckpointInfo | None:
+def best_by(context: Context, metric: str, run: str | None, mode: Mode | None) -> CheckpointInfo | None:
     """Return the checkpoint of a run with the best number of a metric; None: none has one."""
     run = run_meant(context, run)
-    ref = f"{BEST}{Best(metric, mode).metric}:{mode}"
+    best = Best(metric, mode)
+    ref = f"{BEST}{best.metric}:{best.mode}"
     try:
         return find(context, ref if run is None else f"{check_run(run)}@{ref}")
     except NoSuchRef:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from typing import get_args
 
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import peek, statx
@@ -29,7 +30,15 @@ from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.objects.layout import Layout
 from ckstore.ops import fetched
 from ckstore.ops.acts import why_of
-from ckstore.ops.config_file import UNDO_BY_HAND_S, read_config, setting_of
+from ckstore.ops.config_file import (
+    BY_RUN,
+    UNDO_BY_HAND_S,
+    PolicyMember,
+    policies_by_run,
+    policy_of,
+    read_config,
+    setting_of,
+)
 from ckstore.ops.context import Context
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
@@ -216,6 +225,16 @@ def _checkpoints(context: Context) -> Findings:
     yield from _elsewhere(context, every)
 
 
+def _rules(context: Context) -> Findings:
+    config = read_config(context.layout)
+    kept = {member: policy_of(context.layout, member, config) for member in get_args(PolicyMember)}
+    policies = {member: policy for member, policy in kept.items() if policy is not None}
+    by_run = policies_by_run(context.layout, config)
+    finding = contents.check_rules(policies | {f"{BY_RUN} {name!r}": policy for name, policy in by_run.items()})
+    if finding is not None:
+        yield finding
+
+
 def _damage(context: Context) -> Findings:
     quarantined = trash.names_in(context.layout.quarantine)
     yield contents.check_damage(survey.marked(context.layout), quarantined)
@@ -267,6 +286,7 @@ _LOOKS: tuple[Look, ...] = (
     ("trash", _trash),
     ("tags", _tags),
     ("pins", _pins),
+    ("rules", _rules),
     ("checkpoints", _checkpoints),
     ("damage", _damage),
     ("last readings", _readings),

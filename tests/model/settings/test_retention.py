@@ -317,7 +317,7 @@ def test_reasons_are_sentences() -> None:
 def test_a_metric_that_a_run_has_no_number_for_keeps_the_whole_run(
     policy: dict[str, Any], history: list[Candidate]
 ) -> None:
-    misspelt = Best("los")
+    misspelt = Best("los", "min")
 
     result = plan(RetentionPolicy(**{**policy, "keep_best": (*policy.get("keep_best", ()), misspelt)}), history, NOW)
 
@@ -336,7 +336,9 @@ def test_a_metric_that_a_run_has_no_number_for_keeps_the_whole_run(
     ],
 )
 def test_a_metric_that_is_nowhere_is_said_with_what_there_is(metrics: dict[str, float], wanted: str, said: str) -> None:
-    result = plan(RetentionPolicy(keep_best=Best(wanted)), [Candidate(replace(info_of(1, 1), metrics=metrics))], NOW)
+    result = plan(
+        RetentionPolicy(keep_best=Best(wanted, "min")), [Candidate(replace(info_of(1, 1), metrics=metrics))], NOW
+    )
 
     assert result.notes == (
         f"no checkpoint of the run main has a number for the metric {wanted}, so nothing of it is dropped; {said}",
@@ -385,6 +387,7 @@ def test_a_best_that_cannot_be_is_refused(arguments: Any) -> None:
         ({"keep_best": {"metric": "loss"}}, "an array"),
         ({"keep_best": [{"mode": "min"}]}, "metric"),
         ({"keep_best": [{"metric": "loss", "limit": 2}]}, "limit"),
+        ({"keep_best": [{"metric": "loss", "mode": None}]}, "mode"),
         ({}, "got none"),
     ],
 )
@@ -395,6 +398,13 @@ def test_a_stored_policy_with_a_rule_that_is_not_known_is_refused_rather_than_ap
         RetentionPolicy.from_json(value, "config.json")
 
     assert "config.json" in str(excinfo.value)
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy", "val"])
+def test_a_stored_rule_without_a_mode_keeps_the_smallest_whatever_its_name_says(metric: str) -> None:
+    stored = {"keep_best": [{"metric": metric}]}
+
+    assert RetentionPolicy.from_json(stored, "config.json") == RetentionPolicy(keep_best=Best(metric, "min"))
 
 
 # ------------------------------------------------------------ mishaps of other libraries (each was reported)

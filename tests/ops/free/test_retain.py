@@ -277,7 +277,7 @@ def test_a_policy_is_kept_in_the_store_and_applied_after_each_save(store: Store)
 
 
 def test_a_policy_with_a_metric_that_no_checkpoint_has_drops_nothing_and_each_save_says_so(store: Store) -> None:
-    store.config.retention = RetentionPolicy(keep_last=1, keep_best=Best("los"))
+    store.config.retention = RetentionPolicy(keep_last=1, keep_best=Best("los", "min"))
 
     for step in range(3):
         info = store.save(state(step), step, metrics={"loss": 1.0})
@@ -298,14 +298,14 @@ def test_a_policy_with_a_misspelt_metric_is_not_kept_in_the_store(store: Store, 
     store.save(state(1), 1, metrics={"loss": 1.0})
 
     with pytest.raises(BadInput, match="no checkpoint has the metric los; the setting stays as it was") as caught:
-        setattr(store.config, setting, RetentionPolicy(keep_best=[Best("loss"), Best("los")]))
+        setattr(store.config, setting, RetentionPolicy(keep_best=[Best("loss"), Best("los", "min")]))
 
     assert caught.value.hint == "did you mean loss?"
     assert getattr(store.config, setting) == best
 
 
 def test_a_plan_by_a_metric_that_no_checkpoint_has_is_refused(store: Store) -> None:
-    policy = RetentionPolicy(keep_last=1, keep_best=Best("los"))
+    policy = RetentionPolicy(keep_last=1, keep_best=Best("los", "min"))
     assert store.plan_retention(policy).entries == ()
     store.save(state(0), 0, metrics={"loss": 1.0})
     store.save(state(0), 0, run="other")

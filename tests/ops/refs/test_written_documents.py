@@ -29,7 +29,7 @@ METRICS = st.dictionaries(TEXTS, NUMBERS, max_size=8)
 POLICIES = st.builds(
     RetentionPolicy,
     keep_last=st.integers(1, 2**53),
-    keep_best=st.lists(st.builds(Best, TEXTS.filter(bool)), max_size=3),
+    keep_best=st.lists(st.builds(Best, TEXTS.filter(bool), st.sampled_from(["min", "max"])), max_size=3),
     keep_within=st.none() | st.floats(1, 1e9) | st.sampled_from(["7d", "0.5h"]),
 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import Store
+from ckstore import Best, RetentionPolicy, Store
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.holding import holding
 from tests.support.loopfs import Kind
@@ -195,3 +195,30 @@ def test_what_cannot_be_looked_at_is_a_finding_and_the_rest_is_looked_at(
     with Store.init(tmp_path / "store") as store:
         assert "warning: could not be checked: Permission denied (/store/blobs)" in told(store, "permissions")
         assert levels(store)["leaked files"]
+
+
+def test_a_rule_that_keeps_the_worst_by_the_name_of_its_metric_is_named(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "s") as store:
+        store.config.retention = RetentionPolicy(keep_best=[Best("loss"), Best("val", "min"), Best("acc", "max")])
+        store.config.keep_local = RetentionPolicy(keep_last=3)
+        assert "rules" not in levels(store)
+
+        # As an earlier ckstore kept `Best("accuracy")`, and as a person may write it.
+        path = store.path / "config.json"
+        config = json.loads(path.read_bytes())
+        del config["digest"]
+        config["retention"]["keep_best"].append({"metric": "accuracy"})
+        config["keep_remote"] = {"keep_best": [{"metric": "eval_f1", "mode": "min", "n": 2}]}
+        config["retention_by_run"] = {"gpt-*": {"keep_best": [{"metric": "loss", "mode": "max", "n": 1}]}}
+        path.write_text(json.dumps(config))
+
+        assert told(store, "rules") == (
+            "warning: retention keeps the best by accuracy (min), and the name of the metric says max, "
+            "keep_remote keeps the 2 best by eval_f1 (min), and the name of the metric says max, "
+            "retention_by_run 'gpt-*' keeps the best by loss (max), and the name of the metric says min"
+            " -> unless that is intended, set the rules again with --keep-best accuracy:max; ckstore config shows them"
+        )
+        # Until it is set again it keeps what it always kept.
+        kept = store.config.retention
+        assert kept is not None
+        assert Best("accuracy", "min") in kept.bests

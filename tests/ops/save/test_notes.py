@@ -53,7 +53,7 @@ def test_a_save_that_keeps_something_else_says_that_it_saved_nothing(
 def test_a_policy_that_cannot_be_judged_is_said_once_and_not_with_every_save(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store.config.retention = RetentionPolicy(keep_last=1, keep_best=Best("val_los"))
+    store.config.retention = RetentionPolicy(keep_last=1, keep_best=Best("val_los", "min"))
 
     infos = [store.save(state(step), step=step, metrics={"val_loss": 1 / (step + 1)}) for step in range(3)]
 
