@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lightning.fabric.plugins import CheckpointIO
 
@@ -18,7 +17,7 @@ from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchR
 from ckstore.fs import files
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import ref_of
-from ckstore.model.checkpoint.pins import OF_A_FILE
+from ckstore.model.checkpoint.pins import OF_A_FILE, Pin
 from ckstore.model.document import parse_foreign
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.documents import atomic_file
@@ -30,10 +29,12 @@ from ckstore.training.history import run_of
 _PREFIX = "ckstore:"
 # A marker has some 200 bytes; a real .ckpt of Lightning at the same path has gigabytes, and is not read.
 _MARKER_MOST_BYTES = 4096
-_HAS_STEP = re.compile(r"step=\d+")
+_OF_THIS_PROCESS = "/proc/{}/comm"
 _OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
 _ADVICE = "Weights and optimizers are kept as they are; a resume makes the model and its schedulers from your program"
-_NOT_IN_RUN = re.compile(r"[^A-Za-z0-9._-]+")
+
+_Kept: TypeAlias = list[tuple[Path, CheckpointInfo, Pin]]
+"""Markers, the checkpoints that they name, and the pins of these."""
 
 
 class CkstoreCheckpointIO(CheckpointIO):
@@ -41,8 +42,7 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     At the path that Lightning gives lies a marker, a small JSON file that names the checkpoint, so `ModelCheckpoint`
     goes on as always, ``ckpt_path="last"`` too. ``ckpt_path="ckstore:latest-valid"`` is the newest checkpoint of the
-    store that is whole; ``ckstore:REF`` any other. A path without ``step=`` in its name, such as ``last.ckpt``, has a
-    run of its own, ``RUN.last``, so that it is not the same checkpoint as the one of that step.
+    store that is whole; ``ckstore:REF`` any other. All files of a training are in one run, ``last.ckpt`` as well.
 
     A marker pins its checkpoint, so it stays when its step is saved again, by another callback or another training.
     When `ModelCheckpoint` removes a marker, its pin goes, and the checkpoint is deleted from the store, unless a tag, a
@@ -64,7 +64,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self.delete = delete
         self.background = background
         self._warned: set[str] = set()
-        self._to_do: deque[tuple[Path, PendingSave | None]] = deque()
+        self._to_do: deque[tuple[Path, PendingSave | None, _Kept]] = deque()
         self._named: dict[Path, CheckpointInfo] = {}  # by the markers that this object wrote
         self._left: dict[str, Mapping[str, Any]] | None = None  # what pins say that were there before, by their reasons
 
@@ -78,15 +78,16 @@ class CkstoreCheckpointIO(CheckpointIO):
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
         state = self._storable(checkpoint)
-        step, run = int(checkpoint["global_step"]), self._run_of(path)
-        self._keep_named(run, step)
+        step = int(checkpoint["global_step"])
+        kept = self._keep_named(step)
         options: SaveOptions = {"metrics": _metrics(state), "if_exists": "replace"}
         if self.background:
             # Only what is done already: waiting here would make the save a blocking one.
             self._settle(wait=False)
-            self._to_do.append((Path(path), self.store.save_async(state, step, run, **options)))
+            self._to_do.append((Path(path), self.store.save_async(state, step, self.run, **options), kept))
+            _reserve(Path(path))
         else:
-            self._mark(Path(path), lambda: self.store.save(state, step, run, **options))
+            self._mark(Path(path), lambda: self.store.save(state, step, self.run, **options), kept)
 
     def _storable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checkpoint whose hyperparameters and schedulers a store can hold; warn of what was changed."""
@@ -105,19 +106,28 @@ class CkstoreCheckpointIO(CheckpointIO):
         warn_once(changed, self._warned, _ADVICE)
         return state
 
-    def _mark(self, path: Path, save: Callable[[], CheckpointInfo]) -> None:
-        """Have a state saved, then pin it and write its marker."""
+    def _mark(self, path: Path, save: Callable[[], CheckpointInfo], kept: _Kept) -> None:
+        """Have a state saved, then pin it and write its marker; `kept` is what `_keep_named` returned."""
         info = save()
+        # A last.ckpt has often the same state as the file before it. Then one checkpoint serves both markers, and needs
+        # no pin: the policy decides about it.
+        for other, replaced, kept_by in kept:
+            if replaced.content == info.content:
+                self._name(other, info, None)
+                self._remove_pins([kept_by])
         before = self._before(path)
         # After the save: a marker must never name a checkpoint that is not durable. After the pin: from here on neither
         # a save at its step nor the removal of another marker drops it. A kill in between leaves a pin, for `_before`.
         pin = self.store.pin(info, _reason(path)).name if self.delete else None
-        _write_marker(path, self.store, info, pin)
-        self._named[path] = info
+        self._name(path, info, pin)
         if before is not None:
             self._unpin(path, before, but=pin)
             if before["id"] != info.id:
                 self._delete(before["id"], path.parent)
+
+    def _name(self, path: Path, info: CheckpointInfo, pin: str | None) -> None:
+        _write_marker(path, self.store, info, pin)
+        self._named[path] = info
 
     def _before(self, path: Path) -> Mapping[str, Any] | None:
         """Return what the marker at a path says, or what it would have said if a kill left its pin alone."""
@@ -127,24 +137,26 @@ class CkstoreCheckpointIO(CheckpointIO):
             self._left = {pin.reason: {"id": pin.id, "pin": pin.name} for pin in self.store.pins()}
         return self._left.pop(_reason(path), None)
 
-    def _keep_named(self, run: str, step: int) -> None:
-        """See to it that the next save at a step leaves what markers name."""
+    def _keep_named(self, step: int) -> _Kept:
+        """Keep the checkpoints that markers name from the next save at their step; return those that this pinned."""
         # A save under way has no pin yet, and this one, behind it, would replace it.
-        if any(pending is not None and (pending.run, pending.step) == (run, step) for _, pending in self._to_do):
+        if any(pending is not None and pending.step == step for _, pending, _ in self._to_do):
             self._settle(wait=True)
+        kept: _Kept = []
         if self.delete:
-            return  # they are pinned
+            return kept  # they are pinned
         # A pin keeps the policy of the store away, so only what leaves the policy's sight gets one.
         for path, info in self._named.items():
-            if (info.run, info.step) == (run, step):
+            if (info.run, info.step) == (self.run, step):
                 with suppress(BadInput, NoSuchRef):  # no marker any more, or dropped by the policy
                     if read_marker(path)["id"] == info.id:
-                        self.store.pin(info, _reason(path))
+                        kept.append((path, info, self.store.pin(info, _reason(path))))
+        return kept
 
     def _settle(self, *, wait: bool) -> None:
         """Write the markers of saves that are durable and remove what was to be removed after them, in order."""
         while self._to_do:
-            path, pending = self._to_do[0]
+            path, pending, kept = self._to_do[0]
             if pending is not None and not wait and not pending.done():
                 return
             # Before its result is read: a save that failed raises once, and must not raise at each later save.
@@ -152,7 +164,10 @@ class CkstoreCheckpointIO(CheckpointIO):
             if pending is None:
                 self._remove(path)
             else:
-                self._mark(path, pending.result)
+                try:
+                    self._mark(path, pending.result, kept)
+                finally:
+                    _release(path)
 
     def teardown(self) -> None:
         """Wait for the saves in the background; Lightning calls it at the end of a run."""
@@ -191,7 +206,7 @@ class CkstoreCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a marker, and what it names unless something else names it; when the saves before are durable."""
         # Behind the saves under way: ModelCheckpoint removes the old best before the new one is durable.
-        self._to_do.append((Path(path), None))
+        self._to_do.append((Path(path), None, []))
         self._settle(wait=False)
 
     def _remove(self, place: Path) -> None:
@@ -212,6 +227,7 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     def _unpin(self, path: Path, marker: Mapping[str, Any], but: str | None = None) -> None:
         """Remove the pins of a marker that is gone, and what a kill left at its path; not that of its original."""
+        found = []
         for pin in self.store.pins():
             other = pin.reason.removesuffix(OF_A_FILE)
             # Its folder may have been moved since; of a copy, the marker that it is of is still there.
@@ -219,8 +235,13 @@ class CkstoreCheckpointIO(CheckpointIO):
                 (pin.name, pin.id) == (marker["pin"], marker["id"]) and pin.is_of_a_file and not _names(other, pin.id)
             )
             if pin.name != but and (pin.reason == _reason(path) or is_moved):
-                with suppress(NoSuchRef):  # another process did
-                    self.store.unpin(pin)
+                found.append(pin)
+        self._remove_pins(found)
+
+    def _remove_pins(self, pins: Iterable[Pin]) -> None:
+        for pin in pins:
+            with suppress(NoSuchRef):  # another process did
+                self.store.unpin(pin)
 
     def _delete(self, checkpoint: str, folder: Path) -> None:
         """Delete what a marker named, unless another marker, a tag, a pin or a reader holds it."""
@@ -239,10 +260,6 @@ class CkstoreCheckpointIO(CheckpointIO):
         except (NoSuchRef, InUse):
             return  # dropped or saved again already; or a tag, a pin or a reader holds it
 
-    def _run_of(self, path: str | os.PathLike[str]) -> str:
-        stem = Path(path).name.removesuffix(".ckpt")
-        return self.run if _HAS_STEP.search(stem) else f"{self.run}.{_NOT_IN_RUN.sub('-', stem)}"
-
 
 def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
     found = {}
@@ -250,6 +267,22 @@ def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(callback, Mapping) and callback.get("monitor") and callback.get("current_score") is not None:
             found[str(callback["monitor"])] = float(callback["current_score"])
     return found
+
+
+def _reserve(path: Path) -> None:
+    """Put a file where a marker is to come, if there is none, so that no other callback takes the name."""
+    # ModelCheckpoint takes a name that no file has, and two of them choose equal names. The symlink leads nowhere once
+    # this process has ended: after a kill no resume takes it for a checkpoint.
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of a process that was killed
+        path.symlink_to(_OF_THIS_PROCESS.format(os.getpid()))
+
+
+def _release(path: Path) -> None:
+    """Remove what `_reserve` put there, if no marker has replaced it."""
+    if path.is_symlink() and os.readlink(path) == _OF_THIS_PROCESS.format(os.getpid()):
+        path.unlink()
 
 
 def _write_marker(path: Path, store: Store, info: CheckpointInfo, pin: str | None) -> None:

@@ -56,13 +56,26 @@ def test_model_checkpoint_keeps_the_best_and_the_last_and_resumes_by_its_names(t
     names = sorted(os.listdir(tmp_path / "ckpt"))
 
     assert names == [Path(callback.best_model_path).name, "last.ckpt"]
-    (best,) = store.checkpoints("main")
-    (last,) = store.checkpoints("main.last")
-    assert best.metrics["loss"] == pytest.approx(float(callback.best_model_score))
-    assert last.step == 8
+    assert store.best("loss") == store.latest()
+    last = store.info("latest")
+    assert last.name == "main@8"
+    assert last.metrics["loss"] == pytest.approx(float(callback.best_model_score))
     assert torch.equal(store.load(last)["state_dict"]["layer.weight"], model.layer.weight)
     again, _ = fit(store, tmp_path, str(tmp_path / "ckpt" / "last.ckpt"), save_last=True)
     assert torch.equal(again.layer.weight, model.layer.weight)
+
+
+def test_a_training_with_a_last_checkpoint_that_was_killed_resumes_by_the_recipe(
+    tmp_path: Path, store: Store, warm: Path
+) -> None:
+    whole, _ = fit(Store.init(tmp_path / "whole"), tmp_path / "one", save_last=True)
+    kill_in_a_save(warm, "tiny_lightning", store.path, tmp_path / "two", "", "6", "save_last")
+
+    resume = "ckstore:latest-valid" if store.latest() is not None else None
+    again, _ = fit(store, tmp_path / "two", resume, save_last=True)
+
+    assert torch.equal(whole.layer.weight, again.layer.weight)
+    assert {info.run for info in store.checkpoints(superseded=True)} == {"main"}
 
 
 def test_hyperparameters_that_cannot_be_stored_end_no_training(tmp_path: Path, store: Store) -> None:

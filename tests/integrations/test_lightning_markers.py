@@ -5,18 +5,23 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ckstore import NoSuchRef, RetentionPolicy, Store
+from ckstore import BadInput, NoSuchRef, RetentionPolicy, Store
 from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_lightning import fit
 from tests.support.requirements import require
+from tests.support.states import assert_same
+from tests.support.stores import check_store
 
 pytestmark = TRAINS
 ROUNDS = 20
@@ -61,6 +66,64 @@ def test_the_best_and_the_newest_of_two_callbacks_are_both_there_at_the_end(
     store.gc(now=True)
     assert store.pins() == []
     assert [info.step for info in store.checkpoints(superseded=True)] == ([] if delete else [2, 4, 6, 8])
+
+
+BEST = {"monitor": "step", "mode": "min", "save_top_k": 1}  # the first is the best
+CALLBACKS: dict[str, list[dict[str, Any]]] = {
+    "best and newest": [{**BEST, "filename": "best-{step}"}, {"save_top_k": 1, "filename": "newest-{step}"}],
+    "with the names of Lightning": [BEST, {"save_top_k": 1}],
+    "with names of no step": [{**BEST, "filename": "best"}, {"save_top_k": 1, "filename": "newest"}],
+    "best and last": [{**BEST, "save_last": True}],
+    "best, last and all": [{**BEST, "save_last": True}, {"filename": "all-{step}"}],
+    "two and weights": [
+        {**BEST, "save_top_k": 2},
+        {"save_top_k": 1, "save_weights_only": True, "filename": "w-{step}"},
+    ],
+}
+
+
+def files_below(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*.ckpt"))
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("callbacks", CALLBACKS)
+@pytest.mark.parametrize("own_folders", [True, False], ids=["own folders", "one folder"])
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["in order", "reversed"])
+@pytest.mark.parametrize("delete", [True, False], ids=["delete", "keep"])
+@pytest.mark.parametrize("background", [False, True], ids=["waiting", "background"])
+def test_whatever_callbacks_there_are_the_files_at_the_end_are_those_of_lightning_alone(  # noqa: PLR0917
+    tmp_path: Path, store: Store, callbacks: str, own_folders: bool, is_reversed: bool, delete: bool, background: bool
+) -> None:
+    folders = {name: tmp_path / name for name in ("alone", "stored")}
+    io = checkpoint_io(store, delete=delete, background=background)
+    for name, folder in folders.items():
+        places = [folder / str(i if own_folders else 0) for i in range(len(CALLBACKS[callbacks]))]
+        wanted = [{**one, "dirpath": place} for one, place in zip(CALLBACKS[callbacks], places, strict=True)]
+        plugin = {"io": io} if name == "stored" else {}
+        fit(None, folder, callbacks=wanted[::-1] if is_reversed else wanted, **plugin)
+
+    assert files_below(folders["stored"]) == files_below(folders["alone"])
+    reader = checkpoint_io(store)
+    for path in files_below(folders["alone"]):
+        own, loaded = (
+            torch.load(folders["alone"] / path, weights_only=False),
+            reader.load_checkpoint(folders["stored"] / path),
+        )
+        assert loaded["global_step"] == own["global_step"], path
+        assert_same(loaded["state_dict"], own["state_dict"])
+        assert_same(loaded.get("optimizer_states"), own.get("optimizer_states"))
+    newest = store.latest()
+    assert newest is not None
+    assert newest.name == "main@8"
+    assert {info.run for info in store.checkpoints(superseded=True)} == {"main"}
+
+    for path in files_below(folders["stored"]):
+        io.remove_checkpoint(folders["stored"] / path)
+    assert store.pins() == []
+    store.gc(now=True)
+    assert [info.step for info in store.checkpoints(superseded=True)] == ([] if delete else [2, 4, 6, 8])
+    check_store(store.path)
 
 
 def test_two_callbacks_at_one_step_keep_two_checkpoints_without_a_word(
@@ -160,6 +223,52 @@ def test_without_delete_the_policy_decides_and_a_marker_pins_what_another_callba
     assert store.pins() == []
 
 
+def test_without_delete_the_policy_decides_also_beside_a_last_checkpoint(tmp_path: Path, store: Store) -> None:
+    store.config.retention = RetentionPolicy(keep_last=2)
+
+    fit(store, tmp_path, io=checkpoint_io(store, delete=False), save_last=True)
+
+    # The first time the path of last.ckpt is new in the state of the callback, so last.ckpt is another checkpoint, and
+    # replaces the one before. From then on both markers name one checkpoint.
+    assert [pin.step for pin in store.pins()] == [2]
+    store.gc(now=True)
+    assert [info.step for info in store.checkpoints(superseded=True)] == [2, 6, 8]
+    assert checkpoint_io(store).load_checkpoint(tmp_path / "ckpt" / "last.ckpt")["global_step"] == 8
+
+
+def test_a_save_that_fails_in_the_background_leaves_no_file(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    io, path = checkpoint_io(store, background=True), tmp_path / "ckpt" / "step=5.ckpt"
+    io.save_checkpoint(state(5, "lost"), path)
+    (pending,) = [pending for _, pending, _ in io._to_do]
+    pending.result()
+    pending._error = NoSuchRef("of this test")
+
+    with pytest.raises(NoSuchRef, match="of this test"):
+        io.teardown()
+
+    assert os.listdir(path.parent) == []
+
+
+def test_the_name_of_a_save_that_a_kill_ended_is_free(tmp_path: Path, store: Store) -> None:
+    path = tmp_path / "step=5.ckpt"
+    code = "import os, sys; from pathlib import Path; from ckstore.integrations.lightning import _reserve"
+    kill = f"{code}; _reserve(Path(sys.argv[1])); assert os.path.exists(sys.argv[1]); os.kill(os.getpid(), 9)"
+
+    subprocess.run([sys.executable, "-c", kill, path], check=False)
+
+    assert path.is_symlink()
+    assert not path.exists()
+    with pytest.raises(BadInput, match="no marker"):
+        checkpoint_io(store).load_checkpoint(path)
+    io = checkpoint_io(store, background=True)
+    io.save_checkpoint(state(5, "again"), path)
+    assert path.exists()
+    io.teardown()
+    assert io.load_checkpoint(path)["way"] == "again"
+
+
 def test_the_pin_that_a_kill_left_goes_with_the_next_marker_at_its_path(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,7 +307,7 @@ def test_whatever_callbacks_save_and_remove_each_marker_loads_its_own(
             io.teardown()
             io = checkpoint_io(store, background=background)  # a new process
         step, folder = draw.randrange(3), tmp_path / draw.choice("abc")
-        path = folder / draw.choice([f"best-step={step}.ckpt", f"newest-step={step}.ckpt", f"step={step}.ckpt"])
+        path = folder / draw.choice([f"best-step={step}.ckpt", f"newest-step={step}.ckpt", "last.ckpt"])
         if path in wanted and draw.random() < 0.6:
             io.remove_checkpoint(path)
             del wanted[path]

@@ -1,4 +1,4 @@
-"""A tiny run of Lightning, in this process or as a program: STORE FOLDER CKPT_PATH KILL_AT."""
+"""A tiny run of Lightning, in this process or as a program: STORE FOLDER CKPT_PATH KILL_AT [save_last]."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def fit(
     return model, made if callbacks else made[0]
 
 
-def main(store: str, folder: str, ckpt_path: str, kill_at: str) -> None:
+def main(store: str, folder: str, ckpt_path: str, kill_at: str, *more: str) -> None:
     import torch
 
     import ckstore.ops.save.save  # noqa: F401 - it has its own name for what is replaced
@@ -76,7 +76,7 @@ def main(store: str, folder: str, ckpt_path: str, kill_at: str) -> None:
     torch.set_num_threads(1)
     if int(kill_at):
         kill_when_step_is_published(int(kill_at))
-    fit(Store.open(store), Path(folder), ckpt_path or None)
+    fit(Store.open(store), Path(folder), ckpt_path or None, save_last="save_last" in more)
     sys.stdout.flush()
     os._exit(0)
 

@@ -118,4 +118,24 @@ VALUES = [
         "test_a_stored_rule_without_a_mode_keeps_the_smallest_whatever_its_name_says",
         "assert",
     ),
+    Mutant(
+        "the name of a save under way is taken, so that no other callback chooses it",
+        "name-of-a-save-free",
+        "CkstoreCheckpointIO.save_checkpoint",
+        "            _reserve(Path(path))\n",
+        "",
+        "tests/integrations/test_lightning_markers.py::"
+        "test_whatever_callbacks_there_are_the_files_at_the_end_are_those_of_lightning_alone",
+        "assert",
+    ),
+    Mutant(
+        "a marker keeps no pin against the policy if the next save at its step holds the same",
+        "pinned-against-the-policy",
+        "CkstoreCheckpointIO._mark",
+        "                self._remove_pins([kept_by])\n",
+        "",
+        "tests/integrations/test_lightning_markers.py::"
+        "test_without_delete_the_policy_decides_also_beside_a_last_checkpoint",
+        "assert",
+    ),
 ]
