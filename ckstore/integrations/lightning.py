@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import warnings
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files
@@ -29,6 +30,8 @@ from ckstore.training.history import run_of
 _PREFIX = "ckstore:"
 # A marker has some 200 bytes; a real .ckpt of Lightning at the same path has gigabytes, and is not read.
 _MARKER_MOST_BYTES = 4096
+_VERSION = b"pytorch-lightning_version"
+_OWN_FILES = TorchCheckpointIO()
 _OF_THIS_PROCESS = "/proc/{}/comm"
 _OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
 _ADVICE = "Weights and optimizers are kept as they are; a resume makes the model and its schedulers from your program"
@@ -73,10 +76,15 @@ class CkstoreCheckpointIO(CheckpointIO):
     ) -> None:
         """Save a state durably, then write the marker. See `background`.
 
-        Another checkpoint of that step is replaced, unless a marker, a tag or a pin names it.
+        Another checkpoint of that step is replaced, unless a marker, a tag or a pin names it. What is no checkpoint of
+        a Trainer, such as the weights that `ddp_spawn` hands to the main process, is a file of Lightning at `path`.
         """
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
+        # Each checkpoint of a Trainer has its step as a number; a parameter of that name would be a tensor.
+        if not isinstance(checkpoint.get("global_step"), int):
+            _OWN_FILES.save_checkpoint(checkpoint, Path(path))
+            return
         state = self._storable(checkpoint)
         step = int(checkpoint["global_step"])
         kept = self._keep_named(step)
@@ -176,7 +184,7 @@ class CkstoreCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load the state that a marker or ``ckstore:REF`` names; nothing is unpickled, whatever `weights_only`.
+        """Load the state that a marker or ``ckstore:REF`` names; no class is unpickled, whatever `weights_only`.
 
         Raises:
             NoSuchRef: There is no such checkpoint, or the marker is of another store.
@@ -185,10 +193,13 @@ class CkstoreCheckpointIO(CheckpointIO):
         # A load may want the checkpoint that is still being saved.
         self._settle(wait=True)
         found: dict[str, Any]
-        device = "cpu" if map_location is None else map_location
+        device: Any = "cpu" if map_location is None else map_location
         name = os.fspath(path)
         if name.startswith(_PREFIX):
             found = self.store.load(ref_of(self.store, self.run, name.removeprefix(_PREFIX)), device)
+            return found
+        if _is_plain_state(Path(path)):
+            found = _OWN_FILES.load_checkpoint(Path(path), device, weights_only=True)
             return found
         marker = read_marker(path)
         try:
@@ -214,7 +225,11 @@ class CkstoreCheckpointIO(CheckpointIO):
             return
         try:
             marker = read_marker(place)
-        except BadInput as error:  # written by Lightning itself, before it had this plugin: no training ends for it
+        except BadInput as error:  # written by Lightning itself
+            if _is_plain_state(place):
+                _OWN_FILES.remove_checkpoint(place)
+                return
+            # By a training before it had this plugin: no training ends for it.
             warnings.warn(f"kept {place}: {error.message}", CkstoreWarning, stacklevel=2)
             return
         # The marker first: a marker without a checkpoint would make a resume fail, the other way round costs space
@@ -267,6 +282,19 @@ def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
         if isinstance(callback, Mapping) and callback.get("monitor") and callback.get("current_score") is not None:
             found[str(callback["monitor"])] = float(callback["current_score"])
     return found
+
+
+def _is_plain_state(path: Path) -> bool:
+    """Whether a file of torch is not a checkpoint of a Trainer, which names its version; nothing is unpickled."""
+    try:
+        with files.opened_regular(os.path.realpath(path)) as fd, open(fd, "rb", closefd=False) as file:
+            if not zipfile.is_zipfile(file):
+                return False
+            with zipfile.ZipFile(file) as archive:
+                names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+                return len(names) == 1 and _VERSION not in archive.read(names[0])
+    except (OSError, DamagedBlob, zipfile.BadZipFile):
+        return False
 
 
 def _reserve(path: Path) -> None:

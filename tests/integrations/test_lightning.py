@@ -7,6 +7,8 @@ import functools
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,13 @@ import torch
 from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Where
-from tests.integrations.marks import TRAINS, kill_in_a_save
+from tests.integrations.marks import ROOT, TRAINS, kill_in_a_save
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.requirements import require
 from tests.support.states import assert_same
+from tests.support.stores import check_store
 
 pytestmark = TRAINS
 
@@ -259,12 +262,58 @@ def test_a_file_of_lightning_itself_is_kept_and_ends_no_training(store: Store, t
     from ckstore.integrations.lightning import CkstoreCheckpointIO
 
     io, path = CkstoreCheckpointIO(store), tmp_path / "before-step=1.ckpt"
-    torch.save({"global_step": 1}, path)
+    written = {"global_step": 1, "pytorch-lightning_version": "2.6.6"}
+    torch.save(written, path)
 
+    with pytest.raises(BadInput, match="no marker"):
+        io.load_checkpoint(path)
     with pytest.warns(CkstoreWarning, match=r"kept .*before-step=1.ckpt"):
         io.remove_checkpoint(path)
 
-    assert torch.load(path) == {"global_step": 1}
+    assert torch.load(path) == written
+
+
+def test_what_is_no_checkpoint_of_a_trainer_is_a_file_of_lightning(store: Store, tmp_path: Path) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    io, path = CkstoreCheckpointIO(store), tmp_path / "w" / ".temp.ckpt"
+    weights = {"global_step": torch.tensor(3), "layer.weight": torch.ones(2)}
+
+    io.save_checkpoint(weights, path)
+
+    assert_same(torch.load(path), weights)
+    other = CkstoreCheckpointIO(store)  # that of the main process
+    assert_same(other.load_checkpoint(path), weights)
+    other.remove_checkpoint(path)
+    assert not path.exists()
+    assert store.checkpoints() == []
+    path.write_bytes(b"no file of torch")
+    with pytest.raises(BadInput, match="no marker"):
+        other.load_checkpoint(path)
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_notebook"])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_training_in_processes_that_lightning_starts_itself_ends_as_without_a_store(
+    tmp_path: Path, store: Store, strategy: str, background: bool
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = ["-m", "tests.integrations.spawned_lightning", store.path, tmp_path / "out", strategy, int(background)]
+    environment = {**os.environ, "TMPDIR": str(temporary), "GLOO_SOCKET_IFNAME": "lo"}
+
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (info,) = store.checkpoints()
+    assert info.name == "main@2"
+    trained = torch.load(tmp_path / "out" / "weights.pt")
+    assert_same(dict(store.load(info)["state_dict"]), trained)
+    assert list(temporary.rglob("*.ckpt")) == []
+    check_store(store.path)
 
 
 def _refuse(patch: pytest.MonkeyPatch, place: Path, code: int) -> None:

@@ -138,4 +138,13 @@ VALUES = [
         "test_without_delete_the_policy_decides_also_beside_a_last_checkpoint",
         "assert",
     ),
+    Mutant(
+        "what is no checkpoint of a Trainer is passed on to the writer of Lightning",
+        "weights-without-a-step-stored",
+        "CkstoreCheckpointIO.save_checkpoint",
+        'if not isinstance(checkpoint.get("global_step"), int):',
+        "if False:",
+        "tests/integrations/test_lightning.py::test_what_is_no_checkpoint_of_a_trainer_is_a_file_of_lightning",
+        "test_what_is_no_checkpoint_of_a_trainer_is_a_file_of_lightning",
+    ),
 ]
