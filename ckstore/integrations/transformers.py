@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,7 @@ from ckstore.integrations.directories import (
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.save.options import SaveOptions
 from ckstore.saver.client.pending import PendingSave
-from ckstore.store import Store
+from ckstore.store import RefLike, Store
 from ckstore.training.conditions import Conditions
 from ckstore.training.history import numbers_at, run_of
 from ckstore.training.loader import length_of
@@ -93,9 +94,24 @@ class CkstoreTrainerMixin:
                 store, self.args.output_dir, ref, self.ckstore_run, or_none=path == "auto", now=self._conditions()
             )
             path, self.resumed_inexactly = found
-        result = super().train(path, *arguments, **options)  # type: ignore[misc]
+        known_best = _KnownBest(self._take_best)
+        self.add_callback(known_best)  # type: ignore[attr-defined]
+        try:
+            result = super().train(path, *arguments, **options)  # type: ignore[misc]
+        finally:
+            self.remove_callback(known_best)  # type: ignore[attr-defined]
         self._settle()
         return result
+
+    def _take_best(self) -> None:
+        """Give the Trainer the name of the best checkpoint back, which it forgets if its directory is gone."""
+        best = best_of_before(self._store(), self.ckstore_run, self.args, self.state)
+        if isinstance(best, str):
+            self.resumed_inexactly = (*self.resumed_inexactly, best)
+        elif best is not None:
+            # The directory itself is written when the Trainer reads it, at the end of the training.
+            self.state.best_model_checkpoint = str(_directory_of(self.args, best))
+            self._saved = {**(self._saved or {}), best.step: best.id}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, as `transformers.Trainer.save_model`; natively a checkpoint has no file of it."""
@@ -181,11 +197,8 @@ class CkstoreTrainerMixin:
             # By its id where this object saved it: another training may have saved the step again since.
             ref = (self._saved or {}).get(step) or ref_of(store, self.ckstore_run, step)
 
-            def act() -> None:  # rank 0 looks, too: the others would see the directory that it makes
-                if not os.path.isdir(best):
-                    trainer_state.write_directory(store, store.info(ref), Path(best))
-
-            from_rank_zero(act)
+            # Rank 0 looks as well: the others would see the directory that it makes.
+            from_rank_zero(lambda: _written(store, ref, Path(best)))
         super()._load_best_model()  # type: ignore[misc]
 
     def _store(self) -> Store:
@@ -216,8 +229,13 @@ class CkstoreCallback(TrainerCallback):
         self._keep_count: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take over ``save_total_limit``, which deletes before there is a commit."""
+        """Take over ``save_total_limit``, which deletes before there is a commit; check out the best of before."""
         self._keep_count = taken_over_limit(args, self._keep_count)
+        best = best_of_before(self.store, self.run, args, state)
+        if isinstance(best, CheckpointInfo):
+            directory = _directory_of(args, best)
+            from_rank_zero(lambda: _written(self.store, best, directory))
+            state.best_model_checkpoint = str(directory)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Commit what was written."""
@@ -225,6 +243,57 @@ class CkstoreCallback(TrainerCallback):
         self.last = committed(
             self.store, self.run, Path(args.output_dir), state, conditions(args, dataset), self._keep_count
         )
+
+
+class _KnownBest(TrainerCallback):
+    """Calls a function when the training begins: a resume has loaded the state of the Trainer by then."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._act()
+
+
+def best_of_before(store: Store, run: str | None, args: Any, state: Any) -> CheckpointInfo | str | None:
+    """Return the checkpoint of the best model until a resume, or None if the Trainer needs no help to load it.
+
+    If the run does not have that checkpoint, return a sentence that says so, which is also a warning on rank 0.
+    """
+    name = str(args.metric_for_best_model).removeprefix("eval_")
+    name = f"eval_{name}"
+
+    def act() -> CheckpointInfo | str | None:
+        step, path = state.best_global_step, state.best_model_checkpoint
+        if not args.load_best_model_at_end or step is None or (path is not None and os.path.isdir(path)):
+            return None
+        own = run_of(store, run)
+        # By its number: another training may have saved the step again.
+        found = [
+            info
+            for info in store.checkpoints(own, superseded=True)
+            if info.step == step and info.metrics.get(name) == state.best_metric
+        ]
+        if found:
+            return found[-1]
+        sentence = (
+            f"the best model until now, of step {step} with {name} {state.best_metric}, is not in the run {own}: "
+            "the training ends with the last model unless a better one comes"
+        )
+        warnings.warn(sentence, CkstoreWarning, stacklevel=2)
+        return sentence
+
+    return from_rank_zero(act)
+
+
+def _directory_of(args: Any, info: CheckpointInfo) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{info.step}"
+
+
+def _written(store: Store, ref: RefLike, directory: Path) -> None:
+    """Write the directory of a checkpoint, unless it is there."""
+    if not directory.is_dir():
+        trainer_state.write_directory(store, store.info(ref), directory)
 
 
 def taken_over_limit(args: Any, before: int | None) -> int | None:

@@ -117,6 +117,84 @@ def test_a_damaged_newest_is_passed_over_and_the_best_is_loaded_at_the_end(tmp_p
     assert store.verify("latest").ok
 
 
+BEST: dict[str, Any] = {
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_loss",
+    "greater_is_better": True,
+    "learning_rate": 1.0,  # so that the first one has the greatest loss
+}
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> tuple[Store, dict[str, torch.Tensor]]:
+    """A store with a run whose best checkpoint is the first, and the weights at the end of the training: the best."""
+    store = Store.init(tmp_path / "store")
+    trainer = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "out", store, **BEST)
+    trainer.train()
+    assert trainer.state.best_global_step == 2
+    weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in store.load(2)["model"].items())
+    assert not torch.equal(store.load(6)["model"]["transformer.wte.weight"], weights["transformer.wte.weight"])
+    shutil.rmtree(tmp_path / "out")  # it goes on with another disk
+    return store, weights
+
+
+@pytest.mark.parametrize("saves", representatives(["files", "state", "background"], "background"))
+@pytest.mark.parametrize("resumes", [1, 2])
+def test_the_best_of_before_a_resume_is_loaded_at_the_end(
+    tmp_path: Path, trained: tuple[Store, dict[str, torch.Tensor]], saves: str, resumes: int
+) -> None:
+    store, best = trained
+    for number in range(resumes):
+        again = tiny_trainer.make(tiny_trainer.native(saves), tmp_path / f"disk {number}", store, **BEST)
+        again.train(resume_from_checkpoint="ckstore:4")
+
+        assert again.state.best_global_step == 2
+        assert again.resumed_inexactly == ()
+        assert_is(again, best)
+
+
+def test_the_best_of_before_a_resume_that_only_has_the_callback_is_loaded_at_the_end(
+    tmp_path: Path, trained: tuple[Store, dict[str, torch.Tensor]]
+) -> None:
+    from transformers import Trainer
+
+    from ckstore.integrations.transformers import CkstoreCallback, directory_to_resume
+
+    store, best = trained
+    again = tiny_trainer.make(Trainer, tmp_path / "disk", callbacks=[CkstoreCallback(store)], **BEST)
+    again.train(directory_to_resume(store, tmp_path / "disk", "4")[0])
+
+    assert_is(again, best)
+
+
+@pytest.mark.parametrize("case", ["gone", "of another training", "superseded"])
+def test_a_best_of_before_a_resume_is_the_same_one_or_it_is_said(
+    tmp_path: Path, trained: tuple[Store, dict[str, torch.Tensor]], case: str
+) -> None:
+    store, best = trained
+    if case == "superseded":
+        store.pin(2, "evaluated")
+    if case == "gone":
+        store.delete(2)
+    else:
+        store.save({"model": {}}, 2, metrics={"eval_loss": 0.1}, if_exists="replace")
+    again = tiny_trainer.make(tiny_trainer.native("state"), tmp_path / "disk", store, **BEST)
+
+    if case == "superseded":
+        again.train(resume_from_checkpoint="ckstore:4")
+        assert_is(again, best)
+        return
+    with pytest.warns(
+        CkstoreWarning, match="the best model until now, of step 2 with eval_loss .*, is not in the run main"
+    ):
+        again.train(resume_from_checkpoint="ckstore:4")
+    (sentence,) = again.resumed_inexactly
+    assert "step 2" in sentence
+
+
 @pytest.mark.parametrize("saves", representatives(["state", "background"], "background"))
 def test_a_rollback_saves_its_steps_again_and_a_tagged_one_stays(
     tmp_path: Path, saves: str, caplog: pytest.LogCaptureFixture
@@ -209,6 +287,11 @@ def test_what_a_training_that_failed_was_saving_is_waited_for_by_the_next(
     class Trainer:
         def train(self, _path: str | None) -> Any:
             return self.ckstore_last  # type: ignore[attr-defined]
+
+        def add_callback(self, _callback: Any) -> None:
+            pass
+
+        remove_callback = add_callback
 
     def raise_error() -> Any:
         raise SaveFailed("of this test")
