@@ -74,6 +74,7 @@ CALLBACKS: dict[str, list[dict[str, Any]]] = {
     "with the names of Lightning": [BEST, {"save_top_k": 1}],
     "with names of no step": [{**BEST, "filename": "best"}, {"save_top_k": 1, "filename": "newest"}],
     "best and last": [{**BEST, "save_last": True}],
+    "linked last": [{**BEST, "save_top_k": -1, "save_last": "link"}],
     "best, last and all": [{**BEST, "save_last": True}, {"filename": "all-{step}"}],
     "two and weights": [
         {**BEST, "save_top_k": 2},
