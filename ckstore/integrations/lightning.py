@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import warnings
@@ -93,7 +94,8 @@ class CkstoreCheckpointIO(CheckpointIO):
             # Only what is done already: waiting here would make the save a blocking one.
             self._settle(wait=False)
             self._to_do.append((Path(path), self.store.save_async(state, step, self.run, **options), kept))
-            _reserve(Path(path))
+            if not _reserve(Path(path)):
+                self._settle(wait=True)
         else:
             self._mark(Path(path), lambda: self.store.save(state, step, self.run, **options), kept)
 
@@ -297,14 +299,23 @@ def _is_plain_state(path: Path) -> bool:
         return False
 
 
-def _reserve(path: Path) -> None:
-    """Put a file where a marker is to come, if there is none, so that no other callback takes the name."""
+def _reserve(path: Path) -> bool:
+    """Put a file where a marker is to come, if there is none, so that no other callback takes the name.
+
+    False if the filesystem has no symlinks.
+    """
     # ModelCheckpoint takes a name that no file has, and two of them choose equal names. The symlink leads nowhere once
     # this process has ended: after a kill no resume takes it for a checkpoint.
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # of a process that was killed
-        path.symlink_to(_OF_THIS_PROCESS.format(os.getpid()))
+        try:
+            path.symlink_to(_OF_THIS_PROCESS.format(os.getpid()))
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            return False
+    return True
 
 
 def _release(path: Path) -> None:

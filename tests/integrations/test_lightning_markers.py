@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import logging
@@ -250,6 +251,20 @@ def test_a_save_that_fails_in_the_background_leaves_no_file(
         io.teardown()
 
     assert os.listdir(path.parent) == []
+
+
+def test_without_symlinks_a_save_in_the_background_is_waited_for(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, _target: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    path = tmp_path / "ckpt" / "step=5.ckpt"
+
+    checkpoint_io(store, background=True).save_checkpoint(state(5, "here"), path)
+
+    assert checkpoint_io(store).load_checkpoint(path)["way"] == "here"
 
 
 def test_the_name_of_a_save_that_a_kill_ended_is_free(tmp_path: Path, store: Store) -> None:

@@ -122,7 +122,7 @@ VALUES = [
         "the name of a save under way is taken, so that no other callback chooses it",
         "name-of-a-save-free",
         "CkstoreCheckpointIO.save_checkpoint",
-        "            _reserve(Path(path))\n",
+        "            if not _reserve(Path(path)):\n                self._settle(wait=True)\n",
         "",
         "tests/integrations/test_lightning_markers.py::"
         "test_whatever_callbacks_there_are_the_files_at_the_end_are_those_of_lightning_alone",
