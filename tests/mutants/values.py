@@ -125,7 +125,8 @@ VALUES = [
         "            if not _reserve(Path(path)):\n                self._settle(wait=True)\n",
         "",
         "tests/integrations/test_lightning_markers.py::"
-        "test_whatever_callbacks_there_are_the_files_at_the_end_are_those_of_lightning_alone",
+        "test_whatever_callbacks_there_are_the_files_at_the_end_are_those_of_lightning_alone"
+        "[background-delete-in order-one folder-with the names of Lightning]",
         "assert",
     ),
     Mutant(
