@@ -283,8 +283,7 @@ class Store:
         if store is None:
             hash_name, chunk_bytes = _new_settings(_resolved(path), source, remote, endpoint, region)
             store = cls.init(path, run=run, hash=hash_name, chunk_bytes=chunk_bytes)
-        store.remotes.add(remote, source, endpoint=endpoint, region=region)
-        store._list_remote(remote)  # noqa: SLF001 - its own
+        store._clone_from(source, remote, endpoint, region)  # noqa: SLF001 - its own
         return store
 
     @act
@@ -1733,6 +1732,13 @@ class Store:
         from ckstore.ops.refs.listing import current_or_named
 
         return status_of(self._context, current_or_named(self._context))
+
+    def _clone_from(self, source: str | os.PathLike[str], name: str, endpoint: str | None, region: str | None) -> None:
+        from ckstore.remote.elsewhere.clone import has_remote
+
+        if not has_remote(self._context, name, source, endpoint, region):
+            self.remotes.add(name, source, endpoint=endpoint, region=region)
+        self._list_remote(name)
 
     @act
     def _list_remote(self, name: str) -> None:

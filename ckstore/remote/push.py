@@ -27,7 +27,7 @@ from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.pace import RateLimiter
-from ckstore.ops.refs.find import open_directory
+from ckstore.ops.refs.find import open_listed
 from ckstore.remote import keys, record
 from ckstore.remote.asking import ask, is_asked, look
 from ckstore.remote.beside import Beside
@@ -217,7 +217,7 @@ class Push:
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:
             # Open until their manifests are there: what is being pushed is not dropped here meanwhile (rule L).
-            directories = [opened.enter_context(open_directory(self._context, info)) for info in batch]
+            directories = [opened.enter_context(open_listed(self._context, info)) for info in batch]
             sizes = [peek.status(one.manifest_file, dir_fd=one.lock.fd).st_size for one in directories]
             if len(batch) > 1 and sum(sizes) > _BATCH_MANIFEST_BYTES:
                 raise _TooMuch

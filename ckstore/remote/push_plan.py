@@ -13,7 +13,7 @@ from ckstore.model.reports.transfer import TransferPlan
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.failures import failure_of, joined
-from ckstore.ops.refs.find import open_directory
+from ckstore.ops.refs.find import open_listed
 from ckstore.remote import keys
 from ckstore.remote.asking import look
 from ckstore.remote.documents.condemned import Condemned, read_condemned
@@ -124,7 +124,7 @@ def _blobs_of_each(
     unreadable: dict[str, CkstoreError] = {}
     for info in infos:
         try:
-            with open_directory(context, info) as directory:
+            with open_listed(context, info) as directory:
                 blobs[info.id] = directory.manifest.blobs
         except (CkstoreError, OSError) as error:
             unreadable[info.name] = failure_of(info.name, error)

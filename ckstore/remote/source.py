@@ -85,6 +85,7 @@ class ObjectSource:
         self._names: dict[str, str] = {}
         self._decoding = Decoding(self._read_file, near, name)
         self._encodings: dict[Place, Encoding | None] = {}
+        self._unannotated: set[Place] = set()  # of the checkpoints that were listed last
 
     def use(self, digest: str, name: str) -> None:
         """Read a blob by this name of it."""
@@ -118,6 +119,7 @@ class ObjectSource:
             # After the mark was seen: who wrote it looks for claims only then.
             dropped -= {claim.place for claim in claims_at(self._objects)}
         places = [place for place, there in found.items() if place.manifest in there and place not in dropped]
+        self._unannotated = {place for place, there in found.items() if place.annotations not in there}
         return Listing(sorted(places), [place for place in dropped if len(found[place]) > 1], found)
 
     def manifest(self, place: Place) -> bytes | None:
@@ -158,7 +160,8 @@ class ObjectSource:
 
     def annotations(self, place: Place) -> bytes | None:
         """See `Source`."""
-        return self._objects.get(place.annotations, ANNOTATIONS_MAX_BYTES)
+        # Of most checkpoints nothing was said, as the last listing shows.
+        return None if place in self._unannotated else self._objects.get(place.annotations, ANNOTATIONS_MAX_BYTES)
 
     def tags(self) -> dict[str, Place]:
         """See `Source`."""

@@ -229,6 +229,20 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
     raise NoSuchRef(f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened")
 
 
+def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
+    """As `open_directory`, for one of many that were listed just now: its run is not listed again for each."""
+    from ckstore.ops.check.validity import open_checked
+
+    with suppress(
+        FileNotFoundError, NotADirectoryError, DamagedBlob
+    ):  # it has another form by now, or the look says why
+        directory = open_checked(context, context.layout.checkpoint(info.key))
+        if directory.manifest_id == info.id:
+            return directory
+        directory.close()
+    return open_directory(context, info)
+
+
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:
     """Return the newest checkpoint of a run, with `valid` of those that are whole; None: there is none.
 

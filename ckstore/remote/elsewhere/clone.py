@@ -52,6 +52,8 @@ from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull, is_here, steps_taken
 from ckstore.remote.push import Manner
 from ckstore.remote.reach import OtherStore, RemoteLike, reach, settings_there, source_of, uuid_of
+from ckstore.remote.service.entries import entries
+from ckstore.remote.service.folder import target_at
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import Found, Source, read_manifest
 
@@ -75,6 +77,15 @@ def new_settings(
         hint = "check the address; ckstore remote add NAME URL, in a store with checkpoints, makes a remote there"
         raise NoSuchRemote(f"there is no remote at {target}: it has no {keys.INFO}", hint=hint)
     return found
+
+
+def has_remote(
+    context: Context, name: str, source: str | os.PathLike[str], endpoint: str | None, region: str | None
+) -> bool:
+    """Whether a store has this place under this name, and the same remote is there: then nothing has to be tried."""
+    target = target_at(parse_target(source, endpoint=endpoint, region=region))
+    entry = entries(context.layout).get(name)
+    return entry is not None and entry.target == target and uuid_of(reach(context, name)) == entry.uuid
 
 
 def list_remote(
