@@ -9,11 +9,13 @@ from ckstore.training.history import ImportReport, import_history
 from ckstore.training.provenance import provenance
 from ckstore.training.restore import ResumeReport, restore
 from ckstore.training.signals import should_stop, stop_on_signals
+from ckstore.training.stateful_dataset import StatefulDataset
 
 __all__ = [
     "Conditions",
     "ImportReport",
     "ResumeReport",
+    "StatefulDataset",
     "capture",
     "import_history",
     "provenance",

@@ -13,18 +13,20 @@ from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tracebacks import short_tracebacks
 from ckstore.training.conditions import Conditions
-from ckstore.training.loader import description, place
+from ckstore.training.generators import find_generators, states_of
+from ckstore.training.loader import begin, description, losses, place
 from ckstore.training.processes import of_all_ranks, rank_and_world
 from ckstore.training.rng import random_states
 
-VERSION = 1
+VERSION = 2
 RECORD = "training"
 """The key of the record in the state."""
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
 """Those that most runs have; a record says which of them a checkpoint lacks."""
-_INSTEAD = "torchdata.stateful_dataloader.StatefulDataLoader, with the same arguments, goes on where it was"
+PRIVATE = "parts"
+"""The key, beside the random states of a rank, of those of generators that belong to its parts."""
 _warned: set[str] = set()
-"""The classes of data loaders that this process has warned of: they keep no place."""
+"""What this process has warned of."""
 
 
 @short_tracebacks
@@ -49,9 +51,10 @@ def capture(
         optimizer: An optimizer, or a list or dict of several; so for `scheduler` and `scaler`.
         scheduler: Of the learning rate.
         scaler: A `GradScaler`.
-        dataloader: One with ``state_dict`` is stored with its place. Of another the state of its ``generator`` and the
-            epoch of its sampler are stored; a `CkstoreWarning` says at the first capture that a resume begins an epoch.
-        rng: Whether to store the random states of Python, NumPy, torch and the GPUs of each rank.
+        dataloader: One with ``state_dict`` is stored with its place, and another with the epoch of its sampler. What
+            does not continue exactly from the place where it is now is a `CkstoreWarning`, once each.
+        rng: Whether to store the random states of Python, NumPy, torch and the GPUs of each rank. Random generators
+            that belong to a part are stored in any case; without `rng` only those of the rank that saves.
         extra: Anything else that a state may hold, such as the step.
         parts: Any other part by its name, such as ``ema=ema``: what `restore` loads in place, as it does a model. A
             value into which nothing can be loaded, such as ``epoch=3``, goes to `extra`.
@@ -69,27 +72,37 @@ def capture(
     held = {name: unwrapped(part) for name, part in given.items() if part is not None and name not in values}
     extra = {**(extra or {}), **values}
     if dataloader is not None:
-        held["dataloader"] = place(dataloader)
-        if not is_stateful(dataloader):
-            warn_of_place(dataloader, _INSTEAD)
+        begin(dataloader)
+    searched = {**held, **({} if dataloader is None else {"dataloader": dataloader})}
+    generators, is_whole = find_generators(searched)
+    private = states_of(generators)
+    lost = [] if dataloader is None else [*losses(dataloader)]
+    if not is_whole:
+        lost.append("the parts refer to too many objects: not all were searched for random generators")
+    for sentence in lost:
+        warn_once(sentence, f"a run that is resumed from this checkpoint will differ: {sentence}")
     # Gathered: one rank saves, and each rank draws its own numbers after a resume.
-    states = of_all_ranks(random_states()) if rng else {}
+    of_process = random_states() if rng else {}
+    states = of_all_ranks({**of_process, PRIVATE: private}) if rng else {0: {PRIVATE: private}}
     conditions = Conditions(
         world_size=world_size,
-        rng_ranks=tuple(sorted(states)),
-        rng_kinds=tuple(states[0]) if states else (),
+        rng_ranks=tuple(sorted(states)) if rng else (),
+        rng_kinds=tuple(of_process),
         dataloader={} if dataloader is None else description(dataloader),
-        dataloader_resumes=dataloader is None or is_stateful(dataloader),
+        lost=tuple(lost),
     )
     record = {
         "version": VERSION,
-        "present": sorted(held, key=_by_place),
-        "missing": [name for name in PARTS if name not in held],
+        "present": sorted(searched, key=_by_place),
+        "missing": [name for name in PARTS if name not in searched],
         "extra": bool(extra),
+        "generators": sorted(states),
+        "loader": None if dataloader is None else {**place(dataloader), "stateful": is_stateful(dataloader)},
         "conditions": conditions.to_json(),
     }
-    if states:
-        held["rng"] = {rng_name(rank): state for rank, state in states.items()}
+    if is_stateful(dataloader):
+        held["dataloader"] = dataloader
+    held["rng"] = {rng_name(rank): state for rank, state in states.items()}
     # One string: a part of a state that is loaded by its name comes without the empty lists in it.
     return {RECORD: json.dumps(record), **held, **({"extra": extra} if extra else {})}
 
@@ -115,11 +128,15 @@ def _by_place(name: str) -> int:
 def warn_of_place(loader: Any, instead: str) -> None:
     """Warn once for each class of data loaders that keep no place in their data; `instead`: what does."""
     kind = type_name(type(loader))
-    # Once, and by one rank: each capture of each rank would repeat it through the whole training.
-    if kind not in _warned and rank_and_world()[0] == 0:
-        _warned.add(kind)
-        msg = f"{kind} keeps no place in its data: a run that is resumed within an epoch begins it again; {instead}"
-        warn(msg)
+    msg = f"{kind} keeps no place in its data: a run that is resumed within an epoch begins it again; {instead}"
+    warn_once(kind, msg)
+
+
+def warn_once(key: str, message: str) -> None:
+    """Warn once for each key, and by one rank: each capture of each rank would repeat it through the training."""
+    if key not in _warned and rank_and_world()[0] == 0:
+        _warned.add(key)
+        warn(message)
 
 
 def rng_name(rank: int) -> str:

@@ -21,7 +21,8 @@ class Conditions:
     rng_kinds: tuple[str, ...] = ()  # which generators, ``python``, ``numpy``, ``torch``, ``cuda``
     # What describes the data loader: class, batch size, lengths; empty if there was none.
     dataloader: Mapping[str, Any] = field(default_factory=dict)
-    dataloader_resumes: bool = True  # whether the data loader has a state of its own, with its place in the data
+    dataloader_resumes: bool = True  # whether the data loader goes on where it was
+    lost: tuple[str, ...] = ()  # what could not be kept, one sentence each, with what to do about it
 
     def to_json(self) -> dict[str, Any]:
         """Return this as metadata of a checkpoint."""
@@ -38,8 +39,10 @@ class Conditions:
                 tuple(str(kind) for kind in members["rng_kinds"]),
                 dict(members["dataloader"]),
                 bool(members["dataloader_resumes"]),
+                # Checkpoints of before have none.
+                tuple(str(sentence) for sentence in members.get("lost", ())),
             )
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             msg = f"this is not a record of the conditions of a training run: {error}"
             raise BadInput(msg, hint="ckstore.training.capture writes one") from error
 
@@ -68,6 +71,7 @@ def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rn
                 yield f"the data loader has another {name.replace('_', ' ')}: {new!r} now, {old!r} in the checkpoint"
     if before.dataloader and not before.dataloader_resumes:
         yield "the data loader keeps no place in the data: it begins an epoch"
+    yield from before.lost
 
 
 def _processes(count: int) -> str:

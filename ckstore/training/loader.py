@@ -1,11 +1,19 @@
-"""A data loader: what describes it, and what of its place can be kept."""
+"""A data loader: what describes it, where it is in its data, and what of that cannot be kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+import sys
+from collections.abc import Iterator, Mapping
+from types import GeneratorType
 from typing import Any
 
 from ckstore.tensors.kinds import is_stateful
+from ckstore.tensors.refusals import type_name
+from ckstore.training.generators import set_generators
+from ckstore.training.stateful_dataset import StatefulDataset
+
+STATEFUL = "torchdata.stateful_dataloader.StatefulDataLoader"
 
 
 def description(loader: Any) -> dict[str, Any]:
@@ -35,23 +43,153 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
-def place(loader: Any) -> object:
-    """Return what to store of a data loader: the loader itself where it has a state, else its generator and epoch."""
-    if is_stateful(loader):
-        return loader
-    generator = getattr(loader, "generator", None)
+def begin(loader: Any) -> None:
+    """Have the loader of torchdata make its iterator if it has none, as the first question for its state does.
+
+    It draws random numbers for it: before random states are read or set, and not after it.
+    """
+    if _is_of("torchdata.stateful_dataloader", "StatefulDataLoader", loader):
+        loader.state_dict()  # the next `iter` returns that iterator
+
+
+def place(loader: Any) -> dict[str, Any]:
+    """Return what a loader does not keep in a state of its own: the epoch of its sampler, and whether it has begun."""
     epoch = getattr(getattr(loader, "sampler", None), "epoch", None)
-    return {
-        "generator": None if generator is None else generator.get_state(),
-        "epoch": epoch if isinstance(epoch, int) else None,
-    }
+    return {"epoch": epoch if isinstance(epoch, int) else None, "begun": _kept_iterator(loader) is not None}
 
 
-def set_place(loader: Any, state: Mapping[str, Any]) -> None:
-    """Give a data loader without a state of its own what `place` returned."""
-    generator, epoch = state.get("generator"), state.get("epoch")
-    if generator is not None and getattr(loader, "generator", None) is not None:
-        loader.generator.set_state(generator)
+def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Bring a loader to where it was; its generators get their states after it has drawn from them.
+
+    Args:
+        loader: Its own state was loaded, if it has one.
+        place: What `place` returned.
+        generators: All private generators, by path.
+        states: Their states.
+    """
     set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
-    if epoch is not None and set_epoch is not None:
-        set_epoch(epoch)
+    if place["epoch"] is not None and set_epoch is not None:
+        set_epoch(place["epoch"])
+    if not place["begun"]:
+        return
+    # A loader that has begun draws a seed, and maybe an order, when its iterator is made: here, so that the states
+    # that are set afterwards are those with which the saved run went on.
+    begin(loader)
+    if not is_stateful(loader) and _has_persistent_workers(loader):
+        iter(loader)  # the next `iter` begins an epoch with the same workers, and draws no seed
+    own = (getattr(loader, "generator", None), getattr(getattr(loader, "sampler", None), "generator", None))
+    paths = [path for path, generator in generators.items() if any(generator is one for one in own) and path in states]
+    set_generators({path: generators[path] for path in paths}, {path: states[path] for path in paths})
+
+
+def first_private(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of generators in what a checkpoint of version 1 has of a loader without a state of its own."""
+    generator = state.get("generator")
+    return {} if generator is None else {"dataloader.generator": {"kind": "torch cpu", "state": generator}}
+
+
+def losses(loader: Any) -> Iterator[str]:
+    """Say what of a data loader that has begun cannot be kept where it is now, and the cure; one sentence each."""
+    if _is_of("torchdata.stateful_dataloader", "StatefulDataLoader", loader):
+        yield from _losses_of_torchdata(loader)
+    elif not is_stateful(loader):
+        if is_inside_epoch(loader):
+            yield (
+                "the data loader keeps no place in the data: it begins an epoch, and was saved inside one; "
+                f"save after the loop over it, or use {STATEFUL}"
+            )
+        if _has_persistent_workers(loader) and place(loader)["begun"] and not _draws_nothing(loader.dataset):
+            yield (
+                "the worker processes of the data loader go on through all epochs, and new ones begin with other "
+                "random numbers; use persistent_workers=False"
+            )
+
+
+def _losses_of_torchdata(loader: Any) -> Iterator[str]:
+    if loader.num_workers > 0 and not loader.in_order:
+        yield "the data loader has in_order=False, and does not know which batches it gave; use in_order=True"
+    iterator = _kept_iterator(loader)
+    is_inside = iterator._num_yielded > 0 and not iterator._finished  # noqa: SLF001 - said nowhere else
+    placeless = _placeless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
+    if is_inside and placeless is not None:
+        yield (
+            f"{type_name(type(placeless))} does not know which samples it gave: the rest of the epoch has another "
+            "order; use shuffle=True instead, or a sampler with state_dict"
+        )
+    has_new_workers = loader.num_workers > 0 and (is_inside or loader.persistent_workers)
+    if has_new_workers and not is_stateful(loader.dataset) and not _draws_nothing(loader.dataset):
+        yield (
+            f"random numbers that {type_name(type(loader.dataset))} draws in the worker processes begin again as at "
+            "the start of the epoch; give the data loader ckstore.training.StatefulDataset(dataset)"
+        )
+
+
+def _is_of(module: str, name: str, value: object) -> bool:
+    """Whether a value is of a class whose module is imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _has_persistent_workers(loader: Any) -> bool:
+    is_torch = _is_of("torch.utils.data", "DataLoader", loader)
+    return is_torch and bool(loader.persistent_workers) and loader.num_workers > 0
+
+
+def _kept_iterator(loader: Any) -> Any:
+    """Return the iterator that a loader keeps, as one with persistent workers and that of torchdata do."""
+    return getattr(loader, "_iterator", None)
+
+
+def _draws_nothing(dataset: Any) -> bool:
+    """Whether a data set is known to draw no random numbers."""
+    if isinstance(dataset, list | tuple | range):
+        return True
+    if any(_is_of("torch.utils.data", name, dataset) for name in ("Subset", "ConcatDataset")):
+        inner = getattr(dataset, "datasets", None) or [dataset.dataset]
+        return all(map(_draws_nothing, inner))
+    if isinstance(dataset, StatefulDataset):
+        return _draws_nothing(dataset.dataset)
+    return type(dataset) is getattr(sys.modules.get("torch.utils.data"), "TensorDataset", None)
+
+
+def _placeless(sampler: Any) -> Any:
+    """Return the sampler that the loader of torchdata does not continue with the same order; None if it does."""
+    of_torchdata = "torchdata.stateful_dataloader.sampler"
+    if is_stateful(sampler) or _is_of(of_torchdata, "RandomSampler", sampler):
+        return None
+    # Its own sampler of batches keeps the state of what it draws from, that of torch does not.
+    if _is_of(of_torchdata, "BatchSampler", sampler):
+        return _placeless(sampler.sampler)
+    order = sampler.sampler if _is_of("torch.utils.data", "BatchSampler", sampler) else sampler
+    # These give the same order whenever they are asked, and a stream has none.
+    repeats = any(_is_of("torch.utils.data", name, order) for name in ("SequentialSampler", "DistributedSampler"))
+    return None if repeats or _is_of("torch.utils.data.dataloader", "_InfiniteConstantSampler", order) else sampler
+
+
+def is_inside_epoch(loader: Any) -> bool:
+    """Whether an iterator of a loader without a state is between the first batch and its end; True if unknown."""
+    if not _is_of("torch.utils.data", "DataLoader", loader):
+        return True
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    # Each iterator of the loader refers to its sampler. Without one only the loader, this variable and the argument
+    # do: so a save between two epochs does not search the whole heap.
+    if sys.getrefcount(sampler) <= 3:
+        return False
+    return any(members["_num_yielded"] > 0 and not _is_exhausted(members) for members in _iterators(sampler))
+
+
+def _iterators(sampler: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the members of each iterator of torch that draws from a sampler."""
+    for value in gc.get_referrers(sampler):
+        # Members of an object are in a dict of their own, or not: by the version of Python.
+        members = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        if members.get("_index_sampler") is sampler and "_num_yielded" in members:
+            yield members
+
+
+def _is_exhausted(members: Mapping[str, Any]) -> bool:
+    """Whether an iterator draws nothing any more, and has handed out every batch."""
+    order = members["_sampler_iter"]
+    if not isinstance(order, GeneratorType) or order.gi_frame is not None:
+        return False
+    return not members.get("_task_info")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,10 @@ from ckstore.store import RefLike, Store
 from ckstore.tensors.kinds import is_stateful
 from ckstore.tensors.refusals import type_name
 from ckstore.tracebacks import short_tracebacks
-from ckstore.training.capture import RECORD, VERSION, given_parts, loads_in_place, rng_name, unwrapped
+from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rng_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
-from ckstore.training.loader import description, set_place
+from ckstore.training.generators import find_generators, set_generators
+from ckstore.training.loader import description, first_private, set_place
 from ckstore.training.newest import untried
 from ckstore.training.processes import rank_and_world
 from ckstore.training.rng import random_states, set_random_states
@@ -64,6 +66,25 @@ class _Receiver:
     def load_state_dict(self, state: object) -> None:
         """Take it up."""
         self.state = state
+
+
+class _RandomStates(_Receiver):
+    """Takes up the random states of a rank, and sets those of generators that belong to parts at once."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.generators, _ = find_generators(parts)
+        self.private: dict[str, Any] = {}
+        self.differing: tuple[str, ...] = ()
+        self._parts = parts
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take it up."""
+        super().load_state_dict(state)
+        # Not those of a part that was not asked for.
+        of_parts = state.get(PRIVATE, {}).items()
+        self.private = {path: one for path, one in of_parts if path.partition(".")[0] in self._parts}
+        self.differing = set_generators(self.generators, self.private)
 
 
 @short_tracebacks
@@ -144,25 +165,39 @@ def _restore_from(
     restored = tuple(name for name in present if name in wanted)
     rank, world_size = rank_and_world()
     has_rng = rng and rank in before.rng_ranks
-    random, place, extra = _Receiver(), _Receiver(), _Receiver()
-    target: dict[str, Any] = {name: wanted[name] for name in restored}
-    loader = target.get("dataloader")
-    if loader is not None and not is_stateful(loader):
-        target["dataloader"] = place
+    parts: dict[str, Any] = {name: wanted[name] for name in restored}
+    loader = parts.get("dataloader")
+    random, place, extra = _RandomStates(parts), _Receiver(), _Receiver()
+    # Only these names are read: the random states of other ranks, say, stay on the disk.
+    select = [*parts]
+    target: dict[str, Any] = {}
+    ranks = record["generators"] or before.rng_ranks
+    if ranks:
+        # A rank that is new takes those of rank 0: what is alike on all ranks must stay alike.
+        source = rng_name(rank if rank in ranks else ranks[0])
+        # First: a part that has its generator in its own state sets it after this, and as it needs it.
+        target["rng"] = {source: random}
+        select.append(f"rng.{source}")
+    target |= parts
+    resumes = loader is not None and record["loader"]["stateful"] == is_stateful(loader)
+    if loader is not None and not (resumes and is_stateful(loader)):
+        # Loaders of two kinds have no state in common; the report names their classes.
+        del target["dataloader"]
+        if resumes and record["version"] == 1:
+            target["dataloader"] = place
     if record["extra"]:
         # Through a receiver: `load_into` fills what is there, and extra values have no object to be loaded into.
         target["extra"] = extra
-    # Only these names are read: the random states of other ranks, say, stay on the disk.
-    select = [*target]
-    if has_rng:
-        target["rng"] = {rng_name(rank): random}
-        select.append(f"rng.{rng_name(rank)}")
+        select.append("extra")
     # Before the load: from its first byte on these parts may be touched.
     begun |= dict.fromkeys(restored, info.name)
     if target:
-        store.load_into(target, info, select=select)
-    if place.state is not None:
-        set_place(loader, place.state)
+        store.load_into(target, info, select=[name for name in select if name.partition(".")[0] in target])
+    if record["version"] == 1 and loader is not None:
+        record["loader"]["epoch"] = (place.state or {}).get("epoch")
+        random.load_state_dict({**(random.state or {}), PRIVATE: first_private(place.state or {})})
+    if resumes:
+        set_place(loader, record["loader"], random.generators, random.private)
     now = Conditions(
         world_size=world_size,
         rng_kinds=tuple(random_states()),
@@ -176,6 +211,7 @@ def _restore_from(
         *(f"the checkpoint holds no {name}" for name in missing),
         *(f"the {name} of the checkpoint was not asked for" for name in unused),
         *differences(before, now, (rank,), rng=rng),
+        *random.differing,
     )
     return ResumeReport(info, restored, missing, unused, inexact, extra.state or {})
 
@@ -186,7 +222,11 @@ def _record(store: Store, info: CheckpointInfo) -> tuple[dict[str, Any], Conditi
         if record["version"] > VERSION:
             msg = f"{info.name} was captured by a newer ckstore"
             raise BadInput(msg, hint="install that version")
-        return record, Conditions.from_json(record["conditions"])
+        before = Conditions.from_json(record["conditions"])
     except (NoSuchRef, LookupError, TypeError, json.JSONDecodeError) as error:
         msg = f"{info.name} was not captured by ckstore.training.capture"
         raise BadInput(msg, hint="store.load_into(target, ref) loads any state") from error
+    if record["version"] == 1:
+        resumes = before.dataloader_resumes
+        record |= {"generators": [], "loader": {"epoch": None, "begun": resumes, "stateful": resumes}}
+    return record, before

@@ -10,7 +10,6 @@ from typing import Any
 
 def random_states() -> dict[str, Any]:
     """Return the states of the generators that this process has loaded, as values that a state may hold."""
-    version, words, gauss = random.getstate()
     states: dict[str, Any] = {}
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
@@ -28,16 +27,12 @@ def random_states() -> dict[str, Any]:
         # Asking an uninitialized CUDA would initialize it, and take hundreds of MB of each GPU.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state_all()
-    encoded = b"".join(word.to_bytes(4, "little") for word in words)
-    return {"python": {"version": version, "words": encoded, "gauss": gauss}, **states}
+    return {"python": python_state(random), **states}
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
     """Give the generators of this process the states that `random_states` returned."""
-    python = states["python"]
-    encoded: bytes = python["words"]
-    words = tuple(int.from_bytes(encoded[at : at + 4], "little") for at in range(0, len(encoded), 4))
-    random.setstate((python["version"], words, python["gauss"]))
+    set_python_state(random, states["python"])
     if "numpy" in states:
         import numpy as np
 
@@ -52,3 +47,16 @@ def set_random_states(states: Mapping[str, Any]) -> None:
         if "cuda" in states and torch.cuda.is_available():
             for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(state, device)
+
+
+def python_state(generator: Any) -> dict[str, Any]:
+    """Return the state of a `random.Random`, or of the module `random`; its words as bytes."""
+    version, words, gauss = generator.getstate()
+    return {"version": version, "words": b"".join(word.to_bytes(4, "little") for word in words), "gauss": gauss}
+
+
+def set_python_state(generator: Any, state: Mapping[str, Any]) -> None:
+    """Set the state that `python_state` returned."""
+    encoded: bytes = state["words"]
+    words = tuple(int.from_bytes(encoded[at : at + 4], "little") for at in range(0, len(encoded), 4))
+    generator.setstate((state["version"], words, state["gauss"]))

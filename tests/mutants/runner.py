@@ -34,6 +34,7 @@ from tests.mutants.publishing import PUBLISHING
 from tests.mutants.ranks import RANKS
 from tests.mutants.remotes import REMOTES
 from tests.mutants.sharing import SHARING
+from tests.mutants.training import TRAINING
 from tests.mutants.unchanged import UNCHANGED
 from tests.mutants.values import VALUES
 from tests.support.coverage import covered
@@ -59,6 +60,7 @@ LISTS = (
     PARTIES,
     MEMBERS,
     COMPACTING,
+    TRAINING,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 

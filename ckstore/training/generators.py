@@ -1,0 +1,176 @@
+"""Random generators that belong to a part of a run: found by the attributes of its objects, read, and set again.
+
+The generators of the process, which everything shares, are in `ckstore.training.rng`.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckstore.tensors.kinds import is_array, is_module, is_tensor
+from ckstore.training.rng import python_state, set_python_state
+
+OBJECTS_MOST = 100_000
+"""So many objects of all parts are inspected: a part may refer to half the program."""
+_SYSTEM_RANDOM = "SystemRandom"
+_ITEMS_MOST = 1_000
+"""A container of more is data, such as the names of files of a data set."""
+_PLAIN = frozenset(
+    {
+        *(str, bytes, int, float, complex, bool, type(None), type, set, frozenset),
+        *(types.ModuleType, types.BuiltinFunctionType),
+    }
+)
+# What a loader that has begun refers to: its iterator, which a new process does not have, and its workers.
+_PASSED_OVER = frozenset({"_iterator", "__weakref__", "_parameters", "_buffers", "_modules", "_generators"})
+
+
+def find_generators(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """Return each generator that an attribute of a part leads to, by its path, such as ``ema.rng``; whether all.
+
+    The shortest path names it, so that two processes that made their parts in the same way have the same names.
+    Generators of the process are left out.
+    """
+    found: dict[str, Any] = {}
+    seen = set(map(id, _global_generators()))
+    waiting = deque(sorted(parts.items()))
+    while waiting and len(seen) < OBJECTS_MOST:
+        path, value = waiting.popleft()
+        if id(value) in seen or is_tensor(value) or is_array(value):
+            continue
+        seen.add(id(value))
+        if kind_of_generator(value) is not None:
+            found[path] = value
+        else:
+            # Most members are numbers and names: a model has thousands of modules, and each save comes by here.
+            waiting.extend((f"{path}.{name}", child) for name, child in _children(value) if type(child) not in _PLAIN)
+    return found, not waiting
+
+
+def _global_generators() -> Iterator[Any]:
+    yield random._inst  # noqa: SLF001 - what the functions of the module draw from
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        yield numpy.random.mtrand._rand  # noqa: SLF001 - as above
+    if torch is not None:
+        yield torch.default_generator
+        yield from torch.cuda.default_generators
+
+
+def _children(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value refers to: items, attributes, and what a function holds."""
+    if isinstance(value, dict):
+        if len(value) <= _ITEMS_MOST:
+            yield from ((str(key), item) for key, item in [*value.items()] if isinstance(key, str | int))
+    elif isinstance(value, list | tuple):
+        if len(value) <= _ITEMS_MOST:
+            yield from ((str(at), item) for at, item in enumerate(value))
+    elif isinstance(value, types.MethodType):
+        yield "self", value.__self__
+    elif isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        yield from ((name, cell.cell_contents) for name, cell in cells if _is_filled(cell))
+    elif isinstance(value, functools.partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    else:
+        yield from _attributes(value)
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty cell raises
+    except ValueError:
+        return False
+    return True
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    if is_module(value):
+        # By their own names, as in a state dict.
+        yield from value._modules.items()  # noqa: SLF001 - `named_children` gives a shared module once
+    members = getattr(value, "__dict__", None)
+    for name, item in [*members.items()] if isinstance(members, dict) else ():
+        if name not in _PASSED_OVER and "_hooks" not in name:
+            yield name, item
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in {"__dict__", *_PASSED_OVER} and isinstance(vars(kind).get(name), types.MemberDescriptorType):
+                try:
+                    yield name, getattr(value, name)
+                except AttributeError:  # not set
+                    continue
+
+
+def kind_of_generator(value: object) -> str | None:
+    """Return which kind of generator a value is; None if it is not one. States go from a kind to the same kind."""
+    if isinstance(value, random.Random):
+        return _SYSTEM_RANDOM if isinstance(value, random.SystemRandom) else "Python"
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        if isinstance(value, numpy.Generator):
+            return f"NumPy {type(value.bit_generator).__name__}"
+        if isinstance(value, numpy.RandomState):
+            return "NumPy RandomState"
+        if isinstance(value, numpy.BitGenerator):
+            return f"NumPy {type(value).__name__}"
+    torch: Any = sys.modules.get("torch")
+    # While another thread imports torch it may have no generators yet.
+    kind = getattr(torch, "Generator", None)
+    return f"torch {value.device.type}" if kind is not None and isinstance(value, kind) else None
+
+
+def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """Return kind and state of each generator that has a state, by its path, as values that a state may hold."""
+    kinds = {path: kind_of_generator(one) for path, one in generators.items()}
+    return {path: _state(generators[path], kind) for path, kind in kinds.items() if kind != _SYSTEM_RANDOM}
+
+
+def _state(generator: Any, kind: str | None) -> dict[str, Any]:
+    if isinstance(generator, random.Random):
+        state: Any = python_state(generator)
+    elif hasattr(generator, "bit_generator"):
+        state = generator.bit_generator.state
+    elif kind == "NumPy RandomState":
+        state = generator.get_state(legacy=False)
+    elif hasattr(generator, "get_state"):
+        state = generator.get_state()
+    else:
+        state = generator.state
+    return {"kind": kind, "state": state}
+
+
+def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give generators the states of the same paths; return what will differ, one sentence each."""
+    differing = []
+    for path, generator in generators.items():
+        kind, saved = kind_of_generator(generator), states.get(path)
+        name = f"the random generator {path}"
+        if kind == _SYSTEM_RANDOM:
+            differing.append(f"{name} draws from the system and has no state; use random.Random(seed)")
+        elif saved is None:
+            differing.append(f"the checkpoint has no state of {name}, which was left as it is")
+        elif saved["kind"] != kind:
+            differing.append(f"{name} is {kind}, and was {saved['kind']} in the checkpoint: it was left as it is")
+        else:
+            _set(generator, saved["state"])
+    gone = [path for path in states if path not in generators]
+    absent = (f"the checkpoint has a state of the random generator {path}, which is not there now" for path in gone)
+    return (*differing, *absent)
+
+
+def _set(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        set_python_state(generator, state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    elif hasattr(generator, "set_state"):
+        generator.set_state(state)
+    else:
+        generator.state = state

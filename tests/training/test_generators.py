@@ -1,0 +1,209 @@
+"""Random generators that belong to a part go on where they were, wherever it has them, or the report names them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ckstore import CkstoreWarning, Store
+from ckstore.training import capture, generators, restore
+from tests.support.stores import check_store
+
+KINDS: dict[str, tuple[Callable[[int], Any], Callable[[Any], object]]] = {
+    "torch": (lambda seed: torch.Generator().manual_seed(seed), lambda one: torch.rand(3, generator=one).tolist()),
+    "Python": (random.Random, lambda one: [one.random(), one.gauss()]),
+    "NumPy PCG64": (np.random.default_rng, lambda one: one.random(3).tolist()),
+    "NumPy MT19937": (lambda seed: np.random.Generator(np.random.MT19937(seed)), lambda one: one.random(3).tolist()),
+    "NumPy Philox": (lambda seed: np.random.Generator(np.random.Philox(seed)), lambda one: one.random(3).tolist()),
+    "NumPy RandomState": (np.random.RandomState, lambda one: [one.rand(), one.randn()]),
+    "bits of NumPy": (np.random.SFC64, lambda one: one.random_raw(3).tolist()),
+}
+
+
+class Slotted:
+    """An object without a dict."""
+
+    __slots__ = ("rng", "unset")
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+
+class Holder:
+    """An object with a method."""
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+
+    def draw(self) -> object:
+        """Return what it has."""
+        return self.rng
+
+
+def _closure(rng: Any) -> Callable[[], Any]:
+    def noise() -> Any:
+        return rng
+
+    return noise
+
+
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "an attribute": lambda rng: rng,
+    "an object": Holder,
+    "slots": Slotted,
+    "a list": lambda rng: [1, rng],
+    "a dict": lambda rng: {"a": {7: rng}},
+    "a method": lambda rng: Holder(rng).draw,
+    "a function": _closure,
+    "a partial": lambda rng: functools.partial(print, rng, end=""),
+    "a module": lambda rng: torch.nn.Sequential(_module(rng)),
+}
+
+
+def _module(rng: Any) -> torch.nn.Module:
+    module: Any = torch.nn.Linear(1, 1)
+    module.noise = rng
+    return module  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.init(tmp_path / "store")
+
+
+def part(held: object) -> torch.nn.Module:
+    """Return a part that has a value as an attribute."""
+    module: Any = torch.nn.Linear(2, 2)
+    module.held = held
+    return module  # type: ignore[no-any-return]
+
+
+@pytest.mark.crossed
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_generator_of_a_part_goes_on_where_it_was(kind: str, place: str, store: Store) -> None:
+    make, draw = KINDS[kind]
+    mine, again = make(1), make(2)
+    draw(mine)
+    store.save(capture(ema=part(PLACES[place](mine))))
+    expected = draw(mine)
+
+    report = restore(store, ema=part(PLACES[place](again)))
+
+    assert draw(again) == expected
+    assert report.inexact == ()
+    check_store(store.path)
+
+
+class Lazy:
+    """A loader with its generator in its own state, which draws its order only when it is asked for a batch."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = torch.Generator().manual_seed(seed)
+        self.before = self.rng.get_state()
+        self.order: list[int] = []
+        self.at = 0
+
+    def __next__(self) -> int:
+        if not self.order:
+            self.before = self.rng.get_state()
+            self.order = torch.randperm(5, generator=self.rng).tolist()
+        self.at += 1
+        return self.order[self.at % 5]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place, and the state of the generator before it drew the order."""
+        return {"before": self.before, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to the place; the order is drawn again."""
+        self.rng.set_state(state["before"])
+        self.order, self.at = [], state["at"]
+
+
+def test_a_part_with_its_generator_in_its_own_state_sets_it_as_it_needs_it(store: Store) -> None:
+    loader = Lazy(1)
+    next(loader)
+    store.save(capture(data=loader))
+    expected = [next(loader) for _ in range(4)]
+
+    again = Lazy(2)
+    report = restore(store, data=again)
+
+    assert [next(again) for _ in range(4)] == expected
+    assert report.inexact == ()
+
+
+def test_generators_that_differ_or_have_no_state_are_named(store: Store) -> None:
+    made = {
+        "same": random.Random(1),
+        "other": random.Random(1),
+        "gone": random.Random(1),
+        "system": random.SystemRandom(),
+    }
+    store.save(capture(ema=part(made), teacher=part(random.Random(1))))
+    new, system = np.random.default_rng(1), random.SystemRandom()
+    state = new.bit_generator.state
+
+    report = restore(
+        store, ema=part({"same": random.Random(3), "other": new, "system": system, "new": new.spawn(1)[0]})
+    )
+
+    assert new.bit_generator.state == state
+    assert report.inexact == (
+        "the teacher of the checkpoint was not asked for",
+        "the random generator ema.held.other is NumPy PCG64, and was Python in the checkpoint: it was left as it is",
+        "the random generator ema.held.system draws from the system and has no state; use random.Random(seed)",
+        "the checkpoint has no state of the random generator ema.held.new, which was left as it is",
+        "the checkpoint has a state of the random generator ema.held.gone, which is not there now",
+    )
+
+
+def test_generators_of_the_process_are_no_generators_of_a_part(store: Store) -> None:
+    shared = [random._inst, np.random.mtrand._rand, torch.default_generator]
+
+    found, is_whole = generators.find_generators({"ema": part(shared), "data": {"rng": np.random}})
+
+    assert (found, is_whole) == ({}, True)
+
+
+def test_parts_of_too_many_objects_are_named_at_the_capture_and_in_the_report(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generators, "OBJECTS_MOST", 10)
+    sentence = "the parts refer to too many objects: not all were searched for random generators"
+
+    with pytest.warns(CkstoreWarning, match=sentence):
+        store.save(capture(ema=part([[number] for number in range(20)])))
+
+    assert sentence in restore(store, ema=part(None)).inexact
+
+
+def test_a_checkpoint_of_the_first_version_gives_a_plain_loader_its_generator(store: Store) -> None:
+    def loader(seed: int) -> Any:
+        own = torch.Generator().manual_seed(seed)
+        numbers: Any = range(8)
+        return torch.utils.data.DataLoader(numbers, 2, shuffle=True, generator=own)
+
+    mine = loader(1)
+    state = capture(torch.nn.Linear(1, 1), dataloader=mine)
+    record = json.loads(state["training"])
+    del record["generators"], record["loader"], record["conditions"]["lost"], state["rng"]["rank-0"]["parts"]
+    record["version"], record["conditions"]["dataloader_resumes"] = 1, False
+    state |= {"training": json.dumps(record), "dataloader": {"generator": mine.generator.get_state(), "epoch": None}}
+    store.save(state)
+    expected = [batch.tolist() for batch in mine]
+
+    again = loader(2)
+    report = restore(store, model=torch.nn.Linear(1, 1), dataloader=again)
+
+    assert [batch.tolist() for batch in again] == expected
+    assert report.inexact == ("the data loader keeps no place in the data: it begins an epoch",)
