@@ -5,6 +5,7 @@ Importing it imports no torch.
 
 from ckstore.training.capture import capture
 from ckstore.training.conditions import Conditions
+from ckstore.training.elastic_sampler import ElasticSampler
 from ckstore.training.history import ImportReport, import_history
 from ckstore.training.provenance import provenance
 from ckstore.training.restore import ResumeReport, restore
@@ -13,6 +14,7 @@ from ckstore.training.stateful_dataset import StatefulDataset
 
 __all__ = [
     "Conditions",
+    "ElasticSampler",
     "ImportReport",
     "ResumeReport",
     "StatefulDataset",

@@ -54,7 +54,8 @@ def capture(
         dataloader: One with ``state_dict`` is stored with its place, and another with the epoch of its sampler. What
             does not continue exactly from the place where it is now is a `CkstoreWarning`, once each.
         rng: Whether to store the random states of Python, NumPy, torch and the GPUs of each rank. Random generators
-            that belong to a part are stored in any case; without `rng` only those of the rank that saves.
+            that belong to a part, and the place of the data loader, are stored in any case; without `rng` only those
+            of the rank that saves.
         extra: Anything else that a state may hold, such as the step.
         parts: Any other part by its name, such as ``ema=ema``: what `restore` loads in place, as it does a model. A
             value into which nothing can be loaded, such as ``epoch=3``, goes to `extra`.
@@ -81,12 +82,14 @@ def capture(
         lost.append("the parts refer to too many objects: not all were searched for random generators")
     for sentence in lost:
         warn_once(sentence, f"a run that is resumed from this checkpoint will differ: {sentence}")
-    # Gathered: one rank saves, and each rank draws its own numbers after a resume.
     of_process = random_states() if rng else {}
-    states = of_all_ranks({**of_process, PRIVATE: private}) if rng else {0: {PRIVATE: private}}
+    mine = {**of_process, PRIVATE: private}
+    place_of_mine = dataloader.state_dict() if is_stateful(dataloader) else None
+    # Gathered: one rank saves, and each rank draws its own numbers, and reads its own samples, after a resume.
+    ranks = of_all_ranks((mine, place_of_mine)) if rng else {0: (mine, place_of_mine)}
     conditions = Conditions(
         world_size=world_size,
-        rng_ranks=tuple(sorted(states)) if rng else (),
+        rng_ranks=tuple(sorted(ranks)) if rng else (),
         rng_kinds=tuple(of_process),
         dataloader={} if dataloader is None else description(dataloader),
         lost=tuple(lost),
@@ -96,13 +99,13 @@ def capture(
         "present": sorted(searched, key=_by_place),
         "missing": [name for name in PARTS if name not in searched],
         "extra": bool(extra),
-        "generators": sorted(states),
+        "ranks": sorted(ranks),
         "loader": None if dataloader is None else {**place(dataloader), "stateful": is_stateful(dataloader)},
         "conditions": conditions.to_json(),
     }
+    held["rng"] = {rank_name(rank): state for rank, (state, _) in ranks.items()}
     if is_stateful(dataloader):
-        held["dataloader"] = dataloader
-    held["rng"] = {rng_name(rank): state for rank, state in states.items()}
+        held["dataloader"] = {rank_name(rank): of_loader for rank, (_, of_loader) in ranks.items()}
     # One string: a part of a state that is loaded by its name comes without the empty lists in it.
     return {RECORD: json.dumps(record), **held, **({"extra": extra} if extra else {})}
 
@@ -139,8 +142,8 @@ def warn_once(key: str, message: str) -> None:
         warn(message)
 
 
-def rng_name(rank: int) -> str:
-    """Return the key of the random states of a rank."""
+def rank_name(rank: int) -> str:
+    """Return the key of what belongs to a rank."""
     return f"rank-{rank}"
 
 

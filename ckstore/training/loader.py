@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
+from ckstore.model.words import counted
 from ckstore.tensors.kinds import is_stateful
 from ckstore.tensors.refusals import type_name
 from ckstore.training.generators import set_generators
 from ckstore.training.stateful_dataset import StatefulDataset
 
+_CURE = "ckstore.training.ElasticSampler reads each once"
 STATEFUL = "torchdata.stateful_dataloader.StatefulDataLoader"
 
 
@@ -53,9 +55,36 @@ def begin(loader: Any) -> None:
 
 
 def place(loader: Any) -> dict[str, Any]:
-    """Return what a loader does not keep in a state of its own: the epoch of its sampler, and whether it has begun."""
+    """Return what a loader does not keep in a state of its own.
+
+    Returns:
+        ``epoch`` of its sampler, or None; ``begun``: whether it keeps an iterator; ``read``: how many samples of an
+        epoch this rank has read; 0 between two epochs, or if unknown.
+    """
     epoch = getattr(getattr(loader, "sampler", None), "epoch", None)
-    return {"epoch": epoch if isinstance(epoch, int) else None, "begun": _kept_iterator(loader) is not None}
+    return {
+        "epoch": epoch if isinstance(epoch, int) else None,
+        "begun": _kept_iterator(loader) is not None,
+        "read": _batches_read(loader) * (getattr(loader, "batch_size", None) or 0),
+    }
+
+
+def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world_size: int) -> Iterator[str]:
+    """Say how many samples of the epoch a loader that was inside one reads again or never on so many ranks."""
+    shares = _is_of("torch.utils.data", "DistributedSampler", getattr(loader, "sampler", None))
+    if not place["read"] or (is_stateful(loader) and (before_world_size == world_size or not shares)):
+        return
+    count = length_of(loader.dataset) or sys.maxsize
+    # All ranks together have read the first samples of one order, or each has read some of its own.
+    read = min(place["read"] * (before_world_size if shares else 1), count)
+    begin = min(place["read"] * world_size, count)
+    whose = "the epoch" if shares or before_world_size == 1 else "the epoch on each rank"
+    if not is_stateful(loader):
+        yield f"{counted(read, 'sample')} of {whose} will be read a second time"
+    elif read > begin:
+        yield f"{counted(read - begin, 'sample')} of {whose} will be read a second time; {_CURE}"
+    elif read < begin:
+        yield f"{counted(begin - read, 'sample')} of {whose} will never be read; {_CURE}"
 
 
 def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
@@ -93,7 +122,8 @@ def losses(loader: Any) -> Iterator[str]:
     if _is_of("torchdata.stateful_dataloader", "StatefulDataLoader", loader):
         yield from _losses_of_torchdata(loader)
     elif not is_stateful(loader):
-        if is_inside_epoch(loader):
+        # Where a loader that is not of torch is in its data, it does not say.
+        if _batches_read(loader) or not _is_of("torch.utils.data", "DataLoader", loader):
             yield (
                 "the data loader keeps no place in the data: it begins an epoch, and was saved inside one; "
                 f"save after the loop over it, or use {STATEFUL}"
@@ -108,8 +138,7 @@ def losses(loader: Any) -> Iterator[str]:
 def _losses_of_torchdata(loader: Any) -> Iterator[str]:
     if loader.num_workers > 0 and not loader.in_order:
         yield "the data loader has in_order=False, and does not know which batches it gave; use in_order=True"
-    iterator = _kept_iterator(loader)
-    is_inside = iterator._num_yielded > 0 and not iterator._finished  # noqa: SLF001 - said nowhere else
+    is_inside = _batches_read(loader) > 0
     placeless = _placeless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
     if is_inside and placeless is not None:
         yield (
@@ -166,16 +195,19 @@ def _placeless(sampler: Any) -> Any:
     return None if repeats or _is_of("torch.utils.data.dataloader", "_InfiniteConstantSampler", order) else sampler
 
 
-def is_inside_epoch(loader: Any) -> bool:
-    """Whether an iterator of a loader without a state is between the first batch and its end; True if unknown."""
+def _batches_read(loader: Any) -> int:
+    """Return how many batches of an epoch a loader has given; 0 between two epochs, or if unknown."""
+    if _is_of("torchdata.stateful_dataloader", "StatefulDataLoader", loader):
+        iterator = _kept_iterator(loader)
+        return 0 if iterator is None or iterator._finished else int(iterator._num_yielded)  # noqa: SLF001
     if not _is_of("torch.utils.data", "DataLoader", loader):
-        return True
+        return 0
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     # Each iterator of the loader refers to its sampler. Without one only the loader, this variable and the argument
     # do: so a save between two epochs does not search the whole heap.
     if sys.getrefcount(sampler) <= 3:
-        return False
-    return any(members["_num_yielded"] > 0 and not _is_exhausted(members) for members in _iterators(sampler))
+        return 0
+    return max((members["_num_yielded"] for members in _iterators(sampler) if not _is_exhausted(members)), default=0)
 
 
 def _iterators(sampler: Any) -> Iterator[Mapping[str, Any]]:

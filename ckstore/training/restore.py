@@ -17,10 +17,10 @@ from ckstore.store import RefLike, Store
 from ckstore.tensors.kinds import is_stateful
 from ckstore.tensors.refusals import type_name
 from ckstore.tracebacks import short_tracebacks
-from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rng_name, unwrapped
+from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rank_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.generators import find_generators, set_generators
-from ckstore.training.loader import description, first_private, set_place
+from ckstore.training.loader import description, first_private, reading, set_place
 from ckstore.training.newest import untried
 from ckstore.training.processes import rank_and_world
 from ckstore.training.rng import random_states, set_random_states
@@ -168,31 +168,27 @@ def _restore_from(
     parts: dict[str, Any] = {name: wanted[name] for name in restored}
     loader = parts.get("dataloader")
     random, place, extra = _RandomStates(parts), _Receiver(), _Receiver()
-    # Only these names are read: the random states of other ranks, say, stay on the disk.
-    select = [*parts]
-    target: dict[str, Any] = {}
-    ranks = record["generators"] or before.rng_ranks
-    if ranks:
-        # A rank that is new takes those of rank 0: what is alike on all ranks must stay alike.
-        source = rng_name(rank if rank in ranks else ranks[0])
-        # First: a part that has its generator in its own state sets it after this, and as it needs it.
-        target["rng"] = {source: random}
-        select.append(f"rng.{source}")
-    target |= parts
+    # A rank that is new takes what rank 0 had: what is alike on all ranks must stay alike.
+    source = rank_name(rank if rank in record["ranks"] else 0)
+    # First: a part that has its generator in its own state sets it after this, and as it needs it.
+    target: dict[str, Any] = {"rng": {source: random}} if record["ranks"] else {}
+    target |= {name: part for name, part in parts.items() if name != "dataloader"}
+    # Loaders of two kinds have no state in common; the report names their classes.
     resumes = loader is not None and record["loader"]["stateful"] == is_stateful(loader)
-    if loader is not None and not (resumes and is_stateful(loader)):
-        # Loaders of two kinds have no state in common; the report names their classes.
-        del target["dataloader"]
-        if resumes and record["version"] == 1:
-            target["dataloader"] = place
+    if resumes and record["version"] == 1:
+        target["dataloader"] = loader if is_stateful(loader) else place
+    elif resumes and is_stateful(loader):
+        target["dataloader"] = {source: loader}
     if record["extra"]:
         # Through a receiver: `load_into` fills what is there, and extra values have no object to be loaded into.
         target["extra"] = extra
-        select.append("extra")
     # Before the load: from its first byte on these parts may be touched.
     begun |= dict.fromkeys(restored, info.name)
     if target:
-        store.load_into(target, info, select=[name for name in select if name.partition(".")[0] in target])
+        # Only these names are read: the random states of other ranks, say, stay on the disk.
+        of_rank = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
+        select = [f"{name}.{source}" if name in of_rank else name for name in target]
+        store.load_into(target, info, select=select)
     if record["version"] == 1 and loader is not None:
         record["loader"]["epoch"] = (place.state or {}).get("epoch")
         random.load_state_dict({**(random.state or {}), PRIVATE: first_private(place.state or {})})
@@ -211,6 +207,7 @@ def _restore_from(
         *(f"the checkpoint holds no {name}" for name in missing),
         *(f"the {name} of the checkpoint was not asked for" for name in unused),
         *differences(before, now, (rank,), rng=rng),
+        *(reading(loader, record["loader"], before.world_size, world_size) if resumes else ()),
         *random.differing,
     )
     return ResumeReport(info, restored, missing, unused, inexact, extra.state or {})
@@ -228,5 +225,6 @@ def _record(store: Store, info: CheckpointInfo) -> tuple[dict[str, Any], Conditi
         raise BadInput(msg, hint="store.load_into(target, ref) loads any state") from error
     if record["version"] == 1:
         resumes = before.dataloader_resumes
-        record |= {"generators": [], "loader": {"epoch": None, "begun": resumes, "stateful": resumes}}
+        loader = {"epoch": None, "begun": resumes, "stateful": resumes, "read": 0}
+        record |= {"ranks": list(before.rng_ranks), "loader": loader}
     return record, before

@@ -9,6 +9,7 @@ _GENERATORS = "tests/training/test_generators.py::"
 _PLAIN = (
     "tests/training/test_exact_resume.py::test_a_plain_loader_goes_on_exactly_after_an_epoch_or_the_report_names_it"
 )
+_ELASTIC = "tests/training/test_elastic_sampler.py::test_"
 _RANKS = (
     "tests/training/test_training.py::test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_none"
 )
@@ -53,9 +54,9 @@ TRAINING = [
     Mutant(
         "a data loader without a place that was saved inside an epoch is named",
         "inside-an-epoch-not-named",
-        "is_inside_epoch",
-        'members["_num_yielded"] > 0',
-        "False",
+        "_batches_read",
+        "for members in _iterators(sampler) if not _is_exhausted(members)",
+        "for members in _iterators(sampler) if False",
         f"{_PLAIN}[inside an epoch-none-0-generator]",
         "assert",
     ),
@@ -81,7 +82,7 @@ TRAINING = [
         "a part that has its generator in its own state sets it last",
         "generators-set-after-the-parts",
         "_restore_from",
-        "    target |= parts\n",
+        '    target |= {name: part for name, part in parts.items() if name != "dataloader"}\n',
         "    target = {**parts, **target}\n",
         f"{_GENERATORS}test_a_part_with_its_generator_in_its_own_state_sets_it_as_it_needs_it",
         "assert",
@@ -123,12 +124,48 @@ TRAINING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "each rank gets the generators of its own parts",
-        "generators-of-rank-0-for-all",
+        "each rank gets the generators of its own parts, and the place of its own data loader",
+        "states-of-rank-0-for-all",
         "_restore_from",
-        "rank if rank in ranks else ranks[0]",
-        "ranks[0]",
+        'rank if rank in record["ranks"] else 0',
+        "0",
         _RANKS,
         "assert",
+    ),
+    Mutant(
+        "a sampler goes on after the samples that all ranks have read",
+        "place-of-one-rank",
+        "ElasticSampler._samples",
+        "self._done_count + world_size",
+        "self._done_count + 1",
+        f"{_ELASTIC}each_sample_is_given_once_on_any_numbers_of_ranks",
+        "assert",
+    ),
+    Mutant(
+        "all ranks have as many samples unless the caller wants each once",
+        "ranks-with-other-numbers-of-samples",
+        "ElasticSampler._share",
+        "begin - (begin - count) // world_size * world_size",
+        "count",
+        f"{_ELASTIC}all_ranks_have_as_many_samples_if_those_that_are_left_are_repeated_or_dropped",
+        "assert",
+    ),
+    Mutant(
+        "the place of a sampler holds for one iterator",
+        "place-for-every-epoch",
+        "ElasticSampler.__iter__",
+        "self._begin_at or 0, None",
+        "self._begin_at or 0, self._begin_at",
+        f"{_ELASTIC}a_place_holds_for_the_next_iterator_and_for_its_own_epoch",
+        "assert",
+    ),
+    Mutant(
+        "samples of an epoch that are read a second time are counted",
+        "samples-read-again-not-counted",
+        "reading",
+        'not place["read"] or ',
+        'True or not place["read"] or ',
+        f"{_PLAIN}[inside an epoch-none-0-generator]",
+        "read a second time",
     ),
 ]

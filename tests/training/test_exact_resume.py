@@ -39,4 +39,6 @@ def test_a_plain_loader_goes_on_exactly_after_an_epoch_or_the_report_names_it(
     assert is_same or report.inexact
     if can_be_exact:
         assert is_same
+    if position == "inside an epoch":
+        assert "8 samples of the epoch will be read a second time" in report.inexact
     check_store(store.path)

@@ -287,21 +287,27 @@ _RANK = textwrap.dedent("""
     from ckstore import Store
     from ckstore.training import capture, restore
 
+    class Loader:
+        def __init__(self, at): self.at = at
+        def state_dict(self): return {"at": self.at}
+        def load_state_dict(self, state): self.at = state["at"]
+
     folder, rank, world, act = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     dist.init_process_group("gloo", init_method=f"file://{folder}/{act}", rank=rank, world_size=world)
     torch.manual_seed(rank)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
     model.module.noise = noise = torch.Generator().manual_seed(10 + rank)
     if act == "save":
-        state = capture(model=model)
+        state = capture(model=model, dataloader=Loader(rank + 5))
         drawn = [torch.rand(3), torch.rand(3, generator=noise)]
         if rank == 0:
             Store.init(f"{folder}/store").save(state)
-        print([numbers.tolist() for numbers in drawn])
+        print([*(numbers.tolist() for numbers in drawn), rank + 5])
     else:
-        report = restore(Store.open(f"{folder}/store", readonly=True), model=model)
+        loader = Loader(0)
+        report = restore(Store.open(f"{folder}/store", readonly=True), model=model, dataloader=loader)
         own = torch.rand(3, generator=noise).tolist()
-        print([torch.rand(3).tolist(), own] if act == "load" else [report.inexact, own])
+        print([torch.rand(3).tolist() if act == "load" else report.inexact, own, loader.at])
     dist.barrier()
 """)
 
@@ -327,7 +333,7 @@ def test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_n
     assert ranks(python, tmp_path, 2, "load") == drawn
     (alone,) = ranks(python, tmp_path, 1, "report")
     assert alone.startswith("[('the checkpoint was saved by 2 processes, and now there is 1',)")
-    # What is alike on all ranks stays alike: a new rank takes the generators of rank 0.
+    # What is alike on all ranks stays alike: a new rank takes the generators and the place of rank 0.
     *_, third = ranks(python, tmp_path, 3, "more")
     own = drawn[0].split("], [")[1]
     assert third.endswith(f"[{own}")

@@ -1,0 +1,108 @@
+"""A sampler that goes on within an epoch on another number of ranks, and gives each sample once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from ckstore.errors import BadInput
+from ckstore.training.processes import rank_and_world
+
+_REMAINDERS = ("repeat", "drop", "share")
+
+
+class ElasticSampler:
+    """A sampler for several ranks whose place in the data is counted over all of them.
+
+    `StatefulDataLoader` of torchdata keeps its place, and a resume on more or fewer ranks goes on after the samples
+    that were read by all. All ranks read the same number of batches; the order is that of `DistributedSampler`.
+
+    Args:
+        dataset: A data set with a length, or the length.
+        shuffle: Whether each epoch has an order of its own; the program calls `set_epoch` in front of each.
+        seed: Of the order; the same on all ranks.
+        remainder: How the last samples are shared if there are fewer of them than ranks. ``repeat`` reads other samples
+            of the epoch a second time, so that all ranks read the same number. ``drop`` leaves them out. ``share``
+            gives some ranks one more, so that each sample is read once; `DistributedDataParallel` then needs its
+            `join`, or it waits for ever at the last batch.
+        world_size: The number of ranks. If None, that of `torch.distributed`.
+        rank: The rank of this process. If None, that of `torch.distributed`.
+
+    Raises:
+        BadInput: `remainder` is another word, or `rank` and `world_size` do not fit each other.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        remainder: Literal["repeat", "drop", "share"] = "repeat",
+        world_size: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if remainder not in _REMAINDERS:
+            raise BadInput(f"remainder must be one of {', '.join(_REMAINDERS)}, got {remainder!r}")
+        if (world_size is None) != (rank is None):
+            raise BadInput(f"world_size and rank go together, got {world_size} and {rank}", hint="give both, or none")
+        if world_size is not None and rank is not None and not 0 <= rank < world_size:
+            raise BadInput(f"rank must be below world_size, got {rank} of {world_size}")
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.remainder = remainder
+        self.epoch = 0
+        self._of_group = None if world_size is None else (rank or 0, world_size)
+        self._done_count = 0  # samples of the epoch that all ranks have read
+        self._begin_at: int | None = None  # where the next iterator begins; None: at the first sample
+
+    def __len__(self) -> int:
+        """Return how many samples of a whole epoch this rank reads."""
+        return len(range(*self._share(0)))
+
+    def __iter__(self) -> Iterator[int]:
+        self._done_count, self._begin_at = self._begin_at or 0, None
+        return self._samples(self._done_count)
+
+    def _samples(self, begin: int) -> Iterator[int]:
+        order, (_, world_size) = self._order(), self._rank_and_world()
+        for at in range(*self._share(begin)):
+            self._done_count = min(self._done_count + world_size, len(order))
+            # `repeat` goes on at the first samples of the order.
+            yield order[at % len(order)]
+
+    def _share(self, begin: int) -> tuple[int, int, int]:
+        """Return of which places in the order this rank reads the samples, as arguments of `range`."""
+        rank, world_size = self._rank_and_world()
+        count = self._count()
+        whole = (count - begin) // world_size * world_size
+        ends = {"share": count, "drop": begin + whole, "repeat": begin - (begin - count) // world_size * world_size}
+        return begin + rank, ends[self.remainder], world_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch begins or goes on; a place in another one is forgotten."""
+        if epoch != self.epoch:
+            self.epoch, self._begin_at = epoch, None
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch, and how many samples of it all ranks have read."""
+        return {"epoch": self.epoch, "done": self._done_count if self._begin_at is None else self._begin_at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go to a place; the next iterator begins there."""
+        self.epoch, self._begin_at = state["epoch"], state["done"]
+
+    def _order(self) -> Any:
+        count = self._count()
+        if not self.shuffle:
+            return range(count)
+        import torch
+
+        return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed + self.epoch)).tolist()
+
+    def _count(self) -> int:
+        return self.dataset if isinstance(self.dataset, int) else len(self.dataset)
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        return rank_and_world() if self._of_group is None else self._of_group
