@@ -13,7 +13,7 @@ from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tracebacks import short_tracebacks
 from ckstore.training.conditions import Conditions
-from ckstore.training.generators import find_generators, states_of
+from ckstore.training.generators import find_generators, kind_of_generator, states_of
 from ckstore.training.loader import begin, description, losses, place
 from ckstore.training.processes import of_all_ranks, rank_and_world
 from ckstore.training.rng import random_states
@@ -57,8 +57,8 @@ def capture(
             that belong to a part, and the place of the data loader, are stored in any case; without `rng` only those
             of the rank that saves.
         extra: Anything else that a state may hold, such as the step.
-        parts: Any other part by its name, such as ``ema=ema``: what `restore` loads in place, as it does a model. A
-            value into which nothing can be loaded, such as ``epoch=3``, goes to `extra`.
+        parts: Any other part by its name, such as ``ema=ema``: what `restore` loads in place, as it does a model; also
+            a random generator. A value into which nothing can be loaded, such as ``epoch=3``, goes to `extra`.
 
     Raises:
         BadInput: A part has the name of another entry of the state.
@@ -75,6 +75,8 @@ def capture(
     if dataloader is not None:
         begin(dataloader)
     searched = {**held, **({} if dataloader is None else {"dataloader": dataloader})}
+    # Their states are among those of all generators of parts.
+    held = {name: part for name, part in held.items() if kind_of_generator(part) is None}
     generators, is_whole = find_generators(searched)
     private = states_of(generators)
     lost = [] if dataloader is None else [*losses(dataloader)]
@@ -118,10 +120,10 @@ def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loads_in_place(part: Any) -> bool:
-    """Whether a value can be loaded into: an object with a state, a tensor, or a container of such."""
+    """Whether a value can be loaded into: an object with a state, a tensor, a generator, or a container of such."""
     if isinstance(part, dict | list | tuple):
         return any(map(loads_in_place, part.values() if isinstance(part, dict) else part))
-    return is_stateful(part) or is_tensor(part)
+    return is_stateful(part) or is_tensor(part) or kind_of_generator(part) is not None
 
 
 def _by_place(name: str) -> int:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckstore.tensors.kinds import is_array, is_module, is_tensor
+from ckstore.tensors.kinds import is_array
 from ckstore.training.rng import python_state, set_python_state
 
 OBJECTS_MOST = 100_000
@@ -42,7 +42,7 @@ def find_generators(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     waiting = deque(sorted(parts.items()))
     while waiting and len(seen) < OBJECTS_MOST:
         path, value = waiting.popleft()
-        if id(value) in seen or is_tensor(value) or is_array(value):
+        if id(value) in seen or _is_of("torch", "Tensor", value) or is_array(value):
             continue
         seen.add(id(value))
         if kind_of_generator(value) is not None:
@@ -64,19 +64,24 @@ def _global_generators() -> Iterator[Any]:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value refers to: items, attributes, and what a function holds."""
-    if isinstance(value, dict):
-        if len(value) <= _ITEMS_MOST:
-            yield from ((str(key), item) for key, item in [*value.items()] if isinstance(key, str | int))
-    elif isinstance(value, list | tuple):
-        if len(value) <= _ITEMS_MOST:
-            yield from ((str(at), item) for at, item in enumerate(value))
-    elif isinstance(value, types.MethodType):
+    """Yield what a value refers to: items, attributes, and what a function holds.
+
+    No code of the value's class runs: a proxy may answer for another object, or raise.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        if dict.__len__(value) <= _ITEMS_MOST:
+            yield from ((str(key), item) for key, item in [*dict.items(value)] if isinstance(key, str | int))
+    elif issubclass(kind, list | tuple):
+        of = list if issubclass(kind, list) else tuple
+        if of.__len__(value) <= _ITEMS_MOST:
+            yield from ((str(at), item) for at, item in enumerate(of.__iter__(value)))
+    elif kind is types.MethodType:
         yield "self", value.__self__
-    elif isinstance(value, types.FunctionType):
+    elif kind is types.FunctionType:
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         yield from ((name, cell.cell_contents) for name, cell in cells if _is_filled(cell))
-    elif isinstance(value, functools.partial):
+    elif kind is functools.partial:
         yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
     else:
         yield from _attributes(value)
@@ -91,39 +96,43 @@ def _is_filled(cell: types.CellType) -> bool:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    if is_module(value):
+    try:
+        members = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has slots alone, or is of C
+        members = {}
+    if _is_of("torch.nn", "Module", value):
         # By their own names, as in a state dict.
-        yield from value._modules.items()  # noqa: SLF001 - `named_children` gives a shared module once
-    members = getattr(value, "__dict__", None)
+        yield from members.get("_modules", {}).items()
     for name, item in [*members.items()] if isinstance(members, dict) else ():
         if name not in _PASSED_OVER and "_hooks" not in name:
             yield name, item
     for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in {"__dict__", *_PASSED_OVER} and isinstance(vars(kind).get(name), types.MemberDescriptorType):
+        for name, member in vars(kind).items() if "__slots__" in vars(kind) else ():
+            if name not in _PASSED_OVER and isinstance(member, types.MemberDescriptorType):
                 try:
-                    yield name, getattr(value, name)
+                    yield name, member.__get__(value, kind)
                 except AttributeError:  # not set
                     continue
 
 
+def _is_of(module: str, name: str, value: object) -> bool:
+    """Whether a value is of a class of a module that is imported; while another thread does that it may lack it."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and issubclass(type(value), kind)
+
+
 def kind_of_generator(value: object) -> str | None:
     """Return which kind of generator a value is; None if it is not one. States go from a kind to the same kind."""
-    if isinstance(value, random.Random):
-        return _SYSTEM_RANDOM if isinstance(value, random.SystemRandom) else "Python"
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None:
-        if isinstance(value, numpy.Generator):
-            return f"NumPy {type(value.bit_generator).__name__}"
-        if isinstance(value, numpy.RandomState):
-            return "NumPy RandomState"
-        if isinstance(value, numpy.BitGenerator):
-            return f"NumPy {type(value).__name__}"
-    torch: Any = sys.modules.get("torch")
-    # While another thread imports torch it may have no generators yet.
-    kind = getattr(torch, "Generator", None)
-    return f"torch {value.device.type}" if kind is not None and isinstance(value, kind) else None
+    generator: Any = value
+    if issubclass(type(value), random.Random):
+        return _SYSTEM_RANDOM if issubclass(type(value), random.SystemRandom) else "Python"
+    if _is_of("numpy.random", "Generator", value):
+        return f"NumPy {type(generator.bit_generator).__name__}"
+    if _is_of("numpy.random", "RandomState", value):
+        return "NumPy RandomState"
+    if _is_of("numpy.random", "BitGenerator", value):
+        return f"NumPy {type(value).__name__}"
+    return f"torch {generator.device.type}" if _is_of("torch", "Generator", value) else None
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:

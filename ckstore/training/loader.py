@@ -15,7 +15,8 @@ from ckstore.training.generators import set_generators
 from ckstore.training.stateful_dataset import StatefulDataset
 
 _CURE = "ckstore.training.ElasticSampler reads each once"
-STATEFUL = "torchdata.stateful_dataloader.StatefulDataLoader"
+_TORCHDATA = "torchdata.stateful_dataloader"
+STATEFUL = f"{_TORCHDATA}.StatefulDataLoader"
 
 
 def description(loader: Any) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def begin(loader: Any) -> None:
 
     It draws random numbers for it: before random states are read or set, and not after it.
     """
-    if _is_of("torchdata.stateful_dataloader", "StatefulDataLoader", loader):
+    if _is_of(_TORCHDATA, "StatefulDataLoader", loader):
         loader.state_dict()  # the next `iter` returns that iterator
 
 
@@ -67,6 +68,15 @@ def place(loader: Any) -> dict[str, Any]:
         "begun": _kept_iterator(loader) is not None,
         "read": _batches_read(loader) * (getattr(loader, "batch_size", None) or 0),
     }
+
+
+def place_misfit(loader: Any, saved: Mapping[str, Any]) -> str:
+    """Say why a loader cannot take the place of one that had this description; empty: it can."""
+    now = getattr(loader, "num_workers", None)
+    if not _is_of(_TORCHDATA, "StatefulDataLoader", loader) or saved.get("num_workers") == now:
+        return ""
+    # Its place is made up of the places of its workers; it would raise an AssertionError at the next batch.
+    return f"the data loader has {now} workers, and its place was saved with {saved.get('num_workers')}"
 
 
 def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world_size: int) -> Iterator[str]:
@@ -119,7 +129,7 @@ def first_private(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def losses(loader: Any) -> Iterator[str]:
     """Say what of a data loader that has begun cannot be kept where it is now, and the cure; one sentence each."""
-    if _is_of("torchdata.stateful_dataloader", "StatefulDataLoader", loader):
+    if _is_of(_TORCHDATA, "StatefulDataLoader", loader):
         yield from _losses_of_torchdata(loader)
     elif not is_stateful(loader):
         # Where a loader that is not of torch is in its data, it does not say.
@@ -183,7 +193,7 @@ def _draws_nothing(dataset: Any) -> bool:
 
 def _placeless(sampler: Any) -> Any:
     """Return the sampler that the loader of torchdata does not continue with the same order; None if it does."""
-    of_torchdata = "torchdata.stateful_dataloader.sampler"
+    of_torchdata = f"{_TORCHDATA}.sampler"
     if is_stateful(sampler) or _is_of(of_torchdata, "RandomSampler", sampler):
         return None
     # Its own sampler of batches keeps the state of what it draws from, that of torch does not.
@@ -197,7 +207,7 @@ def _placeless(sampler: Any) -> Any:
 
 def _batches_read(loader: Any) -> int:
     """Return how many batches of an epoch a loader has given; 0 between two epochs, or if unknown."""
-    if _is_of("torchdata.stateful_dataloader", "StatefulDataLoader", loader):
+    if _is_of(_TORCHDATA, "StatefulDataLoader", loader):
         iterator = _kept_iterator(loader)
         return 0 if iterator is None or iterator._finished else int(iterator._num_yielded)  # noqa: SLF001
     if not _is_of("torch.utils.data", "DataLoader", loader):

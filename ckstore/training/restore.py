@@ -20,7 +20,7 @@ from ckstore.tracebacks import short_tracebacks
 from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rank_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.generators import find_generators, set_generators
-from ckstore.training.loader import description, first_private, reading, set_place
+from ckstore.training.loader import description, first_private, place_misfit, reading, set_place
 from ckstore.training.newest import untried
 from ckstore.training.processes import rank_and_world
 from ckstore.training.rng import random_states, set_random_states
@@ -114,7 +114,8 @@ def restore(
         scaler: See `model`.
         dataloader: See `model`.
         rng: Whether to set the random states of this rank.
-        strict: False: a part that the checkpoint lacks is reported and left as it is.
+        strict: False: a part that the checkpoint lacks is reported and left as it is, and a data loader that cannot
+            take its place begins an epoch.
         parts: Any other part by the name that it had in `capture`, such as ``ema=ema``.
 
     Raises:
@@ -172,9 +173,17 @@ def _restore_from(
     source = rank_name(rank if rank in record["ranks"] else 0)
     # First: a part that has its generator in its own state sets it after this, and as it needs it.
     target: dict[str, Any] = {"rng": {source: random}} if record["ranks"] else {}
-    target |= {name: part for name, part in parts.items() if name != "dataloader"}
+    apart = {"dataloader", *random.generators}
+    target |= {name: part for name, part in parts.items() if name not in apart}
     # Loaders of two kinds have no state in common; the report names their classes.
     resumes = loader is not None and record["loader"]["stateful"] == is_stateful(loader)
+    misfit = place_misfit(loader, before.dataloader) if resumes else ""
+    if misfit and strict:
+        msg = f"{info.name}: {misfit}; nothing was loaded"
+        raise DoesNotFit(
+            msg, hint="make it as it was saved; strict=False begins an epoch, as it does without its place"
+        )
+    resumes = resumes and not misfit
     if resumes and record["version"] == 1:
         target["dataloader"] = loader if is_stateful(loader) else place
     elif resumes and is_stateful(loader):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
-from ckstore import Store
+from ckstore import DoesNotFit, Store
 from ckstore.training import StatefulDataset, capture, restore
 from tests.support.stores import check_store
 from tests.training.exact_cases import POSITIONS, Case, stateful
@@ -132,6 +132,26 @@ def test_a_loader_without_order_and_one_of_another_class_are_named(tmp_path: Pat
         "the data loader has another class: 'DataLoader' now, 'StatefulDataLoader' in the checkpoint",
         "the data loader has in_order=False, and does not know which batches it gave; use in_order=True",
     )
+
+
+def test_a_place_of_another_number_of_workers_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    mine = stateful(range(16), num_workers=2)
+    next(iter(mine))
+    model = torch.nn.Linear(1, 1)
+    store.save(capture(model, dataloader=mine))
+    other = torch.nn.Linear(1, 1)
+    weight = other.weight.item()
+    without = stateful(range(16))
+
+    with pytest.raises(DoesNotFit, match="the data loader has 0 workers, and its place was saved with 2; nothing was"):
+        restore(store, model=other, dataloader=without)
+    assert other.weight.item() == weight
+    report = restore(store, model=other, dataloader=without, strict=False)
+
+    assert torch.equal(other.weight, model.weight)
+    assert len(epochs(without, 0, 1)) == 16
+    assert report.inexact == ("the data loader has another num workers: 0 now, 2 in the checkpoint",)
 
 
 class Counted:

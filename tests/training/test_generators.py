@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,42 @@ def test_generators_that_differ_or_have_no_state_are_named(store: Store) -> None
         "the checkpoint has no state of the random generator ema.held.new, which was left as it is",
         "the checkpoint has a state of the random generator ema.held.gone, which is not there now",
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_can_be_a_part_itself(kind: str, store: Store) -> None:
+    make, draw = KINDS[kind]
+    mine, again = make(1), make(2)
+    store.save(capture(torch.nn.Linear(1, 1), noise=mine))
+    expected = draw(mine)
+
+    report = restore(store, model=torch.nn.Linear(1, 1), noise=again)
+
+    assert draw(again) == expected
+    assert report.present == ("model", "noise")
+    assert report.inexact == ()
+    unused = restore(store, model=torch.nn.Linear(1, 1))
+    assert unused.inexact == ("the noise of the checkpoint was not asked for",)
+
+
+class Proxy:
+    """An object that answers no question."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_a_search_runs_no_code_of_what_it_inspects() -> None:
+    class Raises(dict[str, Any]):
+        def items(self) -> Any:
+            raise RuntimeError
+
+    gone = weakref.proxy(Holder(1))
+    rng = random.Random(1)
+
+    found, is_whole = generators.find_generators({"ema": part([Proxy(), gone, Raises({"rng": rng})])})
+
+    assert (found, is_whole) == ({"ema.held.2.rng": rng}, True)
 
 
 def test_generators_of_the_process_are_no_generators_of_a_part(store: Store) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import Store
+from ckstore import DoesNotFit, Store
 from ckstore.training import capture, restore
 from tests.support.stores import check_store
 
@@ -116,3 +116,21 @@ def test_a_loader_that_draws_when_it_begins_goes_on_exactly(batches: int, tmp_pa
     assert resumed == expected
     assert report.inexact == ()
     check_store(store.path)
+
+
+def test_a_loader_of_other_workers_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store")
+    mine, model = StatefulDataLoader(1), torch.nn.Linear(1, 1)
+    store.save(capture(model, dataloader=mine))
+    other, again = torch.nn.Linear(1, 1), StatefulDataLoader(2)
+    weight = other.weight.item()
+    again.num_workers = 2
+
+    with pytest.raises(DoesNotFit, match="the data loader has 2 workers, and its place was saved with 0"):
+        restore(store, model=other, dataloader=again)
+    assert other.weight.item() == weight
+    report = restore(store, model=other, dataloader=again, strict=False)
+
+    assert torch.equal(other.weight, model.weight)
+    assert again._iterator is None
+    assert report.inexact == ("the data loader has another num workers: 2 now, 0 in the checkpoint",)
