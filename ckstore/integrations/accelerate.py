@@ -25,7 +25,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.store import Store
 from ckstore.training.capture import warn_of_place
 from ckstore.training.conditions import Conditions
-from ckstore.training.loader import description
+from ckstore.training.loader import description, is_inside_epoch
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
 
 _PREFIX = "ckstore:"
@@ -160,7 +160,8 @@ class Installed:
         return Conditions(
             world_size=self._accelerator.num_processes,
             dataloader=description(loaders[0]) if loaders else {},
-            dataloader_resumes=not loaders or bool(self._accelerator.use_stateful_dataloader),
+            dataloader_resumes=bool(self._accelerator.use_stateful_dataloader)
+            or not any(map(is_inside_epoch, loaders)),
         )
 
     def _lost_order(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ckstore.tensors.refusals import type_name
 from ckstore.tracebacks import short_tracebacks
 from ckstore.training.conditions import Conditions
 from ckstore.training.generators import find_generators, kind_of_generator, states_of
-from ckstore.training.loader import begin, description, losses, place
+from ckstore.training.loader import begin, check_loader, description, losses, place
 from ckstore.training.processes import of_all_ranks, rank_and_world
 from ckstore.training.rng import random_states
 
@@ -26,7 +26,7 @@ PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
 PRIVATE = "parts"
 """The key, beside the random states of a rank, of those of generators that belong to its parts."""
 _warned: set[str] = set()
-"""What this process has warned of."""
+"""The keys of the warnings that this process has given."""
 
 
 @short_tracebacks
@@ -61,7 +61,7 @@ def capture(
             a random generator. A value into which nothing can be loaded, such as ``epoch=3``, goes to `extra`.
 
     Raises:
-        BadInput: A part has the name of another entry of the state.
+        BadInput: A part has the name of another entry of the state, or accelerate prepared the data loader.
     """
     _, world_size = rank_and_world()
     # None means "this run has none", so scripts can pass all parts always.
@@ -73,6 +73,7 @@ def capture(
     held = {name: unwrapped(part) for name, part in given.items() if part is not None and name not in values}
     extra = {**(extra or {}), **values}
     if dataloader is not None:
+        check_loader(dataloader)
         begin(dataloader)
     searched = {**held, **({} if dataloader is None else {"dataloader": dataloader})}
     # Their states are among those of all generators of parts.

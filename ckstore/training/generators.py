@@ -17,7 +17,7 @@ from ckstore.tensors.kinds import is_array
 from ckstore.training.rng import python_state, set_python_state
 
 OBJECTS_MOST = 100_000
-"""So many objects of all parts are inspected: a part may refer to half the program."""
+"""The number of objects of all parts that are inspected: a part may refer to half the program."""
 _SYSTEM_RANDOM = "SystemRandom"
 _ITEMS_MOST = 1_000
 """A container of more is data, such as the names of files of a data set."""
@@ -64,7 +64,7 @@ def _global_generators() -> Iterator[Any]:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value refers to: items, attributes, and what a function holds.
+    """Yield the items of a container, the attributes of an object, and the variables that a function closes over.
 
     No code of the value's class runs: a proxy may answer for another object, or raise.
     """

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
+from ckstore.errors import BadInput
 from ckstore.model.words import counted
 from ckstore.tensors.kinds import is_stateful
 from ckstore.tensors.refusals import type_name
@@ -15,6 +16,7 @@ from ckstore.training.generators import set_generators
 from ckstore.training.stateful_dataset import StatefulDataset
 
 _CURE = "ckstore.training.ElasticSampler reads each once"
+_INSTALL = "ckstore.integrations.accelerate.install(accelerator, store)"
 _TORCHDATA = "torchdata.stateful_dataloader"
 STATEFUL = f"{_TORCHDATA}.StatefulDataLoader"
 
@@ -44,6 +46,22 @@ def length_of(dataset: Any) -> int | None:
         return len(dataset)
     except (TypeError, NotImplementedError):  # a stream
         return None
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse a loader that has the methods of a state, and no state.
+
+    Raises:
+        BadInput: accelerate prepared it.
+    """
+    if _is_prepared(loader) and not loader.use_stateful_dataloader:
+        raise BadInput("the data loader was prepared by accelerate, and has no state", hint=f"save with {_INSTALL}")
+
+
+def _is_prepared(loader: Any) -> bool:
+    kind = getattr(sys.modules.get("accelerate.data_loader"), "DataLoaderAdapter", None)
+    # By its type: as an instance it answers for the loader that it wraps.
+    return kind is not None and issubclass(type(loader), kind)
 
 
 def begin(loader: Any) -> None:
@@ -80,7 +98,7 @@ def place_misfit(loader: Any, saved: Mapping[str, Any]) -> str:
 
 
 def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world_size: int) -> Iterator[str]:
-    """Say how many samples of the epoch a loader that was inside one reads again or never on so many ranks."""
+    """Count the samples of an unfinished epoch that will be read again, or never, on this number of ranks."""
     shares = _is_of("torch.utils.data", "DistributedSampler", getattr(loader, "sampler", None))
     if not place["read"] or (is_stateful(loader) and (before_world_size == world_size or not shares)):
         return
@@ -98,7 +116,7 @@ def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world
 
 
 def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Bring a loader to where it was; its generators get their states after it has drawn from them.
+    """Set the place of a loader, and the states of its generators after it has drawn from them.
 
     Args:
         loader: Its own state was loaded, if it has one.
@@ -129,11 +147,16 @@ def first_private(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def losses(loader: Any) -> Iterator[str]:
     """Say what of a data loader that has begun cannot be kept where it is now, and the cure; one sentence each."""
-    if _is_of(_TORCHDATA, "StatefulDataLoader", loader):
+    if _is_prepared(loader):
+        yield (
+            "the data loader was prepared by accelerate, which reads a batch ahead and counts epochs by itself; "
+            f"save with {_INSTALL}"
+        )
+    elif _is_of(_TORCHDATA, "StatefulDataLoader", loader):
         yield from _losses_of_torchdata(loader)
     elif not is_stateful(loader):
         # Where a loader that is not of torch is in its data, it does not say.
-        if _batches_read(loader) or not _is_of("torch.utils.data", "DataLoader", loader):
+        if is_inside_epoch(loader) or not _is_of("torch.utils.data", "DataLoader", loader):
             yield (
                 "the data loader keeps no place in the data: it begins an epoch, and was saved inside one; "
                 f"save after the loop over it, or use {STATEFUL}"
@@ -148,7 +171,7 @@ def losses(loader: Any) -> Iterator[str]:
 def _losses_of_torchdata(loader: Any) -> Iterator[str]:
     if loader.num_workers > 0 and not loader.in_order:
         yield "the data loader has in_order=False, and does not know which batches it gave; use in_order=True"
-    is_inside = _batches_read(loader) > 0
+    is_inside = is_inside_epoch(loader)
     placeless = _placeless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
     if is_inside and placeless is not None:
         yield (
@@ -203,6 +226,11 @@ def _placeless(sampler: Any) -> Any:
     # These give the same order whenever they are asked, and a stream has none.
     repeats = any(_is_of("torch.utils.data", name, order) for name in ("SequentialSampler", "DistributedSampler"))
     return None if repeats or _is_of("torch.utils.data.dataloader", "_InfiniteConstantSampler", order) else sampler
+
+
+def is_inside_epoch(loader: Any) -> bool:
+    """Whether a loader has given the first batch of an epoch, and not all; False if unknown."""
+    return _batches_read(loader) > 0
 
 
 def _batches_read(loader: Any) -> int:

@@ -20,7 +20,7 @@ from ckstore.tracebacks import short_tracebacks
 from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rank_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.generators import find_generators, set_generators
-from ckstore.training.loader import description, first_private, place_misfit, reading, set_place
+from ckstore.training.loader import check_loader, description, first_private, place_misfit, reading, set_place
 from ckstore.training.newest import untried
 from ckstore.training.processes import rank_and_world
 from ckstore.training.rng import random_states, set_random_states
@@ -120,7 +120,8 @@ def restore(
 
     Raises:
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-        BadInput: `capture` did not make the checkpoint, or nothing can be loaded into a part.
+        BadInput: `capture` did not make the checkpoint, nothing can be loaded into a part, or accelerate prepared the
+            data loader.
         DoesNotFit: A part is missing, or differs from what it is to be loaded into.
         DamagedBlob: Bytes are damaged. The objects keep what was restored until then; ``latest-valid`` restores
             the checkpoint before over it, and if that lacks one of these parts, `BadInput` is raised.
@@ -135,6 +136,7 @@ def restore(
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
     wanted = {name: unwrapped(part) for name, part in given.items() if part is not None}
     if dataloader is not None:
+        check_loader(dataloader)
         wanted["dataloader"] = dataloader
     tried: set[str] = set()
     begun: dict[str, str] = {}

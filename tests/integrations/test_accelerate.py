@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
-from ckstore import CkstoreWarning, Store
+from ckstore import BadInput, CkstoreWarning, Store
+from ckstore.training import capture
 from tests.integrations.marks import TRAINS, kill_in_a_save
 from tests.integrations.tiny_accelerate import train
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.requirements import require
 
-PLACE = "the data loader keeps no place in the data: it begins an epoch"
 pytestmark = TRAINS
 
 
@@ -48,7 +49,7 @@ def test_a_loop_that_was_killed_in_a_save_and_whose_newest_is_damaged_goes_on_bi
         again, kept = train(store, tmp_path / "two", "latest-valid")
 
     assert same(whole, again)
-    assert kept.resumed_inexactly == (PLACE,)
+    assert kept.resumed_inexactly == ()
     assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3]
     assert store.verify().ok
     assert store.info(3).metrics["loss"] > 0
@@ -73,15 +74,43 @@ def test_a_limit_of_one_deletes_after_the_commit_and_a_rollback_and_changes_are_
     assert kept.resumed_inexactly[0].startswith("the data loader has another batch size: 8 now, 4 in the checkpoint")
 
 
-def test_a_loader_that_keeps_no_place_is_named_at_the_first_save_with_what_does(
+def test_a_loader_that_keeps_no_place_is_named_at_the_first_save_inside_an_epoch_with_what_does(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from accelerate import Accelerator
+
+    from ckstore.integrations.accelerate import install
+
     monkeypatch.setattr(importlib.import_module("ckstore.training.capture"), "_warned", set())
+    accelerator = Accelerator(cpu=True)
+    kept = install(accelerator, store)
+    numbers = torch.utils.data.TensorDataset(torch.arange(12.0))
+    loader = accelerator.prepare(torch.utils.data.DataLoader(numbers, batch_size=4, shuffle=True))
 
-    with pytest.warns(CkstoreWarning, match=r"DataLoaderShard keeps no place.*use_stateful_dataloader=True") as told:
-        train(store, tmp_path / "out")
+    batches = iter(loader)
+    next(batches)
+    with pytest.warns(CkstoreWarning, match=r"DataLoaderShard keeps no place.*use_stateful_dataloader=True"):
+        accelerator.save_state(str(tmp_path / "state-1"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CkstoreWarning)
+        accelerator.save_state(str(tmp_path / "state-2"))
+        assert len([*batches]) == 2
+        accelerator.save_state(str(tmp_path / "state-3"))
+        accelerator.load_state("ckstore:3")
 
-    assert len([warning for warning in told if "keeps no place" in str(warning.message)]) == 1
+    assert kept.resumed_inexactly == ()
+    with pytest.warns(CkstoreWarning, match="keeps no place in the data: it begins an epoch"):
+        accelerator.load_state("ckstore:2")
+
+
+def test_a_loader_that_accelerate_prepared_is_refused_by_capture(store: Store) -> None:
+    from accelerate import Accelerator
+
+    numbers = torch.utils.data.TensorDataset(torch.arange(12.0))
+    loader = Accelerator(cpu=True).prepare(torch.utils.data.DataLoader(numbers))
+
+    with pytest.raises(BadInput, match="prepared by accelerate, and has no state"):
+        capture(dataloader=loader)
 
 
 def test_a_directory_without_a_number_takes_the_next_step_and_its_name_as_message(tmp_path: Path, store: Store) -> None:

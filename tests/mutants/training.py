@@ -178,6 +178,16 @@ TRAINING = [
         "RuntimeError",
     ),
     Mutant(
+        "with accelerate a data loader without a place that was saved inside an epoch is named",
+        "inside-an-epoch-of-accelerate-not-named",
+        "integrations.accelerate",
+        "not any(map(is_inside_epoch, loaders))",
+        "True",
+        "tests/integrations/test_accelerate.py::"
+        "test_a_loader_that_keeps_no_place_is_named_at_the_first_save_inside_an_epoch_with_what_does",
+        "DID NOT WARN",
+    ),
+    Mutant(
         "samples of an epoch that are read a second time are counted",
         "samples-read-again-not-counted",
         "reading",

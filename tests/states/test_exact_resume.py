@@ -194,3 +194,18 @@ def test_the_state_of_a_data_set_in_a_stateful_data_set_is_kept(workers: int, tm
 
     assert [batch.item() for batch in again] == expected
     assert report.inexact == ()
+
+
+def test_a_stateful_loader_that_accelerate_prepared_is_named(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    store = Store.init(tmp_path / "store")
+    configuration = accelerate.utils.DataLoaderConfiguration(use_stateful_dataloader=True)
+    loader = accelerate.Accelerator(cpu=True, dataloader_config=configuration).prepare(stateful(range(16)))
+    store.save(capture(dataloader=loader))
+
+    report = restore(store, dataloader=loader)
+
+    (sentence,) = report.inexact
+    assert sentence.startswith(
+        "the data loader was prepared by accelerate, which reads a batch ahead and counts epochs"
+    )
