@@ -292,7 +292,8 @@ class Push:
         condemned = spare(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
         # All are looked at once they were sent; before that only those that may not have to be sent.
-        told = wanted if delta is not None else {*self._there.sizes, *self._sent}
+        is_planned = delta is None and self._there.plan.checkpoints
+        told = {*self._there.sizes, *self._sent} if is_planned else wanted
         there = self._look({digest: name for digest, name in names.items() if digest in told}, wanted)
         lacking = [digest for digest in wanted if digest not in there]
         if any(wanted[digest].read is None for digest in lacking):

@@ -35,7 +35,7 @@ def test_what_is_not_there_is_named(run: Run, own_saved: Path, tmp_path: Path) -
     assert run("pull", "9999", "--remote", there.path, "--store", own_saved).exit_code == 4
     assert run("push", "best", "--all", "--store", own_saved).exit_code == 2
     assert run("push", "--remote", tmp_path / "no-store", "--store", own_saved).exit_code == 4
-    refused = run("push", "--remote", there.path, "--store", own_saved)
+    refused = run("push", "best", "--remote", there.path, "--store", own_saved)
     assert refused.exit_code == 2
     assert "is a store: it is read" in refused.stderr
 

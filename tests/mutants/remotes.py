@@ -23,7 +23,7 @@ REMOTES = [
         "manifest-before-blobs",
         "Push._send_under",
         "        for_each(send, lacking, threads=self._manner.threads, say=self._watch, stopping=self._end)\n",
-        '        objects.put(intents[0].place.manifest, b"")\n'
+        '        objects.put(intent.places[0].manifest, b"")\n'
         "        for_each(send, lacking, threads=self._manner.threads, say=self._watch, stopping=self._end)\n",
         f"{_PUSH}::test_the_manifest_comes_after_every_blob_and_the_intent_before_everything",
         "assert",
@@ -32,9 +32,8 @@ REMOTES = [
         "a push writes its intent before it reads what is condemned",
         "intent-after-condemned",
         "Push._send_under",
-        "        for intent in intents:\n            intent.write(objects)\n",
-        "        spare(objects, [], cas=self._remote.cas)\n"
-        "        for intent in intents:\n            intent.write(objects)\n",
+        "        intent.write(objects)\n",
+        "        spare(objects, [], cas=self._remote.cas)\n        intent.write(objects)\n",
         f"{_ORDER}::test_a_push_writes_its_intent_and_then_looks",
         "assert",
     ),
@@ -940,5 +939,32 @@ REMOTES = [
         '    if problem := "":\n',
         f"{_CONVERT}::test_what_is_damaged_at_the_remote_is_still_read_from_the_store",
         "DID NOT RAISE",
+    ),
+    Mutant(
+        "every folder of a remote in a directory is as open as that",
+        "folder-made-private",
+        "in_directory._make_parents",
+        "        links.make_directory(top, mode=mode)\n",
+        "        links.make_directory(top)\n",
+        f"{_IN_DIRECTORY}::test_folders_that_many_threads_make_at_once_are_all_as_open_as_the_directory",
+        "assert",
+    ),
+    Mutant(
+        "a forked child does not wait for threads that it does not have",
+        "forked-threads",
+        "Workers.call",
+        "        elif self._pid != os.getpid():  # a fork does not copy the threads\n",
+        "        elif False:\n",
+        f"{_IN_DIRECTORY}::test_a_forked_child_can_use_it",
+        "assert",
+    ),
+    Mutant(
+        "blobs of a part that is not here are looked for before anything is sent",
+        "part-not-looked-for",
+        "Push._send_under",
+        "        is_planned = delta is None and self._there.plan.checkpoints\n",
+        "        is_planned = delta is None\n",
+        "tests/ranks/test_apart.py::test_a_checkpoint_of_two_nodes_is_at_the_remote_and_each_node_keeps_its_part",
+        "BytesElsewhere",
     ),
 ]

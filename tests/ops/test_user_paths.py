@@ -117,7 +117,8 @@ def test_a_store_and_all_that_goes_in_and_out_are_found_in_the_home(home: Path) 
     store.push(1)
     Store.clone("~/other", "~/cloned").close()
     Store.open_or_init("~/mirrored", mirror="~/other").close()
-    with Store.clone("~/store", "~/of-a-store") as clone:
+    Store.init("~/source").close()
+    with Store.clone("~/source", "~/of-a-store") as clone:
         clone.remotes.convert("origin", "new", "~/converted")
 
     assert (home / "catalog" / "c.db").is_file()

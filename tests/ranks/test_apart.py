@@ -18,7 +18,6 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.ranks import apart
 from ckstore.remote import asking
 from ckstore.remote import keys as blobs
-from ckstore.remote.objects import Listed
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.store import context_of
 from tests.ranks.apart import MIB, Killed, node, part, save
@@ -262,16 +261,16 @@ def test_an_answer_that_is_lost_at_the_commit_is_said_to_be_unknown_and_saving_a
     nodes: Nodes, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stores = nodes(2)
-    real = ServiceObjects.put
+    real = ServiceObjects.send
 
-    def put(objects: ServiceObjects, key: str, data: bytes) -> Listed:
+    def send(objects: ServiceObjects, key: str, data: bytes) -> str:
         found = real(objects, key, data)
         if key.endswith("/manifest.json"):
             raise RemoteUnavailable("the answer was lost")
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(ServiceObjects, "put", put)
+        patched.setattr(ServiceObjects, "send", send)
         with pytest.raises(UnknownOutcome, match=r"whether main@1 is at mirror is not known"):
             save(stores, 1)
     assert len(at_remote(service)) == 1

@@ -390,6 +390,7 @@ def test_a_process_ends_while_a_call_stands_still(through: Target, proxy: Proxy)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
 
 
+@pytest.mark.parametrize("objects", ["memory", "s3"], indirect=True)
 def test_a_forked_child_is_refused(objects: Objects) -> None:
     objects.put("x", b"1")
     reading, writing = multiprocessing.get_context("fork").Pipe(duplex=False)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,19 @@ def test_a_writer_that_is_killed_leaves_a_whole_object_and_nothing_that_stays(
     assert [one.key for one in objects.list("")] == ["condemned.json", "x"]
 
 
+def test_a_forked_child_can_use_it(tmp_path: Path) -> None:
+    objects = opened(tmp_path)
+    objects.put("x", b"1")
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        objects.put("y", b"2")
+        os._exit(0 if (objects.get("x", 1), opened(tmp_path).get("y", 1)) == (b"1", b"2") else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert objects.get("y", 1) == b"2"
+
+
 def test_each_version_has_a_mark_of_its_own(tmp_path: Path) -> None:
     """Also within a tick of the clock, and where a file gets the number of one that was just removed."""
     objects = opened(tmp_path)
@@ -110,10 +124,10 @@ def test_each_version_has_a_mark_of_its_own(tmp_path: Path) -> None:
     assert len({*marks}) == 300
     assert [objects.update("x", b"87654321", mark) for mark in marks[:-1]] == [None] * 299
     # Also where a clock went back since the version before was written.
-    later_s = time.time() + 3600
-    os.utime(tmp_path / "x", (later_s, later_s))
+    later_ns = time.time_ns() + 3600 * 10**9
+    os.utime(tmp_path / "x", ns=(later_ns, later_ns))
     objects.send("x", b"12345678")
-    assert (tmp_path / "x").stat().st_mtime > later_s
+    assert (tmp_path / "x").stat().st_mtime_ns > later_ns
 
 
 def test_folders_that_are_empty_go_and_come_while_others_write(tmp_path: Path) -> None:
@@ -292,6 +306,24 @@ def test_what_is_in_a_shared_directory_is_as_open_as_that(tmp_path: Path) -> Non
     assert modes == {0o2770}
     assert {path.stat().st_mode & 0o7777 for path in folder.rglob("*") if path.is_file()} == {0o660}
     assert (tmp_path / "m").stat().st_mode & 0o7777 == 0o700
+
+
+def test_folders_that_many_threads_make_at_once_are_all_as_open_as_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m").chmod(0o770)
+    objects, real = opened(tmp_path / "m"), links._give_owner_and_mode
+
+    def slow(*given: Any) -> None:
+        time.sleep(0.01)  # in which others find the folder, and make theirs in it
+        real(*given)
+
+    monkeypatch.setattr(links, "_give_owner_and_mode", slow)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: objects.put(f"checkpoints/main/{number}/x/manifest.json", b"1"), range(32)))
+
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "m").rglob("*") if path.is_dir()} == {0o770}
 
 
 def test_where_a_remote_is_no_store_is_opened_by_its_path(tmp_path: Path) -> None:

@@ -57,14 +57,23 @@ class _Call(Generic[T]):
 
 
 class Workers:
-    """Threads that make calls, as many as there are calls at once. `stop` ends every wait at once."""
+    """Threads that make calls, as many as there are calls at once. `stop` ends every wait at once.
 
-    def __init__(self) -> None:
+    Args:
+        of_engine: The calls are the engine's, which does not survive a fork.
+    """
+
+    def __init__(self, *, of_engine: bool = True) -> None:
+        self._of_engine = of_engine
+        self._stopped = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
         self._calls: queue.SimpleQueue[_Call[Any]] = queue.SimpleQueue()
         self._mutex = threading.Lock()
         self._idle_count = 0
         self._waiting: set[_Call[Any]] = set()
-        self._stopped = False
 
     def call(self, function: Callable[[], T], most_s: float = 0.0) -> T:
         """Return what a function gives, or raise what it raises; the wait for it can be interrupted.
@@ -72,7 +81,10 @@ class Workers:
         It ends after an hour, or after `most_s` if that is longer.
         """
         # `RemoteUnavailable`: `stop` was called, before or meanwhile; or the call does not end.
-        check_process()
+        if self._of_engine:
+            check_process()
+        elif self._pid != os.getpid():  # a fork does not copy the threads
+            self._begin()
         call = _Call(function)
         with self._mutex:
             if self._stopped:

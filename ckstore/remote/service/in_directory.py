@@ -47,14 +47,14 @@ _MOST_LEVELS = 16
 
 
 class DirectoryObjects:
-    """Objects in a directory; see `Objects`. Threads may share it; a forked child may not use it."""
+    """Objects in a directory; see `Objects`. Threads may share it, and so may a forked child."""
 
     # The directory is opened for each call, so that its filesystem can be unmounted between two.
 
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         self._target = target
         self._creates = abilities is None or abilities.create
-        self._workers = Workers()
+        self._workers = Workers(of_engine=False)
         self._swept = threading.Lock()
         self._inode: tuple[int, int] | None = None
         self._call(self._look, "opening")
@@ -393,9 +393,11 @@ def _rename(fresh: Inside, top: Inside, key: str, lock: LockFile | None = None) 
 
 
 def _make_parents(top: Inside, key: str) -> None:
+    # That of the uppermost one: another thread may have made the one above just now, and not opened it to others yet.
+    mode = stat.S_IMODE(peek.status(top).st_mode) | stat.S_IRWXU
     for part in key.split("/")[:-1]:
         top /= part
-        links.make_directory(top)
+        links.make_directory(top, mode=mode)
 
 
 def _sync_parents(top: Inside, key: str) -> None:
