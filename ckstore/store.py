@@ -705,7 +705,7 @@ class Store:
         target: Any,
         ref: RefLike = "latest",
         *,
-        strict: bool = True,
+        strict: bool | str | Sequence[str] = True,
         select: Select = None,
         rename: Mapping[str, str] | None = None,
         cast: bool = False,
@@ -726,8 +726,9 @@ class Store:
         Args:
             target: What to load into.
             ref: Which checkpoint; as in `load`.
-            strict: False: load what fits, leave the rest as it is and report it. Another dtype, tensors on the meta
-                device, and a module of which no name fits, are still refused.
+            strict: If False, load what fits, leave the rest as it is and report it. If globs, as in `select`, these
+                parts have to fit, and the others may differ: ``strict="model"``. Another dtype, tensors on the meta
+                device, and a module of which no name fits, are always refused.
             select: As in `load`, by the names in the checkpoint; everything else in the target stays as it is. What has
                 a ``load_state_dict``, modules apart, is loaded whole or not at all.
             rename: Beginnings of the checkpoint's names -> what replaces them: ``{"_orig_mod.": "", "module.": ""}``.

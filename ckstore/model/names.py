@@ -301,3 +301,12 @@ def out_of_order(name: str, sequence: int, limit: int) -> str:
         f"the sequence number of {name}, {sequence}, is more than 2^32 beyond the greatest that counts, {limit}: "
         "it does not count, so the checkpoint is listed before all others; it can be loaded by its step"
     )
+
+
+WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""What torch.compile, DataParallel and DDP, FSDP, and activation checkpointing put into names."""
+
+
+def unwrapped(name: str) -> str:
+    """Return the name of a parameter without what wrappers put into it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -20,10 +20,11 @@ from ckstore.model.manifest.manifest import (
     StorageRecord,
     Tiling,
 )
+from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.manifest.tiles import Block, fill_exactly, in_bytes
-from ckstore.model.names import join_index, join_key
+from ckstore.model.names import join_index
 from ckstore.ranks.part import pieces_of
-from ckstore.tensors.walks import with_leaves
+from ckstore.tensors.walks import name_below, with_leaves
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Join:
         self._chunk_bytes = chunk_bytes
         self._tensors: dict[str, _Tensor] = {}
         self._values: dict[str, tuple[Manifest, Node, str, list[int]]] = {}
+        self._keys: dict[tuple[str | int, ...], dict[str, Node]] = {}
 
     def add(self, part: Manifest) -> None:
         """Take the shards and values of a part."""
@@ -59,6 +61,8 @@ class Join:
             self._add_shard(part, part.leaves[node[1]], name, tuple(shape), tuple(offsets), blobs)
         for i, (name, node) in enumerate(zip(about["values"], members["values"][1], strict=True)):
             self._values.setdefault(name, (part, node, join_index("values", i), blobs))
+        for path, keys in about["keys"]:
+            self._keys.setdefault(tuple(path), {}).update(keys)
 
     def _add_shard(  # noqa: PLR0917
         self,
@@ -149,6 +153,10 @@ class Join:
         """Whether the parts have a tensor or a value of this name."""
         return name in self._tensors or name in self._values
 
+    def key(self, path: tuple[str | int, ...], text: str) -> Node:
+        """Return the node of a key of the dict at a path: `torch.distributed.checkpoint` makes text of all keys."""
+        return self._keys.get(path, {}).get(text, text)
+
     def value(self, name: str, path: str) -> Node:
         """Return the node of a tensor or a value, which gets its place in the state."""
         if name in self._values:
@@ -211,19 +219,29 @@ def shards_of(entries: Sequence[DcpValue], join: Join, parts: Sequence[Manifest]
         for key in entry.path[:-1]:
             below = below.setdefault(key, {})
         below[entry.path[-1]] = entry
-    return _node(join, root, "")
+    return _node(join, root, "", ())
 
 
-def _node(join: Join, tree: Any, path: str) -> Node:
+def _node(join: Join, tree: Any, name: str, path: tuple[str | int, ...]) -> Node:
     if isinstance(tree, DcpValue):
-        return join.value(tree.name, path)
+        return join.value(tree.name, name)
     if tree and all(isinstance(key, int) for key in tree):
         items = [tree.get(i) for i in range(max(tree) + 1)]
         return [
             "list",
-            [None if item is None else _node(join, item, join_index(path, i)) for i, item in enumerate(items)],
+            [
+                None if item is None else _node(join, item, join_index(name, i), (*path, i))
+                for i, item in enumerate(items)
+            ],
         ]
-    return ["dict", [[str(key), _node(join, item, join_key(path, str(key)))] for key, item in tree.items()]]
+    keys = {text: join.key(path, text) for text in map(str, tree)}
+    return [
+        "dict",
+        [
+            [keys[str(text)], _node(join, item, name_below(name, decode_key(keys[str(text)])), (*path, str(text)))]
+            for text, item in tree.items()
+        ],
+    ]
 
 
 def beside(join: Join, parts: Sequence[Manifest]) -> Node:

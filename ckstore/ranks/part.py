@@ -62,8 +62,10 @@ class Content:
     cuts: Sequence[int] | None = None  # of how many sources each storage is made; None: of one
 
 
-def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int) -> Content:
-    """Return shards and plain values as what a rank saves."""
+def content_of(
+    shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int, keys: Sequence[Any] = ()
+) -> Content:
+    """Return shards and plain values as what a rank saves; `keys`: those of its state that are no strings."""
     plain = _capture_values(values)
     leaves, sources = list(plain.leaves), list(plain.sources)
     cuts = [1] * len(sources)
@@ -77,7 +79,7 @@ def content_of(shards: Sequence[Shard], values: dict[str, object], chunk_bytes: 
     state = ["dict", [*plain.state[1], ["shards", ["list", nodes]]]]
     captured = replace(plain, state=state, leaves=tuple(leaves), sources=tuple(sources))
     described = [[shard.name, list(shard.shape), list(shard.offsets)] for shard in shards]
-    return Content(captured, {"shards": described, "values": list(values)}, cuts)
+    return Content(captured, {"shards": described, "values": list(values), "keys": list(keys)}, cuts)
 
 
 def stage_part(context: Context, work: RankWork, content: Content) -> Staging:

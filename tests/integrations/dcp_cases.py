@@ -356,3 +356,17 @@ def save_on_a_disk_that_hangs(store: str, step: int, rank: int, where: str) -> A
     finally:
         setattr(files, where, real)
         go_on.set()
+
+
+def save_stages(store: str, step: int) -> Any:
+    """Save as pipeline parallelism does: each rank has names of its own."""
+    return ours.save(store, {f"stage.{dist.get_rank()}": {"w": torch.ones(3) + dist.get_rank()}}, step).id
+
+
+def load_stages(store: str, step: int, count: int, strict: bool = True) -> Any:
+    """Load so many of the stages; a rank that has none of its own loads the first."""
+    stage = min(dist.get_rank(), count - 1)
+    state = {f"stage.{stage}": {"w": torch.zeros(3)}}
+    report = ours.load(store, state, step, strict=strict)
+    assert torch.equal(state[f"stage.{stage}"]["w"], torch.ones(3) + stage)
+    return report

@@ -34,6 +34,7 @@ from tests.mutants.publishing import PUBLISHING
 from tests.mutants.ranks import RANKS
 from tests.mutants.remotes import REMOTES
 from tests.mutants.sharing import SHARING
+from tests.mutants.strict import STRICT
 from tests.mutants.training import TRAINING
 from tests.mutants.unchanged import UNCHANGED
 from tests.mutants.values import VALUES
@@ -61,6 +62,7 @@ LISTS = (
     MEMBERS,
     COMPACTING,
     TRAINING,
+    STRICT,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 

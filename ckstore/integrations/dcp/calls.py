@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from ckstore.errors import (
 from ckstore.integrations.dcp.group import GroupMeeting, is_alone, sendable
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
+from ckstore.integrations.dcp.state_keys import own_keys
 from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.manifest.info import CheckpointInfo
@@ -67,6 +68,7 @@ def save(
     ranks = GroupMeeting(f"saving {run}@{step}", process_group)
     # What one rank alone can get wrong comes before the first collective of DCP, in which the others would wait for it.
     writer, plain = ranks.agree(lambda: (CkstoreWriter(store, step, run, **about), _plain(state)))
+    writer.keys = own_keys(plain)
     writer.timeout_s, writer.say = ranks.own_timeout_s, ranks.say
     try:
         with ranks.failing_together():
@@ -106,8 +108,9 @@ def async_save(
     """
     options = {"planner": planner, "process_group": process_group, **options}
     try:
-        writer = CkstoreWriter(store, step, run, **(about or {}))
-        return _followed(state_dict_saver.async_save(_plain(state), storage_writer=writer, **options), writer)
+        writer, plain = CkstoreWriter(store, step, run, **(about or {})), _plain(state)
+        writer.keys = own_keys(plain)
+        return _followed(state_dict_saver.async_save(plain, storage_writer=writer, **options), writer)
     except Exception as error:
         if is_alone():
             raise
@@ -154,21 +157,23 @@ def load(
     state: dict[str, Any],
     ref: RefLike = "latest",
     *,
-    strict: bool = True,
+    strict: bool | str | Sequence[str] = True,
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> LoadReport:
     """Load a checkpoint into the tensors of `state`, in place; each rank calls this, on any number of ranks.
 
-    Tensors of another dtype are converted. What the checkpoint has and `state` has not is not loaded.
+    Tensors of another dtype are converted.
 
     Args:
         store: The store, or its path.
         state: As for `dcp.load`.
         ref: Which checkpoint. ``latest-valid`` goes back to the one before if a rank finds damage while it reads; but
             not without `strict` or with a `planner`, which may leave values of the damaged one in `state`.
-        strict: Refuse names of `state` that the checkpoint lacks, and other shapes and kinds of values, before anything
-            is read; False: they stay as they were, and the report has them.
+        strict: If True, names that the checkpoint lacks, names that only the checkpoint has, and other shapes and kinds
+            of values are refused before anything is read. If False, they are left alone, and the report has them. If
+            globs, such as ``["model"]``, they are refused in these parts only. What an optimizer keeps for a parameter
+            that had no gradient when the checkpoint was saved is not missing: it is in the report's `fresh`.
         planner: As in `dcp.load`; `strict` does not count then, and the report does not say what fits.
         process_group: The ranks; None: all.
 
@@ -182,7 +187,7 @@ def load(
         RankFailed: Loading failed at a rank, or something does not fit there; the causes of all ranks are in it.
     """
     ranks = GroupMeeting(f"loading {ref}", process_group)
-    goes_back = ranks.agree(lambda: is_latest_valid(ref)) and strict and planner is None
+    goes_back = ranks.agree(lambda: is_latest_valid(ref)) and strict is True and planner is None
     begun: dict[str, str] = {}
     while True:
         reader, plain = ranks.agree(
@@ -216,6 +221,8 @@ def _load_once(
         state_dict_loader.load(
             plain, storage_reader=reader, planner=planner, process_group=process_group, no_dist=ranks.is_alone
         )
+    if isinstance(planner, ComparingPlanner):
+        planner.begin_afresh()
     ranks.agree(lambda: _apply(state, plain))
     if reader.info is None:
         raise CkstoreError(f"loading {reader.ref}: nothing was read")

@@ -5,49 +5,99 @@ The planner of `load` compares names, shapes and kinds before anything is read, 
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from ckstore.errors import BadInput, DoesNotFit
+from ckstore.integrations.dcp.optimizers import SavedOptimizers, own_groups
+from ckstore.integrations.dcp.state_keys import set_at
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.ops.read.load_into import LoadReport, listed, pairs
+from ckstore.ops.read.load_into import LoadReport, Strict, globs_of, listed, must_fit, pairs
 from ckstore.ranks.part import Content, Shard, content_of
 
 
 class ComparingPlanner(DefaultLoadPlanner):
     """Loads what fits."""
 
-    def __init__(self, *, strict: bool = True) -> None:
-        # Strict: refuse a name that the checkpoint lacks, and what has another shape or kind there.
-        super().__init__(allow_partial_load=not strict)
-        # As in `LoadReport`, of this rank.
+    def __init__(self, *, strict: Strict = True) -> None:
+        # A name of the state that the checkpoint lacks, one that no rank has a place for, and what has another shape or
+        # kind there are refused where `strict` says so; everywhere else they are reported.
+        super().__init__(allow_partial_load=strict is not True)
+        self._must_fit = must_fit(strict)
+        self._globs = globs_of(strict)
+        # As in `LoadReport`, of this rank; `unexpected` is that of all ranks once they have compared their plans.
         self.missing: tuple[str, ...] = ()
         self.unexpected: tuple[str, ...] = ()
         self.not_loaded: dict[str, str] = {}
         self.cast: dict[str, str] = {}
+        self._first: dict[str, float] = {}
 
     def create_local_plan(self) -> LoadPlan:
         """Plan what fits."""
-        there: dict[str, Any] = {} if self.metadata is None else self.metadata.state_dict_metadata
-        self.missing = tuple(name for name in self.state_dict if name not in there)
-        self.unexpected = tuple(name for name in there if name not in self.state_dict)
-        self._compare({name: there[name] for name in self.state_dict if name in there})
-        fits = {name: value for name, value in self.state_dict.items() if name in there and name not in self.not_loaded}
-        differs = self.missing or self.not_loaded
-        if differs and not (self.allow_partial_load and fits):
-            self._refuse()
         if self.metadata is None:
             raise BadInput("a plan was wanted before the checkpoint was looked at")
-        return create_default_local_load_plan(fits, self.metadata, strict=False)
+        there = self.metadata.state_dict_metadata
+        saved: SavedOptimizers = self.metadata.storage_data
+        for glob in self._globs:  # a misspelt one would refuse nothing
+            if not any(map(must_fit(glob), {**there, **self.state_dict})):
+                raise BadInput(f"neither the checkpoint nor the state has a name that strict={glob!r} matches")
+        lacking = [name for name in self.state_dict if name not in there]
+        self._first = {name: first for name in lacking if (first := self._first_value(saved, name)) is not None}
+        self.missing = tuple(name for name in lacking if name not in self._first)
+        self.unexpected = tuple(name for name in there if name not in self.state_dict)
+        self._compare({name: there[name] for name in self.state_dict if name in there})
+        self._compare_orders(saved)
+        fits = {name: mine for name, mine in self.state_dict.items() if name in there and not self._is_left_out(name)}
+        differing = [*self.missing, *self.not_loaded]
+        if any(map(self._must_fit, differing)) or (differing and not fits):
+            self._refuse()
+        plan = create_default_local_load_plan(fits, self.metadata, strict=False)
+        return replace(plan, planner_data=tuple(name for name in there if name in self.state_dict))
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Compare what the checkpoint has with what all ranks have a place for; the coordinator does."""
+        # Not on each rank: with pipeline parallelism each has the layers of its own stage only.
+        placed = {name for plan in global_plan for name in plan.planner_data}
+        there = {} if self.metadata is None else self.metadata.state_dict_metadata
+        self.unexpected = tuple(name for name in there if name not in placed)
+        if any(map(self._must_fit, self.unexpected)):
+            self._refuse()
+        plans = super().create_global_plan(global_plan)
+        return [replace(plan, planner_data=self.unexpected) for plan in plans]
+
+    def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
+        """Take up which names no rank has a place for."""
+        self.unexpected = new_plan.planner_data
+        return super().finish_plan(new_plan)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Set a value at the keys that the state has: torch would add text beside a key that is a number."""
+        path = self.mappings[read_item.dest_index.fqn]
+        set_at(self.original_state_dict, path, torch.load(value, weights_only=False))
+
+    def begin_afresh(self) -> None:
+        """Give the entries of parameters that had no gradient the values with which their optimizer begins."""
+        # get_state_dict makes them by a step without gradients, after which the optimizer has counted one.
+        with torch.no_grad():
+            for name, first in self._first.items():
+                self.state_dict[name].fill_(first)
 
     def report(self, info: CheckpointInfo, read_bytes: int) -> LoadReport:
         """Return what was loaded, and what was not."""
-        return LoadReport(info, self.missing, self.unexpected, self.not_loaded, self.cast, read_bytes)
+        return LoadReport(
+            info, self.missing, self.unexpected, self.not_loaded, self.cast, tuple(self._first), read_bytes
+        )
+
+    def _first_value(self, saved: SavedOptimizers, name: str) -> float | None:
+        return saved.first_value(name) if isinstance(self.state_dict[name], Tensor) else None
 
     def _compare(self, found: dict[str, Any]) -> None:
         for name, stored in found.items():
@@ -60,6 +110,15 @@ class ComparingPlanner(DefaultLoadPlanner):
             elif is_tensor and mine.dtype != stored.properties.dtype:
                 self.cast[name] = f"{_short(stored.properties.dtype)} to {_short(mine.dtype)}"
 
+    def _compare_orders(self, saved: SavedOptimizers) -> None:
+        """Leave out an optimizer whose parameters have other names: it would get the moments of other parameters."""
+        for name, groups in own_groups(self.original_state_dict):
+            if said := saved.other_order(name, groups):
+                self.not_loaded[name or "the state itself"] = said
+
+    def _is_left_out(self, name: str) -> bool:
+        return any(name == one or name.startswith(f"{one}.") for one in self.not_loaded)
+
     def _refuse(self) -> None:
         kinds = (
             ("another shape or kind", pairs(self.not_loaded)),
@@ -69,18 +128,30 @@ class ComparingPlanner(DefaultLoadPlanner):
         lines = [line for what, names in kinds for line in listed(what, names)]
         raise DoesNotFit(
             "\n".join(["the checkpoint does not fit the target, nothing was loaded:", *lines]),
-            hint="" if self.allow_partial_load else "strict=False loads what fits and reports the rest",
+            hint="; ".join(self._advice()),
             missing=self.missing,
             unexpected=self.unexpected,
             mismatched=self.not_loaded,
         )
 
+    def _advice(self) -> Iterator[str]:
+        for name, _ in own_groups(self.original_state_dict):
+            state = f"{name}.state.".removeprefix(".")
+            is_new = not any(one.startswith(state) for one in self.state_dict)
+            if is_new and any(one.startswith(state) for one in self.unexpected):
+                yield (
+                    f"{name} has not stepped, and so has no place for what it keeps: get_state_dict(model, optimizer) "
+                    "of torch.distributed.checkpoint.state_dict makes one, or load it by store.load_into"
+                )
+        if not self.allow_partial_load:
+            yield "strict=False loads what fits and reports the rest"
 
-def content_of_plan(plan: SavePlan, planner: SavePlanner, chunk_bytes: int) -> Content:
-    """Return what a rank is to save by its plan."""
+
+def content_of_plan(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:
+    """Return what a rank is to save by its plan; `keys`: those of its state that are no strings."""
     shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
     values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
-    return content_of(shards, values, chunk_bytes)
+    return content_of(shards, values, chunk_bytes, keys)
 
 
 def _shard(item: WriteItem, planner: SavePlanner) -> Shard:

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckstore.errors import BadInput, NoSuchRef, RankMismatch
+from ckstore.integrations.dcp.optimizers import SavedOptimizers
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
@@ -135,6 +136,7 @@ class CkstoreReader(StorageReader):
 def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
     with open_directory(context_of(store), info) as directory:
         found = entries_of(directory.manifest)
+        optimizers = SavedOptimizers(directory.manifest, tuple(found))
     described: dict[str, Any] = {}
     for name, one in found.items():
         leaf = one.tensor
@@ -145,7 +147,7 @@ def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
         chunks = [ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)]
         described[name] = TensorStorageMetadata(TensorProperties(dtype=DTYPES[leaf.dtype]), shape, chunks)
     paths = {name: one.path for name, one in found.items()}
-    return Metadata(state_dict_metadata=described, planner_data=paths)
+    return Metadata(state_dict_metadata=described, planner_data=paths, storage_data=optimizers)
 
 
 @act

@@ -64,6 +64,7 @@ class CkstoreWriter(StorageWriter):
         info: What was published, on the coordinator, once the save is done; else None.
         timeout_s: For how long this rank waits for its disk, if that gives no sign of life.
         say: Called with how far this rank is.
+        keys: Those of the state that are no strings, see `own_keys`; `torch.distributed.checkpoint` makes text of them.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class CkstoreWriter(StorageWriter):
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.timeout_s = math.inf
         self.say: Callable[[str], object] = len
+        self.keys: list[list[Any]] = []
         self._rank = 0
         self._staging: Staging | None = None
         self._pushed: PushedPart | None = None
@@ -230,7 +232,7 @@ def _stage(
     context.check_writable()
     who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
-        content = content_of_plan(plan, planner, context.settings.chunk_bytes)
+        content = content_of_plan(plan, planner, context.settings.chunk_bytes, writer.keys)
         work = RankWork(who, writer.timeout_s)
 
         def stage() -> tuple[Staging, PushedPart | None, Document]:

@@ -100,7 +100,7 @@ class Description:
 class DcpValue(NamedTuple):
     """A value of a state dict that `torch.distributed.checkpoint` saved: its name there, and its place in the state."""
 
-    # A number in the path is a place in a list, a string a key.
+    # A number in the path is a place in a list, a string a key, or the text of a key that is no string.
 
     name: str
     path: tuple[str | int, ...]

@@ -182,14 +182,14 @@ def load_open(
     return build(manifest.state, manifest.leaves, memories.__getitem__, device=device, keep=keep)
 
 
-def check_selection(directory: CheckpointDirectory, select: Select) -> None:
+def check_selection(directory: CheckpointDirectory, select: Select, argument: str = "select") -> None:
     """Raise if a selection names no value at all: a misspelt name must not look like an empty checkpoint."""
     # Raises NoSuchRef: It names nothing. A function may.
-    keep = as_filter(select)
+    keep = as_filter(select, argument)
     if keep is None or callable(select):
         return
     if not any(keep(name) for name in value_names(directory.manifest.state, "", directory.manifest.leaves)):
-        msg = f"{directory.manifest.name} has no name that select={select!r} matches"
+        msg = f"{directory.manifest.name} has no name that {argument}={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -27,6 +27,25 @@ from ckstore.tensors.targets.advice import Load, advice
 from ckstore.tensors.targets.comparison import Differences, LoadRules
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 from ckstore.tensors.targets.renames import check_rename
+
+Strict = bool | str | Sequence[str]
+"""Where a target and a checkpoint have to agree: everywhere, nowhere, or in the parts that globs name."""
+
+
+def must_fit(strict: Strict) -> Callable[[str], bool]:
+    """Return whether what is at a name of the target, or of the checkpoint, has to fit."""
+    if isinstance(strict, bool):
+        return lambda _: strict
+    keep = as_filter(strict, "strict")
+    if keep is None:
+        raise BadInput("strict must be True, False, a glob or a list of globs, got None")
+    return keep
+
+
+def globs_of(strict: Strict) -> list[str]:
+    """Return the globs that name where a target has to fit."""
+    return [] if isinstance(strict, bool) else [strict] if isinstance(strict, str) else list(strict)
+
 
 # A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of it.
 SHOWN_MOST = 20  # so many names of a kind are in a message
@@ -55,6 +74,8 @@ class LoadReport:
         not_loaded: Names in both that do not fit -> why: ``shape [1024, 8] float32 wanted, found shape [1000, 8]
             float32``; they were left as they were.
         cast: Names that were converted -> from what to what: ``float32 to bfloat16``.
+        fresh: Names in an optimizer of the target that the checkpoint lacks because the parameter had no gradient until
+            then; the optimizer begins with these parameters as it did then.
         read_bytes: Bytes that were read from the store; with `since` no more than what differs.
         received_bytes: Bytes that came from a remote for it: of encoded blobs fewer than were read.
     """
@@ -64,6 +85,7 @@ class LoadReport:
     unexpected: tuple[str, ...] = ()
     not_loaded: Mapping[str, str] = field(default_factory=dict)
     cast: Mapping[str, str] = field(default_factory=dict)
+    fresh: tuple[str, ...] = ()
     read_bytes: int = 0
     received_bytes: int = 0
     _loaded: Loaded | None = field(default=None, repr=False, compare=False)
@@ -74,6 +96,7 @@ class LoadReport:
             ("only in the checkpoint, not loaded", self.unexpected),
             ("do not fit, left as they were", pairs(self.not_loaded)),
             ("converted", pairs(self.cast)),
+            ("of parameters that had no gradient yet, begun afresh", self.fresh),
         )
         lines = [line for title, names in kinds for line in listed(title, names)]
         return "\n".join(map(printable, [f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines]))
@@ -83,7 +106,7 @@ class LoadReport:
 class IntoRequest:
     """What `ckstore.Store.load_into` was asked for."""
 
-    strict: bool = True
+    strict: Strict = True
     select: Select = None
     rename: Mapping[str, str] | None = None
     cast: bool = False
@@ -96,7 +119,7 @@ class IntoRequest:
     @property
     def fills_all(self) -> bool:
         """Whether nothing in the target stays as it was."""
-        return self.strict and self.select is None
+        return self.strict is True and self.select is None
 
 
 def load_into(context: Context, ref: AnyRef, target: object, request: IntoRequest) -> LoadReport:
@@ -170,9 +193,11 @@ def _load_into_open(
     if request.select is not None:
         # First: a misspelt glob would look like a model of which nothing is missing.
         check_selection(directory, request.select)
+    for glob in globs_of(request.strict):
+        check_selection(directory, glob, "strict")
     rename = check_rename(request.rename)
     terms = LoadRules(
-        as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict
+        as_filter(request.select), rename, cast=request.cast, assign=request.assign, strict=request.strict is True
     )
 
     def early(index: int) -> object:
@@ -185,7 +210,7 @@ def _load_into_open(
     # The plan, not the load, finds what does not fit: nothing of the target is touched by it.
     plan = plan_by(terms)
     found = plan.differences
-    load = Load(manifest, target, terms, request.strict, found, not plan.is_empty, lambda by: plan_by(by).likely)
+    load = Load(manifest, target, terms, bool(request.strict), found, not plan.is_empty, lambda by: plan_by(by).likely)
     # Compared whole before the first byte changes, so an error leaves the model as it was.
     _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes + plan.kept_bytes)
@@ -286,10 +311,10 @@ def _as_written(found: Differences, manifest: Manifest) -> Differences:
 def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest) -> None:
     """Raise if the target and the checkpoint differ in more than the caller allows."""
     found = load.found
-    differ = found.missing or found.unexpected or found.mismatched
+    differ = [*found.missing, *found.unexpected, *found.mismatched]
     # These `strict=False` does not excuse: there is no way to fill them.
     never = found.dtypes or found.meta or found.strangers or (differ and not load.fits_somewhere)
-    if not never and not (request.strict and differ):
+    if not never and not any(map(must_fit(request.strict), differ)):
         return
     written = _as_written(found, directory.manifest)
     kinds = (

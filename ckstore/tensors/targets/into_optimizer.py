@@ -1,6 +1,7 @@
 """Compare an optimizer with its state in a checkpoint, and plan how it is loaded. Imported if a target has one.
 
-A parameter has no name in an optimizer: it is found by its place, as torch does it.
+A parameter is found by its name where both have names (an optimizer that was made of ``named_parameters()``), else by
+its place, as torch does it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from torch.nn.parameter import is_lazy
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import MAX_DEPTH, Node
 from ckstore.model.manifest.nodes import decode_key
-from ckstore.model.names import join_index
+from ckstore.model.names import join_index, unwrapped
 from ckstore.model.words import counted
 from ckstore.tensors.kinds import hand_over, is_stateful, is_tensor, state_of
 from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
+from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in
 
 _LIKE_THE_PARAMETER = {
@@ -32,6 +34,10 @@ _TELLING = {
     *("initial_accumulator_value", "beta2_decay"),
 }
 """Settings by which one optimizer of torch is told from another."""
+
+
+_NAMED_MOST = 3
+"""So many names of parameters are in a message."""
 
 
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
@@ -47,16 +53,19 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
         comparison.steps.append(lambda leaf: hand_over(optimizer, make(leaf), path))
         return
     groups: Any = build_with(parts["param_groups"], comparison.early, comparison.leaves)
-    if not _fits_groups(comparison, optimizer, groups, path):
+    orders = _orders(comparison, optimizer, groups, path) if _fits_groups(comparison, optimizer, groups, path) else None
+    if orders is None:
         return
-    work = _Optimizer(comparison, optimizer, path, groups)
-    kept = {decode_key(own): item for own, item in parts["state"][1] if work.take(decode_key(own), item)}
+    work = _Optimizer(comparison, optimizer, path, _ordered(groups, orders))
+    state_of = work.by_parameter({decode_key(own): item for own, item in parts["state"][1]})
+    kept = {key: item for key, item in state_of.items() if work.take(key, item)}
     rest = {key: item for key, item in parts.items() if key != "state"}
     for index in chain.from_iterable(map(leaf_numbers, rest.values())):
         comparison.filling.make_new(index)
 
     def load(leaf: Leaf) -> None:
-        state: dict[object, object] = {key: build_with(item, leaf, comparison.leaves) for key, item in rest.items()}
+        state: dict[object, Any] = {key: build_with(item, leaf, comparison.leaves) for key, item in rest.items()}
+        state["param_groups"] = _ordered(state["param_groups"], orders)
         state["state"] = {
             key: build_with(item, work.placed(key, item, leaf), comparison.leaves) for key, item in kept.items()
         }
@@ -97,6 +106,48 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
     return fits
 
 
+def _orders(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> list[list[int] | None] | None:
+    """Return for each group the places of its parameters in the checkpoint's, None as there; None if names differ."""
+    name = name_below(path, "param_groups")
+    orders: list[list[int] | None] = []
+    fits = True
+    for i, (own_group, found) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        own, its = own_group.get("param_names"), found.get("param_names")
+        if not own or not its:
+            orders.append(None)
+            continue
+        orders.append(_order(comparison, own, its))
+        if orders[-1] is None:
+            more = [one for one in own if one not in its], [one for one in its if one not in own]
+            wanted, there = (", ".join(names[:_NAMED_MOST]) or "other names" for names in more)
+            comparison.mismatch(f"{name}[{i}].param_names", wanted, there)
+            fits = False
+    return orders if fits else None
+
+
+def _order(comparison: Comparison, own: list[str], its: Any) -> list[int] | None:
+    """Return at which places of the checkpoint's names the optimizer's are; None if they are not the same."""
+    if not isinstance(its, list) or len(its) != len(own) or not all(isinstance(one, str) for one in its):
+        return None
+    terms, used = comparison.terms, comparison.differences.renaming
+    given = [renamed(one, terms.rename, used) for one in its]
+    for form in (str, unwrapped):  # such as module. of an optimizer that was made under DistributedDataParallel
+        wanted, places = [form(one) for one in own], {form(one): j for j, one in enumerate(given)}
+        if len(places) == len(given) and places.keys() == {*wanted}:
+            return [places[one] for one in wanted]
+    return None
+
+
+def _ordered(groups: Any, orders: list[list[int] | None]) -> Any:
+    """Return groups whose parameters are in the order of an optimizer."""
+    return [
+        group
+        if order is None
+        else {**group, **{key: [group[key][j] for j in order] for key in ("params", "param_names")}}
+        for group, order in zip(groups, orders, strict=True)
+    ]
+
+
 def _is_group(found: Any) -> bool:
     numbers = found.get("params") if isinstance(found, dict) else None
     return isinstance(numbers, list) and all(type(number) is int for number in numbers)
@@ -123,8 +174,18 @@ class _Optimizer:
         # A state tensor that is a parameter's own memory must not be filled: it would overwrite weights.
         self._places = {one.data_ptr() for one in self._parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
+    def by_parameter(self, found: dict[Any, Node]) -> dict[Any, Node]:
+        """Return what is kept, by the numbers of the groups: `torch.distributed.checkpoint` makes text of them."""
+        numbers = {str(number): number for number in self._parameters if number not in found}
+        return {numbers.get(key, key) if isinstance(key, str) else key: node for key, node in found.items()}
+
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
+        # Any other optimizer may keep more, under keys of its own. torch takes up what it finds, and never uses it.
+        if key not in self._parameters and (self._is_torchs or type(key) is int):
+            parameters = counted(len(self._parameters), "parameter")
+            self.comparison.mismatch(name_below(self.path, key), f"what is kept for one of {parameters}", "another key")
+            return False
         indexes = list(leaf_numbers(node))
         inside = _below(node, "parts") | _below(node, "object")  # with shapes of their own
         parameter = self._parameters.get(key)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from ckstore.errors import BadInput
+from ckstore.model.names import WRAPPERS, unwrapped
 
 Rename = Mapping[str, str]
 """Beginnings of names, and ``.parts.`` that stand anywhere in them, to what replaces them; see `renamed`."""
 
-_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What torch.compile, DataParallel and DDP, FSDP, and activation checkpointing put into names."""
 _SUGGESTED_MOST = 20
 
 
@@ -82,7 +81,7 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
     if found_parts != ours:
         yield {found_parts: ours}
     unwrapping: dict[str, str] = {}
-    for wrapper in _WRAPPERS:
+    for wrapper in WRAPPERS:
         if any(_is_in_front(name, wrapper) for name in found):
             unwrapping[f"{wrapper}."] = ""
         if any(f".{wrapper}." in name.removeprefix(f"{wrapper}.") for name in found):
@@ -93,8 +92,8 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
     if found_parts != ours and inside:
         yield {found_parts: ours, **inside}
     yield from _constant_fronts(found, wanted)
-    by_name = {_unwrapped(name): name for name in wanted}
-    pairs = [(name, by_name[_unwrapped(name)]) for name in found if _unwrapped(name) in by_name]
+    by_name = {unwrapped(name): name for name in wanted}
+    pairs = [(name, by_name[unwrapped(name)]) for name in found if unwrapped(name) in by_name]
     fronts = dict(_fronts(*pair) for pair in pairs)
     if len(fronts) <= _SUGGESTED_MOST:
         yield fronts
@@ -119,7 +118,7 @@ def _is_in_front(name: str, wrapper: str) -> bool:
     for part in parts:
         if part == wrapper:
             return True
-        if part not in _WRAPPERS:
+        if part not in WRAPPERS:
             return False
     return False
 
@@ -128,14 +127,10 @@ def front(names: list[str]) -> str:
     """Return the wrappers that all names begin with, such as ``module._orig_mod.``."""
     front = ""
     while True:
-        longer = next((f"{front}{one}." for one in _WRAPPERS if all(n.startswith(f"{front}{one}.") for n in names)), "")
+        longer = next((f"{front}{one}." for one in WRAPPERS if all(n.startswith(f"{front}{one}.") for n in names)), "")
         if not longer:
             return front
         front = longer
-
-
-def _unwrapped(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _fronts(found: str, wanted: str) -> tuple[str, str]:

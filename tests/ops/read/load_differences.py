@@ -589,7 +589,12 @@ test that runs both.
 | converted silently | values were rounded or cut off, and nothing says so |
 | wrong | no error; the model lacks the values of the checkpoint, or the next step of training fails |
 
-`load_into` never converts silently, never leaves a half-loaded target, and is never wrong.
+`load_into` never converts silently, never leaves a half-loaded target, and in none of these rows is it wrong.
+
+An optimizer has its parameters in an order. Make it of `named_parameters()`, and it has their names as well: where the
+checkpoint and the optimizer have names, what it keeps follows them, and other names are refused. Where one of them has
+no names, parameters are found by their place, as torch does it: two parameters of one shape that changed places get the
+moments of each other, and nothing can tell.
 
 | What differs | torch | `load_into` | `load_into(…, argument)` |
 | --- | --- | --- | --- |"""

@@ -99,8 +99,8 @@ def export_dcp(
         destination=path,
         files=tuple(written),
         left_out=tuple(
-            f"{plain(name) or 'the state itself'}: the attributes of this dict"
-            for name in _with_attributes(manifest.state, "")
+            f"{plain(name) or 'the state itself'}: {what}"
+            for name, what in _lost(manifest.state, "")
             if keep is None or keep(name)
         ),
     )
@@ -156,14 +156,17 @@ def _places_in_lists(path: tuple[str | int, ...]) -> list[int]:
     return [i for i, key in enumerate(path) if isinstance(key, int)]
 
 
-def _with_attributes(node: Node, path: str) -> Iterator[str]:
-    """Give the names of the dicts that have attributes, of those that become names."""
+def _lost(node: Node, path: str) -> Iterator[tuple[str, str]]:
+    """Give the names of the dicts that lose something, of those that become names, and what they lose."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "odict" and node[2] is not None:
-        yield path
+        yield path, "the attributes of this dict"
     if tag in DICTS:
-        for own, item in node[1]:
-            yield from _with_attributes(item, join(path, decode_key(own)))
+        keys = [decode_key(own) for own, _ in node[1]]
+        if not all(isinstance(key, str) for key in keys):
+            yield path, "that keys of this dict are no strings: torch reads them as text"
+        for key, (_, item) in zip(keys, node[1], strict=True):
+            yield from _lost(item, join(path, key))
 
 
 def _tensor(directory: CheckpointDirectory, found: StateValue) -> LeafRecord | None:

@@ -1,0 +1,95 @@
+"""What a checkpoint says of its optimizers: which parameters they have, and which of these never had a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
+from ckstore.model.manifest.nodes import decode_key
+from ckstore.model.names import unwrapped
+from ckstore.tensors.restore import build_with
+from ckstore.tensors.walks import DICTS, leaf_numbers
+
+_GROUPS, _STATE, _PARAMETERS, _NAMES = "param_groups", "state", "params", "param_names"
+_FIRST = {
+    **dict.fromkeys(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer"), 0.0),
+    **dict.fromkeys(("square_avg", "grad_avg", "acc_delta"), 0.0),
+    "mu_product": 1.0,
+}
+"""With which values optimizers of torch begin; what begins otherwise is left out."""
+
+Groups = list[dict[str, list[Any]]]
+"""What each group of an optimizer says of its parameters: ``params``, and ``param_names`` if it has them."""
+
+
+class SavedOptimizers:
+    """The optimizers of a checkpoint, by the names that `torch.distributed.checkpoint` has for them."""
+
+    def __init__(self, manifest: Manifest, names: Sequence[str]) -> None:
+        self.groups: dict[str, Groups] = dict(_groups_in(manifest.state, manifest.leaves, ()))
+        # In a state dict that get_state_dict flattened no list has them, but a name: param_groups.layer.weight.lr.
+        self._above = {name.rpartition(".")[0] for name in names}
+        self._parameters = {
+            name: {str(parameter) for group in groups for parameter in group.get(_PARAMETERS, ())}
+            for name, groups in self.groups.items()
+        }
+
+    def first_value(self, name: str) -> float | None:
+        """Return what an entry begins with that is missing since its parameter had no gradient; None: it is missing."""
+        above, _, entry = name.rpartition(".")
+        first = _FIRST.get(entry)
+        if first is None or above in self._above:
+            return None
+        at = -1
+        while (at := f".{above}".find(f".{_STATE}.", at + 1)) >= 0:
+            optimizer, parameter = above[: max(at - 1, 0)], above[at + len(_STATE) + 1 :]
+            flattened = f"{optimizer}.{_GROUPS}.{parameter}".removeprefix(".")
+            if parameter in self._parameters.get(optimizer, ()) or flattened in self._above:
+                return first
+        return None
+
+    def other_order(self, optimizer: str, own: Sequence[Any]) -> str:
+        """Say how the groups of an optimizer of this name have other parameters; empty if the names say the same."""
+        for i, (group, other) in enumerate(zip(own, self.groups.get(optimizer, ()), strict=False)):
+            names, its = group.get(_NAMES) or (), other.get(_NAMES) or ()
+            for j, (wanted, found) in enumerate(zip(names, its, strict=False)):
+                if unwrapped(wanted) != unwrapped(found):
+                    return f"parameter {j} of group {i} is {wanted}, found {found}"
+        return ""
+
+
+def own_groups(state: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Sequence[Any]]]:
+    """Give name and groups of each optimizer whose state is in a state dict."""
+    if not isinstance(state, Mapping):
+        return
+    groups = state.get(_GROUPS)
+    if _STATE in state and isinstance(groups, list):
+        yield ".".join(path), groups
+    for key, item in state.items():
+        yield from own_groups(item, (*path, str(key)))
+
+
+def _groups_in(node: Node, leaves: Sequence[LeafRecord], path: tuple[str, ...]) -> Iterator[tuple[str, Groups]]:
+    if not isinstance(node, list) or node[0] not in DICTS:
+        return
+    below = {str(decode_key(own)): item for own, item in node[1]}
+    groups = below.get(_GROUPS)
+    if _STATE in below and isinstance(groups, list) and groups[0] == "list":
+        yield ".".join(path), [_group(group, leaves) for group in groups[1]]
+    for key, item in below.items():
+        yield from _groups_in(item, leaves, (*path, key))
+
+
+def _group(node: Node, leaves: Sequence[LeafRecord]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for own, item in node[1] if isinstance(node, list) and node[0] in DICTS else ():
+        is_list = isinstance(item, list) and item[0] == "list"
+        # A long list of numbers is a leaf, and none of it is read: such parameters have no names.
+        if own in {_PARAMETERS, _NAMES} and is_list and not any(True for _ in leaf_numbers(item)):
+            found[own] = [build_with(one, _no_leaf, leaves) for one in item[1]]
+    return found
+
+
+def _no_leaf(number: int) -> object:
+    raise LookupError(number)

@@ -1,0 +1,53 @@
+"""The keys of a state that are no strings: `torch.distributed.checkpoint` makes text of them, ckstore keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckstore.model.manifest.nodes import encode_key
+
+Path = tuple[str | int, ...]
+"""What leads to a value, as `torch.distributed.checkpoint` has it: keys as text, and numbers for places in lists."""
+
+
+def own_keys(state: Mapping[Any, Any]) -> list[list[Any]]:
+    """Return the path of each dict that has keys other than strings, with these keys: text -> node of the format."""
+    return [[list(path), keys] for path, keys in _own_keys(state, ())]
+
+
+def _own_keys(value: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    if isinstance(value, Mapping):
+        if found := {str(key): encode_key(key) for key in value if _is_kept(key)}:
+            yield path, found
+        for key, item in value.items():
+            yield from _own_keys(item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _own_keys(item, (*path, i))
+
+
+def _is_kept(key: object) -> bool:
+    """Whether a key is no string, and the format holds it; of any other key the text is what there is."""
+    if isinstance(key, str):
+        return False
+    try:
+        encode_key(key)
+    except ValueError:
+        return False
+    return True
+
+
+def set_at(state: Any, path: Path, value: object) -> None:
+    """Set a value in a state that has a place for it, by the state's own keys."""
+    *above, last = path
+    for key in above:
+        state = state[_own(state, key)]
+    state[_own(state, last)] = value
+
+
+def _own(place: Any, key: str | int) -> Any:
+    """Return the key, or the place in a list, that a step of a path stands for."""
+    if not isinstance(place, Mapping) or key in place:
+        return key
+    return next(own for own in place if str(own) == key)

@@ -1,0 +1,128 @@
+"""Mutants of what a load refuses and reports."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_LOADS = "tests/integrations/test_strict_loads.py"
+_TABLE = f"{_LOADS}::test_a_load_is_refused_if_a_part_that_is_strict_differs_and_reports_all_others"
+
+STRICT = [
+    Mutant(
+        "a name that only the checkpoint has is refused by `dcp.load`",
+        "dcp-drops-names",
+        "ComparingPlanner.create_global_plan",
+        "if any(map(self._must_fit, self.unexpected)):",
+        "if False:",
+        _TABLE,
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a name that another rank has a place for is not unexpected",
+        "unexpected-of-one-rank",
+        "ComparingPlanner.finish_plan",
+        "    self.unexpected = new_plan.planner_data\n",
+        "    pass\n",
+        f"{_LOADS}::test_a_name_that_another_rank_has_a_place_for_is_not_unexpected",
+        "assert",
+    ),
+    Mutant(
+        "a glob of `strict` that names nothing is an error of `dcp.load`",
+        "dcp-misspelt-strict",
+        "ComparingPlanner.create_local_plan",
+        "for glob in self._globs:",
+        "for glob in ():",
+        f"{_LOADS}::test_a_misspelt_part_is_an_error_and_does_not_make_a_load_lenient",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a glob of `strict` that names nothing is an error of `load_into`",
+        "misspelt-strict",
+        "_load_into_open",
+        "for glob in globs_of(request.strict):",
+        "for glob in ():",
+        f"{_LOADS}::test_a_misspelt_part_is_an_error_and_does_not_make_a_load_lenient",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "keys that are no strings come back from `dcp.save` as they were",
+        "keys-become-text",
+        "Join.key",
+        "self._keys.get(path, {}).get(text, text)",
+        "text",
+        f"{_LOADS}::test_numbers_that_are_keys_stay_numbers_and_the_optimizer_goes_on",
+        "assert",
+    ),
+    Mutant(
+        "a value is loaded at the key that the state has",
+        "values-at-text-keys",
+        "_own",
+        "return next(own for own in place if str(own) == key)",
+        "return key",
+        f"{_LOADS}::test_numbers_that_are_keys_stay_numbers_and_the_optimizer_goes_on",
+        "assert",
+    ),
+    Mutant(
+        "moments whose key is the text of a number reach their parameter",
+        "text-keys-of-optimizers",
+        "_Optimizer.by_parameter",
+        "numbers.get(key, key)",
+        "key",
+        f"{_LOADS}::test_numbers_that_are_keys_stay_numbers_and_the_optimizer_goes_on",
+        "what is kept for one of",
+    ),
+    Mutant(
+        "moments that belong to no parameter are refused",
+        "moments-of-no-parameter",
+        "_Optimizer.take",
+        "if key not in self._parameters and (self._is_torchs or type(key) is int):",
+        "if False:",
+        f"{_LOADS}::test_what_is_kept_for_no_parameter_of_the_optimizer_is_a_difference",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "moments follow the names of parameters",
+        "moments-by-place",
+        "_order",
+        "return [places[one] for one in wanted]",
+        "return [*range(len(wanted))]",
+        f"{_LOADS}::test_moments_follow_the_names_of_parameters",
+        "assert",
+    ),
+    Mutant(
+        "other names of parameters are refused",
+        "other-names-of-parameters",
+        "_orders",
+        "if not own or not its:",
+        "if True:",
+        f"{_LOADS}::test_other_names_of_parameters_are_a_difference",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "`dcp.load` refuses an optimizer whose parameters are in another order",
+        "dcp-moments-by-place",
+        "SavedOptimizers.other_order",
+        "if unwrapped(wanted) != unwrapped(found):",
+        "if False:",
+        f"{_LOADS}::test_dcp_refuses_an_optimizer_whose_parameters_are_in_another_order",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "only a parameter that the saved optimizer had begins afresh",
+        "all-moments-begin-afresh",
+        "SavedOptimizers.first_value",
+        "if parameter in self._parameters.get(optimizer, ()) or flattened in self._above:",
+        "if True:",
+        f"{_LOADS}::test_a_parameter_that_the_saved_optimizer_did_not_have_is_missing",
+        "assert",
+    ),
+    Mutant(
+        "an optimizer counts no step for a parameter that had no gradient",
+        "steps-without-a-gradient",
+        "ComparingPlanner.begin_afresh",
+        "self.state_dict[name].fill_(first)",
+        "pass",
+        f"{_LOADS}::test_parameters_without_a_gradient_begin_afresh_and_are_named",
+        "assert",
+    ),
+]
