@@ -13,6 +13,7 @@ from ckstore.model.brief import brief
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.words import printable
+from ckstore.ops.notices import warn
 from ckstore.store import RefLike, Store
 from ckstore.tensors.kinds import is_stateful
 from ckstore.tensors.refusals import type_name
@@ -29,7 +30,7 @@ from ckstore.training.rng import random_states, set_random_states
 @brief()
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """What `restore` did. Printed, it says what will not continue exactly.
+    """What `restore` did. Printed, it says what will not continue exactly; that is also one `CkstoreWarning`.
 
     Attributes:
         info: The checkpoint.
@@ -221,6 +222,8 @@ def _restore_from(
         *(reading(loader, record["loader"], before.world_size, world_size) if resumes else ()),
         *random.differing,
     )
+    if inexact:
+        warn(f"{info.name} restored, but: {'; '.join(inexact)}")
     return ResumeReport(info, restored, missing, unused, inexact, extra.state or {})
 
 

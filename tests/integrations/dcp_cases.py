@@ -9,6 +9,7 @@ import hashlib
 import io
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from ckstore import CkstoreWarning
 from ckstore.integrations import dcp as ours
 
 
@@ -367,6 +369,8 @@ def load_stages(store: str, step: int, count: int, strict: bool = True) -> Any:
     """Load so many of the stages; a rank that has none of its own loads the first."""
     stage = min(dist.get_rank(), count - 1)
     state = {f"stage.{stage}": {"w": torch.zeros(3)}}
-    report = ours.load(store, state, step, strict=strict)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        report = ours.load(store, state, step, strict=strict)
     assert torch.equal(state[f"stage.{stage}"]["w"], torch.ones(3) + stage)
-    return report
+    return report, [str(one.message) for one in told if issubclass(one.category, CkstoreWarning)]

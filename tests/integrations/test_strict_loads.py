@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
-from ckstore import CkstoreError, DoesNotFit, Store
+from ckstore import CkstoreError, CkstoreWarning, DoesNotFit, Store
 from ckstore.integrations import dcp
 from tests.support.gloo import Group
 
@@ -73,16 +74,21 @@ def test_a_load_is_refused_if_a_part_that_is_strict_differs_and_reports_all_othe
     for hows in itertools.product(("", MORE, LESS, OTHER), repeat=len(PARTS)):
         differing = {key: how for key, how in zip(PARTS, hows, strict=True) if how}
         state = {key: part(how, 7.0) for key, how in zip(PARTS, hows, strict=True)}
-        if refuses(strict, differing):
-            with pytest.raises(DoesNotFit) as caught:
-                load(store, state, strict=strict)
-            found: Any = caught.value
-            wrong = found.mismatched
-        else:
-            found = load(store, state, strict=strict)
-            wrong = found.not_loaded
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            if refuses(strict, differing):
+                with pytest.raises(DoesNotFit) as caught:
+                    load(store, state, strict=strict)
+                found: Any = caught.value
+                wrong = found.mismatched
+            else:
+                found = load(store, state, strict=strict)
+                wrong = found.not_loaded
 
         loaded = not isinstance(found, DoesNotFit)
+        said = [str(one.message) for one in told if issubclass(one.category, CkstoreWarning)]
+        assert said == ([found.summary] if loaded and differing else [])
+        assert loaded is False or bool(found.summary) == ("but for:" in str(found))
         assert set(found.missing) == {f"{key}.more" for key, how in differing.items() if how == MORE}
         assert set(wrong) == {f"{key}.w" for key, how in differing.items() if how == OTHER}
         if load is by_load_into or loaded or not (found.missing or wrong):
@@ -106,13 +112,14 @@ def test_a_name_that_another_rank_has_a_place_for_is_not_unexpected(pair: Group,
     pair.run("save_stages", store=str(store.path), step=1)
 
     reports = pair.run("load_stages", store=str(store.path), step=1, count=2)
-    assert [report.unexpected for report in reports] == [(), ()]
+    assert [(report.unexpected, said) for report, said in reports] == [((), [])] * 2
     for error in pair.call("load_stages", store=str(store.path), step=1, count=1):
         assert isinstance(error, DoesNotFit)
         assert error.unexpected == ("stage.1.w",)
         assert "strict=False" in error.hint
     lenient = pair.run("load_stages", store=str(store.path), step=1, count=1, strict=False)
-    assert [report.unexpected for report in lenient] == [("stage.1.w",)] * 2
+    assert [report.unexpected for report, _ in lenient] == [("stage.1.w",)] * 2
+    assert [said for _, said in lenient] == [[lenient[0][0].summary], []]  # once, and not by each rank
 
 
 def make(names: str = "ab") -> tuple[Any, Any]:

@@ -211,8 +211,11 @@ def test_the_report_says_what_will_not_continue_exactly(store: Store) -> None:
 
     with pytest.raises(DoesNotFit, match="no optimizer"):
         restore(store, model=other.model, optimizer=other.optimizer)
-    report = restore(store, strict=False, model=other.model, optimizer=other.optimizer, dataloader=other.loader)
+    with pytest.warns(CkstoreWarning) as told:
+        report = restore(store, strict=False, model=other.model, optimizer=other.optimizer, dataloader=other.loader)
 
+    assert [str(one.message) for one in told] == [f"main@0 restored, but: {'; '.join(report.inexact)}"]
+    assert told[0].filename == __file__
     assert (report.missing, report.unused) == (("optimizer",), ("scaler",))
     assert report.inexact == (
         "the checkpoint holds no optimizer",

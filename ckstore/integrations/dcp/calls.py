@@ -31,6 +31,7 @@ from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.acts import act
+from ckstore.ops.notices import warn
 from ckstore.ops.read.load_into import LoadReport
 from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
 from ckstore.store import RefLike, Store, context_of
@@ -221,14 +222,17 @@ def _load_once(
         state_dict_loader.load(
             plain, storage_reader=reader, planner=planner, process_group=process_group, no_dist=ranks.is_alone
         )
-    if isinstance(planner, ComparingPlanner):
-        planner.begin_afresh()
-    ranks.agree(lambda: _apply(state, plain))
     if reader.info is None:
         raise CkstoreError(f"loading {reader.ref}: nothing was read")
+    report = LoadReport(reader.info, read_bytes=reader.read_bytes)
     if isinstance(planner, ComparingPlanner):
-        return planner.report(reader.info, reader.read_bytes)
-    return LoadReport(reader.info, read_bytes=reader.read_bytes)
+        planner.begin_afresh()
+        report = planner.report(reader.info, reader.read_bytes)
+    ranks.agree(lambda: _apply(state, plain), lambda _: report.summary)
+    # By one rank: most often all have the same to say.
+    if report.summary and report.summary not in ranks.told[: ranks.who.rank]:
+        warn(report.summary)
+    return report
 
 
 @act

@@ -13,9 +13,10 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import spellings
 from ckstore.model.reports.progress import Progress
-from ckstore.model.words import printable
+from ckstore.model.words import printable, some_of
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.context import Context, info_of
+from ckstore.ops.notices import warn
 from ckstore.ops.read.committed_file import loadable
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
@@ -67,6 +68,8 @@ class Loaded:
 class LoadReport:
     """What `load_into` did. Printed, it is a list of everything that was not loaded as it is in the checkpoint.
 
+    If that is not empty, it is also one `CkstoreWarning`.
+
     Attributes:
         info: The checkpoint.
         missing: Names in the target that the checkpoint lacks; they were left as they were.
@@ -91,15 +94,23 @@ class LoadReport:
     _loaded: Loaded | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        kinds = (
+        lines = [line for title, names in self._kinds() for line in listed(title, names)]
+        return "\n".join(map(printable, [f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines]))
+
+    @property
+    def summary(self) -> str:
+        """What was not loaded as it is in the checkpoint, in one line; empty if everything was."""
+        said = [f"{title} ({len(names)}): {some_of(names)}" for title, names in self._kinds() if names]
+        return printable(f"{self.info.name} loaded, but for: {'; '.join(said)}") if said else ""
+
+    def _kinds(self) -> list[tuple[str, Sequence[str]]]:
+        return [
             ("only in the target, left as they were", self.missing),
             ("only in the checkpoint, not loaded", self.unexpected),
             ("do not fit, left as they were", pairs(self.not_loaded)),
             ("converted", pairs(self.cast)),
             ("of parameters that had no gradient yet, begun afresh", self.fresh),
-        )
-        lines = [line for title, names in kinds for line in listed(title, names)]
-        return "\n".join(map(printable, [f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines]))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +154,20 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
         return report
 
     try:
-        return read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
+        report = read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
     # Also Ctrl-C: a target of two halves must not be saved as the child of either.
     except BaseException:
         if is_touched:
             lose_parents(context)
         raise
+    _warn_of(report)
+    return report
+
+
+def _warn_of(report: LoadReport) -> None:
+    # A script that ignores what it gets back would go on with a part of its state.
+    if report.summary:
+        warn(report.summary)
 
 
 def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
