@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.acts import act_in_memory
+from ckstore.ops.notices import tell_left_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +105,7 @@ class BackgroundSaves:
     ) -> PendingSave:
         """Have a save begun; see `ckstore.Store.save_async`."""
         pending = self._client().submit(state, order, limits, self._context.known.last_parents, unchanged)
+        tell_left_out(pending.left_out)
         if pending.skipped:
             self._context.totals.not_saved("skipped")
         return pending

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ckstore.errors import CatalogUnavailable, CkstoreWarning
 from ckstore.model.names import DEFAULT_RUN
 from ckstore.model.settings.settings import StoreSettings
+from ckstore.model.words import some_of
 from ckstore.objects.layout import Layout
 
 _CATALOG = "catalog"
+_warned_left_out: set[str] = set()  # attributes of tensors that this process has warned of
 _warned_not_durable: set[str] = set()  # why stores are not durable: what this process has warned of
 
 
@@ -60,6 +63,14 @@ def tell_not_durable(reason: str, settings: StoreSettings) -> None:
     told = settings.algorithm.digest(reason.encode("utf-8", "surrogatepass"))  # the path need not be UTF-8
     if note_once(settings.uuid, f"told-{told}"):
         warn(f"a power cut may lose what is saved here: {reason}")
+
+
+def tell_left_out(attributes: Iterable[str]) -> None:
+    """Warn, once in a process for each tensor, of attributes that a checkpoint does not keep: ``weight (tag)``."""
+    new = [one for one in attributes if one not in _warned_left_out]
+    if new:
+        _warned_left_out.update(new)
+        warn(f"attributes of tensors are not stored: {some_of(new)}; store them under keys of their own")
 
 
 def warn(message: str) -> None:

@@ -12,7 +12,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
-from ckstore.ops.notices import tell_not_durable
+from ckstore.ops.notices import tell_left_out, tell_not_durable
 from ckstore.ops.save.commit import CommitOptions, capture_files
 from ckstore.ops.save.gather import step_in_name
 from ckstore.ops.save.save import Request, failing_as_save
@@ -31,7 +31,13 @@ Prepared = tuple[Request, Captured]
 def save_state(context: Context, state: object, request: Callable[[], Request], as_rank: AsRank) -> CheckpointInfo:
     """Save the state of one rank; see `ckstore.Store.save`. `request` returns what the caller wants."""
     who = as_rank.who()
-    return save_as_rank(context, who, lambda: (request(), capture({who.rank: state})), as_rank.ranks.timeout_s)
+
+    def prepare() -> Prepared:
+        captured = capture({who.rank: state})
+        tell_left_out(captured.left_out)
+        return request(), captured
+
+    return save_as_rank(context, who, prepare, as_rank.ranks.timeout_s)
 
 
 def commit_files(

@@ -25,7 +25,7 @@ from ckstore.model.manifest.nodes import (
     join,
 )
 from ckstore.model.manifest.python_values import FACTORY_NAMES, encode_held_bytes
-from ckstore.model.names import join_index, join_key
+from ckstore.model.names import join_index, join_key, plain
 from ckstore.tensors.kinds import (
     Stateful,
     is_array,
@@ -105,6 +105,7 @@ class Walk:
         self.storage_count = 0
         self.name_chars = 0
         self.refused: list[CannotStore] = []
+        self.left_out: list[str] = []
         self._open: set[int] = set()
         self._optimizer_state: str | tuple[()] = ()  # how the paths begin of what the latest optimizer keeps
         # Classes that were admitted as plain: tens of thousands of tensors are not asked again whether they come apart.
@@ -117,7 +118,7 @@ class Walk:
         """Return what was captured below `node`."""
         leaves = tuple(self.leaves[index] for index in range(self.leaf_count))
         sources = tuple(self.sources[index] for index in range(self.storage_count))
-        return Captured(node, leaves, sources, name_chars=self.name_chars)
+        return Captured(node, leaves, sources, name_chars=self.name_chars, left_out=tuple(self.left_out))
 
     def place_tensors(self, after: object = None, waited: Collection[object] = ()) -> None:
         """Give all tensors their places, once the walk is done."""
@@ -288,6 +289,9 @@ class Walk:
 
             self._admission = torch_leaves.Admission()
         admitted = self._admission.admit(value, path)
+        # What begins with an underscore is for the library that set it; torch itself marks tensors for its compiler.
+        if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):
+            self.left_out.append(f"{plain(path)} ({', '.join(names)})")
         self._tensor_kinds.add(type(value))
         # By memory, not by object: tied weights and views over one buffer stay one after a load.
         storage = self.memories.get(admitted.memory) if admitted.memory is not None else None

@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -374,3 +375,36 @@ def load_stages(store: str, step: int, count: int, strict: bool = True) -> Any:
         report = ours.load(store, state, step, strict=strict)
     assert torch.equal(state[f"stage.{stage}"]["w"], torch.ones(3) + stage)
     return report, [str(one.message) for one in told if issubclass(one.category, CkstoreWarning)]
+
+
+def own_value(kind: str, differs: bool) -> Any:
+    """Return a value of a kind: that of this rank, or the same for all."""
+    number = dist.get_rank() if differs else 5
+    generator = torch.Generator().manual_seed(number)
+    values: dict[str, Any] = {
+        "a random state": generator.get_state(),
+        "a view with gaps": torch.arange(8).reshape(4, 2)[:, 0] + number,
+        "a scalar of bfloat16": torch.tensor(number, dtype=torch.bfloat16),
+        "a complex conjugate": torch.tensor([1j * number]).conj(),
+        "a number": number,
+        "a nested tuple": {"x": [(1, ("a", float(number)))]},
+        "an array": [np.arange(3000) + number],
+        "a long list": {"order": [*range(number, number + 2000)]},
+        "a large tensor": torch.full((2**20,), number, dtype=torch.int16),
+        "a shard": _sharded({"odd": 0})["odd"] + number,
+    }
+    return values[kind]
+
+
+def save_values(store: str, step: int, kind: str, differs: bool, background: bool = False, **options: Any) -> Any:
+    """Save a value under one name, and others under a name of each rank; return the warnings."""
+    state = {"own": own_value(kind, differs), f"of.{dist.get_rank()}": dist.get_rank(), "w": torch.ones(3)}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if background:
+            group = dist.new_group(backend="gloo")
+            ours.async_save(store, state, step, process_group=group, **options).result()
+        else:
+            ours.save(store, state, step, **options)
+    said = [str(one.message) for one in told if issubclass(one.category, CkstoreWarning)]
+    return [one for one in said if "power cut" not in one]

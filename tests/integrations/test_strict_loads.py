@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
-from ckstore import CkstoreError, CkstoreWarning, DoesNotFit, Store
+from ckstore import CkstoreError, CkstoreWarning, DoesNotFit, RankMismatch, Store
 from ckstore.integrations import dcp
 from tests.support.gloo import Group
 
@@ -322,3 +322,75 @@ def test_dcp_refuses_an_optimizer_whose_parameters_are_in_another_order(store: S
     assert loaded.tolist() == [1.0, 1.0]
     assert list(report.not_loaded) == ["optim"]
     assert moments(*other) == before
+
+
+COMPARED = (
+    "a random state",
+    "a view with gaps",
+    "a scalar of bfloat16",
+    "a complex conjugate",
+    "a number",
+    "a nested tuple",
+    "an array",
+    "a long list",
+)
+
+
+@pytest.mark.parametrize("differs", [False, True], ids=["the same", "another"])
+def test_a_value_that_ranks_have_under_one_name_is_the_same_or_the_save_is_refused(
+    pair: Group, store: Store, differs: bool
+) -> None:
+    for step, kind in enumerate((*COMPARED, "a large tensor", "a shard")):
+        answers = pair.call("save_values", store=str(store.path), step=step, kind=kind, differs=differs)
+
+        if differs and kind in COMPARED:
+            assert [type(answer) for answer in answers] == [RankMismatch] * 2, kind
+            assert "(rank 0 and rank 1); nothing was published" in answers[0].message
+            assert "own" in answers[0].message
+            assert store.latest() is None or store.info("latest").step < step
+        else:
+            assert answers == [[], []], kind
+
+
+def test_ranks_that_may_differ_are_named_by_one_warning(pair: Group, store: Store) -> None:
+    given = {"store": str(store.path), "kind": "a random state", "differs": True, "if_ranks_differ": "warn"}
+    said = pair.call("save_values", step=1, **given)
+
+    assert said == [
+        ["ranks have different values under one name, of which a checkpoint keeps one: own (rank 0 and rank 1)"],
+        [],
+    ]
+    assert {"of.0", "of.1"} <= set(store.load(1))
+
+
+def test_a_save_in_the_background_compares_what_ranks_have_as_well(pair: Group, store: Store) -> None:
+    given = {"store": str(store.path), "kind": "a random state", "differs": True, "background": True}
+    answers = pair.call("save_values", step=1, **given)
+
+    assert [type(answer).__name__ for answer in answers] == ["CheckpointException"] * 2
+    assert all("ranks have different values under one name" in str(answer) for answer in answers)
+    assert store.latest() is None
+    for error in pair.call("save_values", **{**given, "step": 1, "background": False, "if_ranks_differ": "no"}):
+        assert "if_ranks_differ must be one of error, warn, got 'no'" in str(error)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_an_attribute_of_a_tensor_is_named_once(store: Store, background: bool) -> None:
+    tagged = torch.zeros(2)
+    tagged.tag = "x"  # type: ignore[attr-defined]
+    tagged._own = "of a library"  # type: ignore[attr-defined]
+    name = f"t{background}.w"
+    module = torch.nn.Linear(2, 2)
+    module.weight.tag = "x"  # type: ignore[attr-defined]
+    state = {name: tagged, "module": module}
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(2):
+            if background:
+                store.save_async(state, step).result(60)
+            else:
+                store.save(state, step)
+    store.close()
+    said = [str(one.message) for one in told if "power cut" not in str(one.message)]
+    assert said == [f"attributes of tensors are not stored: {name} (tag); store them under keys of their own"]

@@ -26,6 +26,7 @@ from ckstore.errors import (
 from ckstore.integrations.dcp.group import GroupMeeting, is_alone, sendable
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
+from ckstore.integrations.dcp.replicas import check_rule, digests_of
 from ckstore.integrations.dcp.state_keys import own_keys
 from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
@@ -45,6 +46,7 @@ def save(
     *,
     planner: SavePlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
+    if_ranks_differ: str = "error",
     **about: Any,
 ) -> CheckpointInfo:
     """Save a state dict of shards from all ranks as one checkpoint; each rank calls this.
@@ -57,19 +59,21 @@ def save(
         run: Name of the run; the same on all ranks.
         planner: As in `dcp.save`.
         process_group: The ranks; None: all. It needs a backend for the CPU, such as gloo.
+        if_ranks_differ: What happens if ranks have different values under one name: of a plain tensor of at most 1 MiB,
+            or of what is not a tensor. The values of one rank would be saved for all. ``"error"`` refuses the save,
+            ``"warn"`` names them.
         about: As in `CkstoreWriter`: metrics, metadata, message, tags, parent, if_exists.
 
     Returns:
         What was saved, on every rank.
 
     Raises:
-        RankMismatch: The ranks do not mean the same checkpoint.
+        RankMismatch: The ranks do not mean the same checkpoint, or have different values under one name.
         RankFailed: The save failed at a rank; the causes of all ranks are in it. After both nothing was published.
     """
     ranks = GroupMeeting(f"saving {run}@{step}", process_group)
     # What one rank alone can get wrong comes before the first collective of DCP, in which the others would wait for it.
-    writer, plain = ranks.agree(lambda: (CkstoreWriter(store, step, run, **about), _plain(state)))
-    writer.keys = own_keys(plain)
+    writer, plain = ranks.agree(lambda: _begin(CkstoreWriter(store, step, run, **about), state, if_ranks_differ))
     writer.timeout_s, writer.say = ranks.own_timeout_s, ranks.say
     try:
         with ranks.failing_together():
@@ -89,6 +93,7 @@ def async_save(
     *,
     planner: SavePlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
+    if_ranks_differ: str = "error",
     about: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
@@ -101,6 +106,7 @@ def async_save(
         run: As in `save`.
         planner: As in `save`.
         process_group: As in `save`.
+        if_ranks_differ: As in `save`.
         about: What `save` takes by name: metrics, tags …
         options: Of `dcp.async_save`, such as ``async_checkpointer_type``.
 
@@ -109,14 +115,23 @@ def async_save(
     """
     options = {"planner": planner, "process_group": process_group, **options}
     try:
-        writer, plain = CkstoreWriter(store, step, run, **(about or {})), _plain(state)
-        writer.keys = own_keys(plain)
+        writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ)
         return _followed(state_dict_saver.async_save(plain, storage_writer=writer, **options), writer)
     except Exception as error:
         if is_alone():
             raise
         # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
         return state_dict_saver.async_save({}, storage_writer=_RefusedWriter(sendable(error)), **options)
+
+
+def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -> tuple[CkstoreWriter, dict[str, Any]]:
+    """Return a writer that knows what `torch.distributed.checkpoint` does not pass on of a state, and the state."""
+    plain = _plain(state)
+    writer.if_ranks_differ = check_rule(if_ranks_differ)
+    writer.keys = own_keys(plain)
+    # Without a group there is no other rank to compare with.
+    writer.digests = {} if is_alone() else digests_of(plain)
+    return writer, plain
 
 
 def _followed(saving: Any, writer: CkstoreWriter) -> Any:

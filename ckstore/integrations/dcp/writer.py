@@ -25,6 +25,7 @@ from torch.futures import Future
 
 from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
 from ckstore.integrations.dcp.planner import content_of_plan
+from ckstore.integrations.dcp.replicas import differing, refuse
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import DcpValue
@@ -32,6 +33,7 @@ from ckstore.model.names import check_run, check_step
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import act, check_options
 from ckstore.ops.free import reclaim
+from ckstore.ops.notices import warn
 from ckstore.ops.save.options import SaveOptions, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.apart import Joined, adopt, mirror_of, publish_apart, push_staged
@@ -65,6 +67,8 @@ class CkstoreWriter(StorageWriter):
         timeout_s: For how long this rank waits for its disk, if that gives no sign of life.
         say: Called with how far this rank is.
         keys: Those of the state that are no strings, see `own_keys`; `torch.distributed.checkpoint` makes text of them.
+        digests: Of the values that other ranks may have under the same names, see `digests_of`.
+        if_ranks_differ: Whether other values there are an error, or a warning.
     """
 
     def __init__(
@@ -83,6 +87,8 @@ class CkstoreWriter(StorageWriter):
         self.timeout_s = math.inf
         self.say: Callable[[str], object] = len
         self.keys: list[list[Any]] = []
+        self.digests: dict[str, str] = {}
+        self.if_ranks_differ = "error"
         self._rank = 0
         self._staging: Staging | None = None
         self._pushed: PushedPart | None = None
@@ -125,15 +131,19 @@ class CkstoreWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Send along what this rank means to save."""
-        return replace(plan, storage_data=self._meant())
+        return replace(plan, storage_data={**self._meant(), "digests": self.digests})
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Compare what the ranks mean; the coordinator does."""
         said = [plan.storage_data for plan in plans]
         are_apart = check_agreement(one for one in said if one is not None)
+        if values := differing([{} if one is None else one.get("digests", {}) for one in said]):
+            if self.if_ranks_differ == "error":
+                raise refuse(values)
+            warn(values)
         # A plan without it is of a planner that caches plans, and has what was sent before.
         return [
-            plan if one is None else replace(plan, storage_data={**one, "apart": are_apart})
+            plan if one is None else replace(plan, storage_data={**one, "digests": {}, "apart": are_apart})
             for plan, one in zip(plans, said, strict=True)
         ]
 

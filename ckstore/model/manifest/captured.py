@@ -42,6 +42,7 @@ class Captured:
     sources: tuple[ByteSource, ...]  # the bytes; ``sources[i]`` is storage `i` of the leaves
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
     name_chars: int = 0  # characters of the names of all its values, but for their own keys
+    left_out: tuple[str, ...] = ()  # attributes of its tensors, which the format does not hold: ``weight (tag)``
 
     def first_changed(self) -> str | None:
         """Return the name of a source that was seen to be modified since the capture; None if none was."""

@@ -61,7 +61,7 @@ from ckstore.ops.free.make_room import after_save, how_to_free
 from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
-from ckstore.ops.notices import tell_not_durable
+from ckstore.ops.notices import tell_left_out, tell_not_durable
 from ckstore.ops.pace import Laps
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.protection import held
@@ -116,6 +116,7 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     context.check_writable()
     with python_gc_paused():
         captured = capture(state)
+    tell_left_out(captured.left_out)
     try:
         return save_captured(context, captured, request)
     # The usual cause in a job of several ranks is that each saves the same step on its own.

@@ -141,7 +141,12 @@ class Client:
                 kept=placed.kept,
                 last_parents=self._queue.parents.news(last_parents),
             )
-            pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
+            pending = PendingSave(
+                order.run,
+                order.step,
+                sum(place.nbytes for place in placed.places),
+                left_out=captured.left_out,
+            )
             pending.refuse = partial(self._keeper.refuse, order.number)
             encoded = b"" if copying is None else encode(order)
             # As late as can be: what was done since it began took no time of its own.

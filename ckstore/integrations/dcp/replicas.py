@@ -1,0 +1,93 @@
+"""Values that several ranks have under one name. A checkpoint keeps those of one rank, so all must have the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+from ckstore.errors import BadInput, CannotStore, RankMismatch
+from ckstore.model.digest import ALGORITHMS
+from ckstore.model.words import some_of
+from ckstore.tensors.capture import capture
+
+_COMPARED_MOST_BYTES = 2**20
+"""Larger tensors are not compared: to hash them would take each rank as long as to save them takes one."""
+_PLAIN = {int, float, str, bool, type(None)}
+RULES = ("error", "warn")
+_ASIDE = "give each rank a name of its own, such as state[f'rng.{rank}'], or make the values the same on all ranks"
+
+
+def check_rule(if_ranks_differ: str) -> str:
+    """Return what is to be done where ranks differ."""
+    if if_ranks_differ not in RULES:
+        raise BadInput(f"if_ranks_differ must be one of {', '.join(RULES)}, got {if_ranks_differ!r}")
+    return if_ranks_differ
+
+
+def digests_of(state: dict[str, Any]) -> dict[str, str]:
+    """Return a digest of each value that a rank does not share with others as shards: by it they are compared."""
+    return dict(_digests(flatten_state_dict(state)[0]))
+
+
+def _digests(flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in flat.items():
+        if type(value) in _PLAIN:
+            yield name, repr(value)
+        elif not isinstance(value, torch.Tensor):
+            try:
+                yield name, _digest_of_value(value)
+            except CannotStore:  # the save says so, and names it as all that it cannot store
+                continue
+        elif type(value) in {torch.Tensor, torch.nn.Parameter} and _is_compared(value):
+            yield name, _digest(value)
+
+
+def _is_compared(tensor: torch.Tensor) -> bool:
+    is_small = tensor.numel() * tensor.element_size() <= _COMPARED_MOST_BYTES
+    return is_small and tensor.layout is torch.strided and tensor.device.type != "meta"
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    data: Any = values.reshape(-1).view(torch.uint8).numpy()
+    return f"{tensor.dtype} {list(tensor.shape)} {_hash(memoryview(data))}"
+
+
+def _digest_of_value(value: object) -> str:
+    captured = capture({"value": value})
+    parts = [json.dumps(captured.state), *(repr((leaf.dtype, leaf.shape, leaf.storage)) for leaf in captured.leaves)]
+    for source in captured.sources:
+        data = bytearray(source.nbytes)
+        source.read_into(0, source.nbytes, memoryview(data))
+        parts.append(_hash(data))
+    return _hash("\n".join(parts).encode("utf-8", "surrogatepass"))
+
+
+def _hash(data: bytes | bytearray | memoryview) -> str:
+    return ALGORITHMS["xxh3_128"].digest(data)
+
+
+def differing(digests: Sequence[Mapping[str, str]]) -> str:
+    """Say which values are not the same on all ranks that have them; empty if there are none."""
+    first: dict[str, tuple[int, str]] = {}
+    found: dict[str, tuple[int, int]] = {}
+    for rank, mine in enumerate(digests):
+        for name, digest in mine.items():
+            other, its = first.setdefault(name, (rank, digest))
+            if its != digest:
+                found.setdefault(name, (other, rank))
+    if not found:
+        return ""
+    said = some_of([f"{name} (rank {one} and rank {other})" for name, (one, other) in found.items()])
+    return f"ranks have different values under one name, of which a checkpoint keeps one: {said}"
+
+
+def refuse(said: str) -> RankMismatch:
+    """Return the error for values that differ."""
+    return RankMismatch(
+        f"{said}; nothing was published", hint=f"{_ASIDE}; if_ranks_differ='warn' keeps those of one rank"
+    )
