@@ -146,10 +146,9 @@ def _capture_values(values: dict[str, object]) -> Captured:
 def _place(shard: Shard, name: str, storage: int, chunk_bytes: int) -> tuple[LeafRecord, list[ByteSource]]:
     from ckstore.tensors import torch_leaves
 
-    tensor = shard.tensor.detach()
-    admitted = torch_leaves.Admission().admit(tensor if tensor.is_contiguous() else tensor.contiguous(), shard.name)
+    admitted = torch_leaves.Admission().admit(shard.tensor.detach(), shard.name)
     torch_leaves.wait_for_devices(torch_leaves.devices_of([admitted]))
-    source, (leaf,) = torch_leaves.place([admitted], storage)
+    source, leaf = torch_leaves.place_row_major(admitted, storage)
     source.name = shard.name
     if 0 in leaf.shape:
         return leaf._replace(name=name), []

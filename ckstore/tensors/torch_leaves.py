@@ -19,7 +19,7 @@ from ckstore.tensors.device import streams
 from ckstore.tensors.layout import StorageMemory, keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers
 from ckstore.tensors.torch_parts import refuse_tensor
-from ckstore.tensors.torch_sources import GappedSource, TorchSource, Watched, version_of
+from ckstore.tensors.torch_sources import GappedSource, StridedSource, TorchSource, Watched, version_of
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource
@@ -111,18 +111,29 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
     if len(members) > 1:
         return _place_shared(members, storage)
     lone = members[0]
-    tensor, strides, live = lone.tensor, None, lone.storage
-    start, stop = lone.start, lone.stop
-    if not lone.contiguous:
-        # A transposed weight fills its span: kept as it lies, uncopied. A slice with gaps would store the gaps.
-        if stop - start <= lone.elements * lone.itemsize:
-            strides = tensor.stride()
-        else:
-            tensor = _contiguous(tensor)
-            start, stop, live = 0, lone.elements * lone.itemsize, tensor.untyped_storage()
-    watched = () if lone.watched is None else (lone.watched,)
-    source = TorchSource(lone.name, live, start, stop - start, watched)
+    # A transposed weight fills its span: kept as it lies, uncopied. A slice with gaps would store the gaps.
+    if not lone.contiguous and lone.stop - lone.start > lone.elements * lone.itemsize:
+        source, leaf = place_row_major(lone, storage)
+        return source, [leaf]
+    strides = None if lone.contiguous else lone.tensor.stride()
+    source = TorchSource(lone.name, lone.storage, lone.start, lone.stop - lone.start, _watched(lone))
     return source, [LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage, 0, strides)]
+
+
+def place_row_major(lone: Admitted, storage: int) -> tuple[ByteSource, LeafRecord]:
+    """Return the source and the leaf of a tensor alone, row-major whatever its strides."""
+    leaf = LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage)
+    if not lone.contiguous and lone.tensor.is_cpu:
+        return StridedSource(lone.name, as_bits(lone.tensor), _watched(lone)), leaf
+    # On a device one kernel brings the elements together, and what is read from there has to lie in one row.
+    tensor = lone.tensor if lone.contiguous else as_bits(lone.tensor).contiguous()
+    start = lone.start if lone.contiguous else 0
+    nbytes = lone.elements * lone.itemsize
+    return TorchSource(lone.name, tensor.untyped_storage(), start, nbytes, _watched(lone)), leaf
+
+
+def _watched(lone: Admitted) -> tuple[Watched, ...]:
+    return () if lone.watched is None else (lone.watched,)
 
 
 def devices_of(members: Iterable[Admitted]) -> set[torch.device]:
@@ -258,10 +269,6 @@ def _place_shared(members: Sequence[Admitted], storage: int) -> tuple[ByteSource
         return sources[0], leaves
     places = [part.place for part in parts]
     return GappedSource(name, size, places, sources, tuple(watched)), leaves
-
-
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return as_bits(tensor).contiguous()
 
 
 def _storage_of(tensor: torch.Tensor, path: str) -> tuple[torch.UntypedStorage, int]:

@@ -153,6 +153,64 @@ class GappedSource:
         return was_changed(self.watched)
 
 
+class StridedSource:
+    """The elements of a strided tensor on the CPU in row-major order, gathered as they are read; see `ByteSource`."""
+
+    # A copy of all of it would take as much memory again until the save has ended.
+
+    __slots__ = ("_bits", "_item_bytes", "name", "nbytes", "watched")
+    on_device = False
+
+    def __init__(self, name: str, bits: torch.Tensor, watched: tuple[Watched, ...]) -> None:
+        self.name = name
+        self.nbytes = bits.numel() * bits.element_size()
+        self.watched = watched
+        self._bits = bits  # its elements, as integers
+        self._item_bytes = bits.element_size()
+
+    def view(self, start: int, stop: int) -> memoryview | None:
+        """Return None: they do not lie in one row."""
+        del start, stop
+        return None
+
+    def read_into(self, start: int, stop: int, out: memoryview) -> None:
+        """Gather these bytes into `out`."""
+        if start == stop:
+            return
+        first, last = start // self._item_bytes, -(-stop // self._item_bytes)
+        # Into memory of its own: `out` may begin at any byte, and elements do not.
+        values = torch.empty(last - first, dtype=self._bits.dtype, device="cpu")
+        _gather(self._bits, first, values)
+        data = memory_at(values.data_ptr(), values.numel() * self._item_bytes)
+        copy_bytes(data[start - first * self._item_bytes :][: stop - start], out)
+
+    def weakly(self) -> None:
+        """Return nothing: gathered bytes have no place in a storage that could be remembered."""
+
+    def changed(self) -> bool:
+        """Whether the tensor was modified since the capture, as far as torch counts it."""
+        return was_changed(self.watched)
+
+
+def _gather(tensor: torch.Tensor, first: int, values: torch.Tensor) -> None:
+    """Copy the elements of `tensor` that are `first` and the following ones in row-major order to `values`."""
+    if tensor.dim() <= 1:
+        values.copy_(tensor.reshape(-1)[first : first + values.numel()])
+        return
+    row = tensor[0].numel()
+    at = 0
+    while at < values.numel():
+        index, inside = divmod(first + at, row)
+        rows = 0 if inside else (values.numel() - at) // row
+        if rows:
+            count = rows * row
+            values[at : at + count].view(rows, *tensor.shape[1:]).copy_(tensor[index : index + rows])
+        else:
+            count = min(row - inside, values.numel() - at)
+            _gather(tensor[index], inside, values[at : at + count])
+        at += count
+
+
 def storage_of(weak: StorageWeakRef) -> torch.UntypedStorage | None:
     """Return a storage that something else keeps alive; else None."""
     found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)  # noqa: SLF001

@@ -197,4 +197,23 @@ STRICT = [
         f"{_LOADS}::test_an_attribute_of_a_tensor_is_named_once",
         "assert",
     ),
+    Mutant(
+        "a shard with gaps is gathered as it is read",
+        "shards-are-copied",
+        "place_row_major",
+        "if not lone.contiguous and lone.tensor.is_cpu:",
+        "if False:",
+        "tests/integrations/test_dcp.py::test_a_shard_with_gaps_is_saved_without_a_copy_of_it",
+        "assert",
+    ),
+    Mutant(
+        "a change of a tensor with gaps is seen while it is saved",
+        "changed-slices-unseen",
+        "StridedSource.changed",
+        "was_changed(self.watched)",
+        "False",
+        "tests/tensors/test_capture.py::"
+        "test_a_slice_with_gaps_is_not_copied_and_any_bytes_of_it_are_those_of_a_row_major_copy",
+        "assert",
+    ),
 ]

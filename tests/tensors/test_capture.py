@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.model.manifest.manifest import LeafRecord
@@ -33,6 +35,33 @@ def test_a_contiguous_tensor_is_not_copied() -> None:
     tensor[2] = 99
 
     assert view == tensor_bits(tensor[2:8])
+
+
+@pytest.mark.property
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    st.data(),
+    st.sampled_from([torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex128]),
+)
+def test_a_slice_with_gaps_is_not_copied_and_any_bytes_of_it_are_those_of_a_row_major_copy(
+    sizes: list[int], data: st.DataObject, dtype: torch.dtype
+) -> None:
+    shape = [2 * size for size in sizes]
+    values = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+    gaps = tuple(slice(data.draw(st.integers(0, 1)), None, 2) for _ in shape)
+    tensor = values[gaps].permute(data.draw(st.permutations(range(len(shape)))))
+    source = capture({"a": tensor}).sources[0]
+    values *= 0  # what is read is what the tensor holds then
+    values += torch.arange(values.numel()).reshape(shape).flip(0).to(dtype)
+
+    wanted = tensor_bits(tensor)
+    assert source.nbytes == len(wanted)
+    stop = data.draw(st.integers(0, source.nbytes))
+    start = data.draw(st.integers(0, stop))
+    out = bytearray(stop - start)
+    source.read_into(start, stop, memoryview(out))
+    assert bytes(out) == wanted[start:stop]
+    assert source.changed()
 
 
 def test_a_lone_slice_stores_its_elements_and_no_more() -> None:
