@@ -129,10 +129,11 @@ def region(target: npt.NDArray[Any], leaf: LeafRecord) -> Region | None:
     return Region(flat.ctypes.data, flat.nbytes, flat.data)
 
 
-def fill(target: npt.NDArray[Any], found: object) -> None:
-    """Copy the values of an array of the same dtype and shape into `target`, bit for bit."""
+def fill(target: npt.NDArray[Any], found: object) -> int:
+    """Copy the values of an array of the same dtype and shape into `target`, bit for bit; return 0."""
     values: Any = found
     np.copyto(target, values, casting="no")
+    return 0  # none is out of the range of its own dtype
 
 
 def copy_bytes(source: memoryview, out: memoryview) -> None:

@@ -242,7 +242,7 @@ def _load_once(
     report = LoadReport(reader.info, read_bytes=reader.read_bytes)
     if isinstance(planner, ComparingPlanner):
         planner.begin_afresh()
-        report = planner.report(reader.info, reader.read_bytes)
+        report = planner.report(reader.info, reader.read_bytes, reader.beyond)
     ranks.agree(lambda: _apply(state, plain), lambda _: report.summary)
     # By one rank: most often all have the same to say.
     if report.summary and report.summary not in ranks.told[: ranks.who.rank]:

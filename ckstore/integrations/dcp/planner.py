@@ -6,7 +6,7 @@ The planner of `load` compares names, shapes and kinds before anything is read, 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from ckstore.errors import BadInput, DoesNotFit
 from ckstore.integrations.dcp.optimizers import SavedOptimizers, own_groups
 from ckstore.integrations.dcp.state_keys import set_at
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.words import counted
 from ckstore.ops.read.load_into import LoadReport, Strict, globs_of, listed, must_fit, pairs
 from ckstore.ranks.part import Content, Shard, content_of
 
@@ -90,8 +91,10 @@ class ComparingPlanner(DefaultLoadPlanner):
             for name, first in self._first.items():
                 self.state_dict[name].fill_(first)
 
-    def report(self, info: CheckpointInfo, read_bytes: int) -> LoadReport:
-        """Return what was loaded, and what was not."""
+    def report(self, info: CheckpointInfo, read_bytes: int, beyond: Mapping[str, int]) -> LoadReport:
+        """Return what was loaded, and what was not; `beyond`: of names that were converted, values out of range."""
+        for name, count in beyond.items():
+            self.cast[name] += f", {counted(count, 'value')} out of its range"
         return LoadReport(
             info, self.missing, self.unexpected, self.not_loaded, self.cast, tuple(self._first), read_bytes
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import uuid
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ from ckstore.store import RefLike, Store, context_of
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.restore import build_with, make_leaf
 from ckstore.tensors.torch_leaves import DTYPES
+from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.training.newest import untried
 
 
@@ -59,6 +61,7 @@ class CkstoreReader(StorageReader):
         info: The checkpoint, once `read_metadata` was called.
         tried: Ids of checkpoints that turned out to be damaged; ``latest-valid`` is the newest before them.
         read_bytes: How many bytes this rank has read from blobs.
+        beyond: Name of a tensor that was converted -> how many values the dtype of the target has no place for.
         load_id: Tells this load from others; `reset` begins another one.
     """
 
@@ -68,6 +71,7 @@ class CkstoreReader(StorageReader):
         self.info: CheckpointInfo | None = None
         self.tried: Collection[str] = ()
         self.read_bytes = 0
+        self.beyond: Counter[str] = Counter()
         self.load_id = str(uuid.uuid4())
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
@@ -120,7 +124,7 @@ class CkstoreReader(StorageReader):
         """Read what this rank wants into its tensors."""
         if self.info is None:
             raise BadInput("read_data was called before read_metadata")
-        self.read_bytes += _read(self.store, self.info, plan, planner)
+        self.read_bytes += _read(self.store, self.info, plan, planner, self.beyond)
         result: Future[None] = Future()
         result.set_result(None)
         return result
@@ -151,11 +155,11 @@ def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
 
 
 @act
-def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner) -> int:
+def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner, beyond: Counter[str]) -> int:
     context = context_of(store)
     with open_directory(context, info) as directory:
         try:
-            read_bytes = _read_items(directory, info, plan, planner)
+            read_bytes = _read_items(directory, info, plan, planner, beyond)
         except BaseException:
             lose_parents(context)  # some tensors are of this checkpoint now, and others are not
             raise
@@ -163,7 +167,9 @@ def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlann
     return read_bytes
 
 
-def _read_items(directory: CheckpointDirectory, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner) -> int:
+def _read_items(
+    directory: CheckpointDirectory, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner, beyond: Counter[str]
+) -> int:
     found = entries_of(directory.manifest)
     reader: RegionReader | None = None
     read_bytes = 0
@@ -180,11 +186,14 @@ def _read_items(directory: CheckpointDirectory, info: CheckpointInfo, plan: Load
         if reader is None or reader.storage != leaf.storage:
             read_bytes += 0 if reader is None else reader.read_bytes
             reader = RegionReader(directory, leaf.storage, leaf.name)
-        _read_tensor(reader, leaf, item, planner)
+        if count := _read_tensor(reader, leaf, item, planner):
+            beyond[name] += count
     return read_bytes + (0 if reader is None else reader.read_bytes)
 
 
-def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner: LoadPlanner) -> None:
+def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner: LoadPlanner) -> int:
+    """Fill a block of a tensor; return how many values its dtype has no place for."""
+    beyond = 0
     target = planner.resolve_tensor(item)
     out = target.detach()
     item_bytes = TORCH_ITEMSIZE[leaf.dtype]
@@ -196,8 +205,11 @@ def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner
         array: Any = flat.numpy()
         reader.block(in_bytes(leaf.shape, item_bytes), wanted, memoryview(array))
         if not straight:
-            out.copy_(flat.view(DTYPES[leaf.dtype]).reshape(sizes))
+            values = flat.view(DTYPES[leaf.dtype]).reshape(sizes)
+            beyond = count_beyond(values, out.dtype)
+            out.copy_(values)
     planner.commit_tensor(item, target)
+    return beyond
 
 
 def _takes_bytes(out: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -76,7 +76,8 @@ class LoadReport:
         unexpected: Names in the checkpoint that the target lacks; they were not loaded.
         not_loaded: Names in both that do not fit -> why: ``shape [1024, 8] float32 wanted, found shape [1000, 8]
             float32``; they were left as they were.
-        cast: Names that were converted -> from what to what: ``float32 to bfloat16``.
+        cast: Names that were converted -> from what to what: ``float32 to bfloat16``, and how many values the new dtype
+            has no place for, if there are any.
         fresh: Names in an optimizer of the target that the checkpoint lacks because the parameter had no gradient until
             then; the optimizer begins with these parameters as it did then.
         read_bytes: Bytes that were read from the store; with `since` no more than what differs.
@@ -260,6 +261,7 @@ def _load_into_open(
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
     # Last: values that are not tensors are set only when every tensor is in.
     plan.finish(memories.__getitem__)
+    plan.name_beyond()
     report = _report(directory, _as_written(plan.differences, manifest))
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
     loaded = Loaded(manifest, request.select, request.rename, names)

@@ -167,7 +167,7 @@ class Comparison:
         on_meta = live.device.type == "meta"
         if torch_targets.takes(live, leaf) if on_meta else self.filling.bind(live, item[1]):
             return True
-        return self.converts(live, leaf, name) and (on_meta or self.filling.bind(live, item[1], cast=True))
+        return self.converts(live, leaf, name) and (on_meta or self.filling.bind(live, item[1], cast_as=name))
 
     def converts(self, live: Any, leaf: LeafRecord, name: str) -> bool:
         """Whether a leaf may be converted to the dtype of a tensor of its shape; say so, or why not."""

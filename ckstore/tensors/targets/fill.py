@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,22 +26,26 @@ class Filling:
         self._new: set[int] = set()
         self._direct: set[int] = set()
         self._copied: dict[int, list[int]] = {}
-        self._cast: set[int] = set()
-        self._made: dict[int, Callable[[], Any]] = {}
+        self._cast: dict[int, str] = {}
+        self._made: dict[int, tuple[Callable[[], Any], str]] = {}
+        self.beyond: Counter[str] = Counter()  # name in the target -> values that its dtype has no place for
 
-    def bind(self, target: Any, index: int, *, cast: bool = False) -> bool:
-        """Let the values of leaf `index` go to `target`; False if dtype (unless it can be `cast`) or shape differ."""
+    def bind(self, target: Any, index: int, *, cast_as: str | None = None) -> bool:
+        """Let the values of leaf `index` go to `target`; False if dtype or shape differ.
+
+        With `cast_as`, the name of `target`, they may be converted to its dtype.
+        """
         functions, leaf = _functions(target), self._leaves[index]
         if not functions.takes(target, leaf):
-            if not cast or not functions.casts(target, leaf):
+            if cast_as is None or not functions.casts(target, leaf):
                 return False
-            self._cast.add(index)
+            self._cast[index] = cast_as
         self._bound[index] = target
         return True
 
-    def bind_later(self, make: Callable[[], Any], index: int) -> None:
+    def bind_later(self, make: Callable[[], Any], index: int, name: str) -> None:
         """Let the values of leaf `index` go to a tensor that `make` gives when it is decided; it takes the leaf."""
-        self._made[index] = make
+        self._made[index] = make, name
 
     def make_new(self, index: int) -> None:
         """Let leaf `index` be a value of its own."""
@@ -63,8 +67,8 @@ class Filling:
         # does, if all other leaves of it lie there too (tied tensors that are tied in the target), and if no other
         # storage goes to the same memory. Of one that is copied no new value is made.
         # Memory only now, when the plan is known to fit: a refused load must not take gigabytes first.
-        for index, make in self._made.items():
-            self.bind(make(), index, cast=True)
+        for index, (make, name) in self._made.items():
+            self.bind(make(), index, cast_as=name)
         wanted = defaultdict(list)
         for index in (*self._bound, *self._new):
             if not is_empty(self._leaves[index]):
@@ -98,13 +102,18 @@ class Filling:
             low, high = max(start, leaf.offset), min(start + len(data), leaf.offset + _elements_bytes(leaf))
             if low < high:
                 part = data[low - start : high - start]
-                _functions(self._bound[index]).fill_part(self._bound[index], leaf, low - leaf.offset, part)
+                beyond = _functions(self._bound[index]).fill_part(self._bound[index], leaf, low - leaf.offset, part)
+                self._count(index, beyond)
 
     def fill(self, storage: int, memory: StorageMemory) -> None:
         """Copy a whole storage to where its bytes belong."""
         maker = LeafMaker(self._leaves, lambda _: memory)
         for index in self._copied[storage]:
-            _functions(self._bound[index]).fill(self._bound[index], maker.leaf(index))
+            self._count(index, _functions(self._bound[index]).fill(self._bound[index], maker.leaf(index)))
+
+    def _count(self, index: int, beyond: int) -> None:
+        if beyond:
+            self.beyond[self._cast[index]] += beyond
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> Callable[[int], object]:
         """Copy what is left, of storages with new values; return what gives each leaf's value."""
@@ -114,7 +123,7 @@ class Filling:
             if is_empty(leaf) or leaf.storage in self._copied:
                 continue
             if leaf.storage not in self._direct:
-                _functions(target).fill(target, maker.leaf(index))
+                self._count(index, _functions(target).fill(target, maker.leaf(index)))
             elif is_tensor(target):
                 # Written past torch, straight from the disk: autograd must notice that a saved activation is stale.
                 _functions(target).count_as_modified(target)

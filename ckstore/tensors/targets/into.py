@@ -14,6 +14,7 @@ from typing import Any
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import MAX_DEPTH, LeafRecord, Node, StorageRecord
 from ckstore.model.names import join_index
+from ckstore.model.words import counted
 from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor
 from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.refusals import type_name
@@ -68,6 +69,11 @@ class IntoPlan:
             # Reverse order inside: a tensor that two parts hold must get its first value back last.
             self.undo()
             raise
+
+    def name_beyond(self) -> None:
+        """Say of what was converted how many values its dtype has no place for."""
+        for name, count in self.filling.beyond.items():
+            self.differences.cast[name] += f", {counted(count, 'value')} out of its range"
 
     def undo(self) -> None:
         """Put back what there was before `attempt`."""
@@ -158,7 +164,7 @@ class _TargetWalk:
         elif not path or not self.comparison.terms.assign:
             self.comparison.differences.meta.append(path or "the state itself")
         elif self.comparison.bind(target, node, path):
-            self.comparison.filling.bind_later(lambda: torch_targets.empty_like_meta(target), node[1])
+            self.comparison.filling.bind_later(lambda: torch_targets.empty_like_meta(target), node[1], path)
             return lambda leaf: torch_targets.as_parameter_of(target, leaf(node[1]))
         return None
 

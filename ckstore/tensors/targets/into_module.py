@@ -199,7 +199,7 @@ class _Module:
         elif not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
             self.assigned[key] = lambda leaf: leaf(item[1])
             self._memories.setdefault(_memory(value), (name, item))
-            self.comparison.filling.bind_later(self._maker(value), item[1])
+            self.comparison.filling.bind_later(self._maker(value), item[1], name)
 
     @staticmethod
     def _is_apart(value: torch.Tensor, item: Node) -> bool:

@@ -13,6 +13,7 @@ from ckstore.tensors.device.streams import is_accelerator
 from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
+from ckstore.tensors.torch_ranges import count_beyond
 
 _PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "float4_e2m1fn_x2")}
 """torch holds them and converts them badly or not at all."""
@@ -107,8 +108,11 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     return Region(flat.data_ptr(), nbytes, flat.numpy().data)
 
 
-def fill(target: torch.Tensor, found: object) -> None:
-    """Copy the values of a tensor of the same shape into `target`: bit for bit, or converted to its dtype."""
+def fill(target: torch.Tensor, found: object) -> int:
+    """Copy the values of a tensor of the same shape into `target`: bit for bit, or converted to its dtype.
+
+    Returns how many of them its dtype has no place for.
+    """
     if not isinstance(found, torch.Tensor):
         raise BadInput(f"a tensor can only be filled from a tensor, got {type(found).__qualname__}")
     # Outside inference mode, torch refuses to write to tensors that were made in it.
@@ -117,6 +121,7 @@ def fill(target: torch.Tensor, found: object) -> None:
             target.copy_(found)
         else:
             as_bits(target).copy_(as_bits(found))
+    return count_beyond(found, target.dtype)
 
 
 def streams(target: torch.Tensor, leaf: LeafRecord) -> bool:
@@ -124,18 +129,23 @@ def streams(target: torch.Tensor, leaf: LeafRecord) -> bool:
     return not target.is_conj() and not target.is_neg() and _axes(leaf) is not None
 
 
-def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryview) -> None:
-    """Copy bytes of a leaf, from its byte `start` on, into `target`, whole elements that are converted to its dtype."""
+def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryview) -> int:
+    """Copy bytes of a leaf, from its byte `start` on, into `target`, whole elements that are converted to its dtype.
+
+    Returns how many of them the dtype has no place for.
+    """
     axes = _axes(leaf)
     if axes is None:
         raise BadInput(f"{leaf.name}: its elements do not follow each other")
     values = torch.frombuffer(data, dtype=DTYPES[leaf.dtype])
+    beyond = count_beyond(values, target.dtype)
     # As in `fill`: torch refuses writes to inference tensors in any other mode.
     with torch.inference_mode() if target.is_inference() else torch.no_grad():
         place = target.detach().permute(axes)
         if target.dtype is values.dtype:
             place, values = as_bits(place), as_bits(values)
         _fill_flat(place, start // values.element_size(), values)
+    return beyond
 
 
 def _fill_flat(place: torch.Tensor, first: int, values: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 
 from ckstore import Store
 from ckstore.errors import BadInput, DoesNotFit, NoSuchRef
+from ckstore.model.words import counted
 from tests.support.states import assert_same
 
 
@@ -407,6 +409,57 @@ def test_a_cast_converts_as_torch_does_and_is_reported(store: Store, found: Any,
     assert_same(values.t().to(wanted).contiguous(), target["t"].contiguous())
     names = str(found).removeprefix("torch."), str(wanted).removeprefix("torch.")
     assert report.cast == {"w": f"{names[0]} to {names[1]}", "t": f"{names[0]} to {names[1]}"}
+
+
+_EXTREME = [0.0, 1.0, -1.0, 100.0, -100.0, 300.0, 40000.0, -1e5, 3e9, -3e9, 3.4e38, 1e300, float("inf"), float("-inf")]
+_FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2, torch.float8_e4m3fn]
+_INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+PAIRS = [
+    (found, wanted)
+    for found in (*_FLOATS, torch.complex64, *_INTEGERS)
+    for wanted in (*_FLOATS, torch.complex64, *_INTEGERS)
+    if found is not wanted and torch.can_cast(found, wanted)
+]
+
+
+def out_of_range(values: torch.Tensor, converted: torch.Tensor) -> int:
+    """Return how many values became another number altogether, as it shows in what they became."""
+    before, after = (torch.view_as_real(one.to(torch.complex128)).reshape(-1).tolist() for one in (values, converted))
+    return sum(
+        not math.isinf(now) if math.isinf(was) else not math.isfinite(now) or abs(now - was) > abs(was) / 2
+        for was, now in zip(before, after, strict=True)
+        if not math.isnan(was)
+    )
+
+
+@pytest.mark.parametrize("found, wanted", PAIRS, ids=str)
+def test_values_that_a_cast_has_no_place_for_are_counted(store: Store, found: Any, wanted: Any) -> None:
+    numbers = [*_EXTREME, float("nan")] if found.is_floating_point or found.is_complex else [*range(-3, 4), 99, 2**7]
+    values = torch.tensor(numbers, dtype=torch.float64).to(found)
+    if found in _INTEGERS:
+        limits = torch.iinfo(found)
+        values = torch.cat([values, torch.tensor([limits.min, limits.max], dtype=found)])
+    rows = values.repeat(2).reshape(2, -1)
+    store.save({"w": rows, "t": rows.t()}, step=1)
+    target = {"w": torch.zeros(rows.shape, dtype=wanted), "t": torch.zeros(rows.shape[::-1], dtype=wanted)}
+
+    report = store.load_into(target, 1, cast=True)
+    count = out_of_range(rows, target["w"])
+    said = f", {counted(count, 'value')} out of its range" if count else ""
+    names = str(found).removeprefix("torch."), str(wanted).removeprefix("torch.")
+    assert report.cast == dict.fromkeys(("w", "t"), f"{names[0]} to {names[1]}{said}")
+
+
+def test_what_is_converted_on_the_meta_device_is_counted_as_well(store: Store) -> None:
+    saved = torch.nn.Linear(2, 2, bias=False)
+    with torch.no_grad():
+        saved.weight.copy_(torch.tensor([[1.0, 1e6], [-1e6, 2.0]]))
+    store.save({"model": saved}, step=1)
+    with torch.device("meta"):
+        target = torch.nn.Linear(2, 2, bias=False, dtype=torch.float16)
+
+    report = store.load_into({"model": target}, 1, cast=True, assign=True)
+    assert report.cast == {"model.weight": "float32 to float16, 2 values out of its range"}
 
 
 @pytest.mark.parametrize("found, wanted", [(torch.float32, torch.int64), (torch.complex64, torch.float32)])

@@ -1,0 +1,54 @@
+"""Values that a dtype has no place for: a conversion makes them infinite, the largest number, or any other one."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+Number = int | float
+
+
+def count_beyond(values: torch.Tensor, dtype: torch.dtype) -> int:
+    """Return how many values a conversion to a dtype changes by more than rounding."""
+    if values.dtype is dtype or not values.numel() or _holds_all_of(dtype, values.dtype):
+        return 0
+    low, high, has_infinity = _range(dtype)
+    values = _real(values.detach())
+    # One pass, and most often the only one: with a NaN among them both are NaN, and all are looked at.
+    smallest, largest = (float(one) for one in values.aminmax())
+    if low <= smallest and largest <= high:
+        return 0
+    # Wider: the limits would be rounded to the dtype of the values.
+    values = values.float() if values.dtype in {torch.float16, torch.bfloat16} else values
+    count = int((values < low).sum() + (values > high).sum())
+    return count - int(values.isinf().sum()) if has_infinity and values.is_floating_point() else count
+
+
+def _real(values: torch.Tensor) -> torch.Tensor:
+    """Return values of which torch finds the largest: of complex numbers their parts, of others wider ones."""
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if values.is_floating_point():
+        return values.float() if values.element_size() == 1 else values
+    return values.double() if values.dtype is torch.uint64 else values.long()
+
+
+def _holds_all_of(dtype: torch.dtype, other: torch.dtype) -> bool:
+    low, high, has_infinity = _range(dtype)
+    others_low, others_high, others_infinity = _range(other)
+    return low <= others_low and others_high <= high and has_infinity >= others_infinity
+
+
+@cache
+def _range(dtype: torch.dtype) -> tuple[Number, Number, bool]:
+    """Return the smallest and the largest number that a dtype holds, and whether it holds infinity."""
+    if dtype is torch.bool:
+        return 0, 1, False
+    if dtype.is_floating_point or dtype.is_complex:
+        found = torch.finfo(dtype)
+        real = dtype.to_real()
+        has_infinity = bool(torch.tensor(torch.inf, device="cpu").to(real).float().isinf())
+        return found.min, found.max, has_infinity
+    limits = torch.iinfo(dtype)
+    return limits.min, limits.max, False
