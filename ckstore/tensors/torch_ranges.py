@@ -26,7 +26,7 @@ def count_beyond(values: torch.Tensor, dtype: torch.dtype) -> int:
 
 
 def _real(values: torch.Tensor) -> torch.Tensor:
-    """Return values of which torch finds the largest: of complex numbers their parts, of others wider ones."""
+    """Return values of which torch finds the largest: the parts of complex numbers, small ones in a wider dtype."""
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if values.is_floating_point():

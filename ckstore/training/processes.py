@@ -43,18 +43,24 @@ def wait_for_all() -> None:
         group.barrier()
 
 
+def _failures() -> tuple[type[BaseException], ...]:
+    """Return what work may fail with: the error of `torch.distributed.checkpoint` is not an `Exception`."""
+    checkpoints = sys.modules.get("torch.distributed.checkpoint.api")
+    return (Exception,) if checkpoints is None else (Exception, checkpoints.CheckpointException)
+
+
 def from_rank_zero(act: Callable[[], T]) -> T:
     """Have rank 0 do something; on every rank return what it got, or raise what it raised. All ranks must call it."""
     group = _group()
     if group is None:
         return act()
     outcome: list[Any] = [None, None]
-    failure: Exception | None = None
+    failure: BaseException | None = None
     # The others wait in the broadcast below: an error must reach them, or they wait until its timeout.
     if group.get_rank() == 0:
         try:
             outcome[0] = act()
-        except Exception as error:  # noqa: BLE001 - the other ranks wait, and must hear of any
+        except _failures() as error:  # the other ranks wait, and must hear of any
             failure = error
             kept = isinstance(error, CkstoreError)
             outcome[1] = error if kept else CkstoreError(f"rank 0: {type(error).__name__}: {error}")

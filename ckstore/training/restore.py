@@ -15,7 +15,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.words import printable
 from ckstore.ops.notices import warn
 from ckstore.store import RefLike, Store
-from ckstore.tensors.kinds import is_stateful
+from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.tracebacks import short_tracebacks
 from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rank_name, unwrapped
@@ -201,6 +201,8 @@ def _restore_from(
         of_rank = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
         select = [f"{name}.{source}" if name in of_rank else name for name in target]
         store.load_into(target, info, select=select)
+    if "scheduler" in restored and "optimizer" not in restored:
+        _set_rates(wanted["scheduler"])
     if record["version"] == 1 and loader is not None:
         record["loader"]["epoch"] = (place.state or {}).get("epoch")
         random.load_state_dict({**(random.state or {}), PRIVATE: first_private(place.state or {})})
@@ -225,6 +227,22 @@ def _restore_from(
     if inexact:
         warn(f"{info.name} restored, but: {'; '.join(inexact)}")
     return ResumeReport(info, restored, missing, unused, inexact, extra.state or {})
+
+
+def _set_rates(schedulers: Any) -> None:
+    """Give the optimizers of schedulers the learning rates that these had when they were saved."""
+    # A scheduler that is made for an optimizer sets its rate to that of the first step, and its own state does not
+    # set it again: it is right where the optimizer is restored afterwards or at once.
+    if isinstance(schedulers, dict | list | tuple):
+        for one in schedulers.values() if isinstance(schedulers, dict) else schedulers:
+            _set_rates(one)
+        return
+    groups = getattr(getattr(schedulers, "optimizer", None), "param_groups", ())
+    for group, rate in zip(groups, getattr(schedulers, "_last_lr", ()), strict=False):
+        if is_tensor(group["lr"]):
+            group["lr"].fill_(float(rate))
+        else:
+            group["lr"] = float(rate)
 
 
 def _record(store: Store, info: CheckpointInfo) -> tuple[dict[str, Any], Conditions]:

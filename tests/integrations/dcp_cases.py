@@ -11,12 +11,14 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from traceback import StackSummary
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -27,6 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from ckstore import CkstoreWarning
 from ckstore.integrations import dcp as ours
+from ckstore.training.processes import from_rank_zero
 
 
 def _trained(steps: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -234,6 +237,30 @@ def save_breaking(store: str, step: int, rank: int, odd: bool = False, in_backgr
     if not in_background:
         return ours.save(store, state, step).id
     return ours.async_save(store, state, step, process_group=dist.new_group(backend="gloo")).result()
+
+
+def _of_torch() -> CheckpointException:
+    return CheckpointException("in vain", {0: (ValueError("no"), StackSummary())})
+
+
+def save_in_vain(store: str, step: int, rank: int, in_background: bool) -> Any:
+    """Save while the `state_dict` of an object raises what `torch.distributed.checkpoint` does, at one rank."""
+    state = {"counter": Breaking(rank, "save", _of_torch())}
+    if not in_background:
+        return ours.save(store, state, step).id
+    return ours.async_save(store, state, step, process_group=dist.new_group(backend="gloo")).result()
+
+
+def rank_zero_in_vain() -> Any:
+    """Have rank 0 do what fails so, as integrations do; the others wait for it."""
+
+    def work() -> None:
+        raise _of_torch()
+
+    try:
+        return from_rank_zero(work)
+    except BaseException as error:
+        return repr(error)
 
 
 def load_breaking(store: str, step: int, rank: int, where: str) -> Any:

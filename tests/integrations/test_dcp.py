@@ -228,10 +228,22 @@ def test_what_a_state_dict_raises_at_one_rank_ends_a_save_in_the_background_on_a
     begun = time.monotonic()
     answers = pair.call("save_breaking", store=str(store.path), step=9, rank=1, odd=True, in_background=True)
 
-    assert [type(answer).__name__ for answer in answers] == ["CheckpointException"] * 2
-    assert all("3 and 4 do not go together" in str(answer) for answer in answers)
+    assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
+    assert all("saving main@9 failed on all ranks, because of rank 1: Odd: 3 and 4" in str(one) for one in answers)
     assert time.monotonic() - begun < TIMEOUT_S / 2
     pair.run("save_async", store=str(store.path), step=9, process=False)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_an_error_of_torchs_own_checkpoints_that_is_not_an_exception_reaches_all_ranks(
+    pair: Group, store: Store, background: bool
+) -> None:
+    answers = pair.call("save_in_vain", store=str(store.path), step=9, rank=1, in_background=background)
+
+    assert [type(answer) for answer in answers] == [RankFailed, RankFailed]
+    assert all("rank 1: CheckpointException" in str(answer) for answer in answers)
+    for answer in pair.call("rank_zero_in_vain"):
+        assert "CheckpointException" in repr(answer)
 
 
 @pytest.mark.parametrize("wrong", [{"step": -1}, {"run": "a/b"}, {"typo": 1}], ids=lambda wrong: next(iter(wrong)))

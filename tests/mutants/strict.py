@@ -243,4 +243,33 @@ STRICT = [
         f"{_LOADS}::test_what_dcp_converts_to_a_dtype_without_a_place_for_it_is_counted",
         "out of its range",
     ),
+    Mutant(
+        "a scheduler that is restored alone gives its optimizer the rate it had",
+        "rate-of-the-first-step",
+        "_restore_from",
+        '_set_rates(wanted["scheduler"])',
+        "pass",
+        "tests/training/test_training.py::test_the_rate_goes_on_when_a_scheduler_is_restored",
+        "assert",
+    ),
+    Mutant(
+        "a save in the background raises an `Exception`",
+        "background-raises-no-exception",
+        "_followed",
+        "except CheckpointException as error:",
+        "except ZeroDivisionError as error:",
+        "tests/integrations/test_dcp.py::"
+        "test_what_a_state_dict_raises_at_one_rank_ends_a_save_in_the_background_on_all",
+        "assert",
+    ),
+    Mutant(
+        "ranks hear of an error that is not an `Exception`",
+        "no-exception-no-word",
+        "_failures",
+        "return (Exception,) if checkpoints is None else (Exception, checkpoints.CheckpointException)",
+        "return (Exception,)",
+        "tests/integrations/test_dcp.py::"
+        "test_an_error_of_torchs_own_checkpoints_that_is_not_an_exception_reaches_all_ranks",
+        "assert",
+    ),
 ]

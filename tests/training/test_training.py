@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,60 @@ def test_the_report_says_what_will_not_continue_exactly(store: Store) -> None:
         "the data loader has another batch size: 2 now, 4 in the checkpoint",
     )
     assert str(report).startswith("main@0 restored, but:\n  the checkpoint holds no optimizer")
+
+
+_lr = torch.optim.lr_scheduler
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "StepLR": lambda o: _lr.StepLR(o, 2, 0.5),
+    "LambdaLR": lambda o: _lr.LambdaLR(o, lambda epoch: 1 / (1 + epoch)),
+    "CosineAnnealingLR": lambda o: _lr.CosineAnnealingLR(o, 20),
+    "CosineAnnealingWarmRestarts": lambda o: _lr.CosineAnnealingWarmRestarts(o, 5),
+    "OneCycleLR": lambda o: _lr.OneCycleLR(o, 2.0, total_steps=30),
+    "CyclicLR": lambda o: _lr.CyclicLR(o, 0.1, 1.0, 4, cycle_momentum=False),
+    "LinearLR": lambda o: _lr.LinearLR(o, 0.1, total_iters=20),
+    "PolynomialLR": lambda o: _lr.PolynomialLR(o, 20),
+    "SequentialLR": lambda o: _lr.SequentialLR(
+        o, [_lr.LinearLR(o, 0.1, total_iters=4), _lr.CosineAnnealingLR(o, 20)], [4]
+    ),
+    "ReduceLROnPlateau": lambda o: _lr.ReduceLROnPlateau(o, patience=0),
+}
+
+
+def rates(optimizer: Any, scheduler: Any, steps: int) -> list[list[float]]:
+    """Return the rates now, and after each of so many steps."""
+    found = [[float(group["lr"]) for group in optimizer.param_groups]]
+    for _ in range(steps):
+        optimizer.step()
+        scheduler.step(*[1.0] * isinstance(scheduler, _lr.ReduceLROnPlateau))
+        found.append([float(group["lr"]) for group in optimizer.param_groups])
+    return found
+
+
+@pytest.mark.parametrize("tensor", [False, True], ids=["a number", "a tensor"])
+@pytest.mark.parametrize("together", [True, False], ids=["with its optimizer", "made after the load of its optimizer"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_rate_goes_on_when_a_scheduler_is_restored(store: Store, name: str, together: bool, tensor: bool) -> None:
+    def make() -> tuple[Any, Any]:
+        model = torch.nn.Linear(2, 1)
+        given = zip(model.parameters(), (1.0, 0.5), strict=True)
+        groups = [{"params": [one], "lr": torch.tensor(lr) if tensor else lr} for one, lr in given]
+        return model, torch.optim.SGD(groups, momentum=0.9)
+
+    model, optimizer = make()
+    scheduler = SCHEDULERS[name](optimizer)
+    rates(optimizer, scheduler, 7)
+    store.save(capture(model, optimizer, scheduler=scheduler), step=1)
+    right = rates(optimizer, scheduler, 5)
+    again, its = make()
+    if together:
+        made = SCHEDULERS[name](its)
+        restore(store, model=again, optimizer=its, scheduler=made)
+    else:
+        restore(store, model=again, optimizer=its)
+        made = SCHEDULERS[name](its)
+        restore(store, scheduler=made)
+
+    assert rates(its, made, 5) == right
 
 
 def test_another_state_is_refused_by_name(store: Store) -> None:

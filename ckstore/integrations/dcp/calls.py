@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -23,7 +24,7 @@ from ckstore.errors import (
     NoWholeCheckpoint,
     RankFailed,
 )
-from ckstore.integrations.dcp.group import GroupMeeting, is_alone, sendable
+from ckstore.integrations.dcp.group import FAILURES, GroupMeeting, causes_of, is_alone, sendable
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.replicas import check_rule, digests_of
@@ -35,6 +36,7 @@ from ckstore.ops.acts import act
 from ckstore.ops.notices import warn
 from ckstore.ops.read.load_into import LoadReport
 from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
+from ckstore.ranks.meeting import failed_on_all
 from ckstore.store import RefLike, Store, context_of
 
 
@@ -111,17 +113,18 @@ def async_save(
         options: Of `dcp.async_save`, such as ``async_checkpointer_type``.
 
     Returns:
-        What `dcp.async_save` does: a future whose ``result()`` raises what went wrong, mostly a `CheckpointException`.
+        What `dcp.async_save` does: a future whose ``result()`` raises what went wrong, as `save` does.
     """
     options = {"planner": planner, "process_group": process_group, **options}
     try:
         writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ)
         return _followed(state_dict_saver.async_save(plain, storage_writer=writer, **options), writer)
-    except Exception as error:
+    except FAILURES as error:
         if is_alone():
             raise
         # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
-        return state_dict_saver.async_save({}, storage_writer=_RefusedWriter(sendable(error)), **options)
+        refused = _RefusedWriter(step, run, sendable(error))
+        return _followed(state_dict_saver.async_save({}, storage_writer=refused, **options), refused)
 
 
 def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -> tuple[CkstoreWriter, dict[str, Any]]:
@@ -146,6 +149,8 @@ def _followed(saving: Any, writer: CkstoreWriter) -> Any:
             if isinstance(getattr(metadata, "storage_data", None), Joined):
                 writer.ended(metadata.storage_data)
             followed.set_result(metadata)
+        except CheckpointException as error:  # which is not an `Exception`: `except Exception` would let it pass
+            followed.set_exception(failed_on_all(f"saving {writer.checkpoint_id}", causes_of(error)))
         except BaseException as error:  # noqa: BLE001 - the caller's `result` raises it
             followed.set_exception(error)
         finally:
@@ -158,8 +163,10 @@ def _followed(saving: Any, writer: CkstoreWriter) -> Any:
 class _RefusedWriter(CkstoreWriter):
     """The writer of a rank that could not begin: all ranks learn why by the first collective, and nothing is saved."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, step: int, run: str, error: Exception) -> None:
         super().__init__("", 0)
+        # As they were given: what is wrong may be these.
+        self.run, self.step = run, step
         self._error = error
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:

@@ -36,6 +36,8 @@ _SEEN_TO_END_S = 10.0
 _ASKED_S = 5.0
 """How long the store of the group is asked: the process that serves it may be the one that was lost."""
 _OWN_SHARE = 0.8
+FAILURES = (Exception, CheckpointException)
+"""What the work of a rank may fail with: the error of `torch.distributed.checkpoint` is not an `Exception`."""
 
 
 @dataclass
@@ -142,12 +144,12 @@ class GroupMeeting(Meeting):
             return work()
         text = ""
         self.say("rank")
-        raised: Exception | None = None
+        raised: BaseException | None = None
         result: R
         try:
             result = work()
             text = tell(result)
-        except Exception as error:  # noqa: BLE001 - all ranks raise it below
+        except FAILURES as error:  # all ranks raise it below
             raised = error
         self.say("ready")  # also after a failure: it is on its way to the round that tells the others
         told: list[Any] = [None] * self.who.world_size
@@ -168,7 +170,7 @@ class GroupMeeting(Meeting):
         try:
             yield
         except CheckpointException as error:
-            raise failed_on_all(self.act, {rank: cause[0] for rank, cause in error.failures.items()}) from None
+            raise failed_on_all(self.act, causes_of(error)) from None
         except RuntimeError as error:
             if self.is_alone:
                 raise
@@ -200,7 +202,12 @@ def _key(rank: int) -> str:
     return f"ckstore/{rank}"
 
 
-def sendable(error: Exception) -> Exception:
+def causes_of(error: CheckpointException) -> dict[int, BaseException]:
+    """Return why ranks failed, by rank, without the stacks that torch keeps."""
+    return {rank: cause[0] for rank, cause in error.failures.items()}
+
+
+def sendable(error: BaseException) -> Exception:
     """Return an error that can go to the other ranks: it survives pickling there, whatever class it is of."""
     if isinstance(error, CkstoreError):
         with suppress(Exception):  # one whose causes are of other classes
