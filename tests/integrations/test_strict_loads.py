@@ -207,6 +207,14 @@ def test_an_optimizer_that_has_not_stepped_is_refused_by_dcp_with_the_way_that_w
         dcp.load(store, {"model": again, "optim": its}, 1)
     assert len(caught.value.unexpected) == 12
     assert "optim has not stepped, and so has no place for what it keeps: get_state_dict" in caught.value.hint
+    weights, moments = get_state_dict(again, its)
+    with pytest.raises(DoesNotFit) as caught:
+        dcp.load(store, {"model": weights, "optim": moments}, 1)
+    assert "optim is saved by numbers of parameters and wanted by names" in caught.value.hint
+    weights, moments = get_state_dict(model, optimizer)
+    dcp.save(store, {"optim": moments}, 2)
+    with pytest.raises(DoesNotFit, match="groups with the numbers of parameters wanted, found names of parameters"):
+        store.load_into({"optim": its}, 2)
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flattened"])

@@ -138,10 +138,18 @@ class ComparingPlanner(DefaultLoadPlanner):
         )
 
     def _advice(self) -> Iterator[str]:
+        there = () if self.metadata is None else self.metadata.state_dict_metadata
         for name, _ in own_groups(self.original_state_dict):
             state = f"{name}.state.".removeprefix(".")
-            is_new = not any(one.startswith(state) for one in self.state_dict)
-            if is_new and any(one.startswith(state) for one in self.unexpected):
+            own = {one for one in self.state_dict if one.startswith(state)}
+            if own.intersection(there) or not any(one.startswith(state) for one in there):
+                continue
+            if own:
+                yield (
+                    f"{name} is saved by numbers of parameters and wanted by names, or the other way: save and load "
+                    "what get_state_dict gives; store.load_into reads one that is saved by numbers into the optimizer"
+                )
+            else:
                 yield (
                     f"{name} has not stepped, and so has no place for what it keeps: get_state_dict(model, optimizer) "
                     "of torch.distributed.checkpoint.state_dict makes one, or load it by store.load_into"
