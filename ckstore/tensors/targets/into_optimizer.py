@@ -22,6 +22,7 @@ from ckstore.tensors.restore import build_with
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison, Leaf
 from ckstore.tensors.targets.renames import renamed
+from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in
 
 _LIKE_THE_PARAMETER = {
@@ -70,6 +71,11 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
             key: build_with(item, work.placed(key, item, leaf), comparison.leaves) for key, item in kept.items()
         }
         hand_over(optimizer, state, path)
+        for index in chain.from_iterable(map(leaf_numbers, kept.values())):
+            if index in work.converted:
+                value: Any = leaf(index)
+                if count := count_beyond(value, work.converted[index]):
+                    comparison.filling.beyond[comparison.leaves[index].name] += count
 
     comparison.steps.append(load)
 
@@ -173,6 +179,7 @@ class _Optimizer:
     def __init__(self, comparison: Comparison, optimizer: Any, path: str, groups: Any) -> None:
         self.comparison = comparison
         self.path = name_below(path, "state")
+        self.converted: dict[int, Any] = {}  # leaf -> the dtype that torch gives it
         self._is_torchs = _is_torchs(optimizer)
         self._held = optimizer.state  # not its state_dict(), which is foreign code, and need not show what it holds
         numbers = chain.from_iterable(group["params"] for group in groups)
@@ -248,6 +255,7 @@ class _Optimizer:
         # torch converts state to the parameter's dtype by itself, except `step`: the report says so.
         if last != "step" and parameter.is_floating_point() and leaf.dtype != own_dtype:
             self.comparison.differences.cast[leaf.name] = f"{leaf.dtype} to {own_dtype}"
+            self.converted[index] = parameter.dtype
         return True
 
 

@@ -655,6 +655,18 @@ def test_what_an_optimizer_converts_by_itself_is_reported(store: Store) -> None:
     assert report.cast["state[0].exp_avg"] == "float32 to float64"
 
 
+def test_moments_that_an_optimizer_has_no_place_for_are_counted(store: Store) -> None:
+    saved = stepped(linear(2, 3))
+    saved.state[saved.param_groups[0]["params"][0]]["exp_avg_sq"][0, :] = 1e6
+    store.save(saved, step=1)
+    optimizer = torch.optim.Adam(linear(2, 3).half().parameters())
+
+    report = store.load_into(optimizer, 1)
+
+    assert report.cast["state[0].exp_avg_sq"] == "float32 to float16, 2 values out of its range"
+    assert report.cast["state[0].exp_avg"] == "float32 to float16"
+
+
 def test_a_name_that_is_tied_to_one_that_is_there_is_not_missing(store: Store) -> None:
     embedding = torch.nn.Embedding(4, 2)
     store.save({"model": {"embed.weight": embedding.weight}}, step=1)
