@@ -158,14 +158,7 @@ def _restore_from(
     record, before = _record(store, info)
     present = tuple(record["present"])
     missing = tuple(name for name in wanted if name not in present)
-    for name in missing:
-        # A damaged checkpoint was read into it in part: to go on without it would train with a mixture.
-        if name in begun:
-            msg = f"{info.name} holds no {name}, and yours may hold a part of {begun[name]}, which is damaged"
-            raise BadInput(msg, hint=f"build all parts again, then restore {info.name}")
-    if missing and strict:
-        msg = f"{info.name} holds no {' and no '.join(missing)}, nothing was loaded"
-        raise DoesNotFit(msg, hint="strict=False restores the rest and reports them", missing=missing)
+    _refuse_missing(info, missing, begun, strict=strict)
     restored = tuple(name for name in present if name in wanted)
     rank, world_size = rank_and_world()
     has_rng = rng and rank in before.rng_ranks
@@ -227,6 +220,18 @@ def _restore_from(
     if inexact:
         warn(f"{info.name} restored, but: {'; '.join(inexact)}")
     return ResumeReport(info, restored, missing, unused, inexact, extra.state or {})
+
+
+def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[str, str], *, strict: bool) -> None:
+    """Raise if a checkpoint lacks a part that a damaged one was read into, or with `strict` any part."""
+    for name in missing:
+        # A damaged checkpoint was read into it in part: to go on without it would train with a mixture.
+        if name in begun:
+            msg = f"{info.name} holds no {name}, and yours may hold a part of {begun[name]}, which is damaged"
+            raise BadInput(msg, hint=f"build all parts again, then restore {info.name}")
+    if missing and strict:
+        msg = f"{info.name} holds no {' and no '.join(missing)}, nothing was loaded"
+        raise DoesNotFit(msg, hint="strict=False restores the rest and reports them", missing=missing)
 
 
 def _set_rates(schedulers: Any) -> None:

@@ -343,7 +343,7 @@ def _lock(top: Inside, *, exclusive: bool) -> LockFile:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    # A lock is made by a hardlink, so that nobody sees it with narrower permissions than it gets.
+    # A lock is made by a hardlink, so that no other process sees it with narrower permissions than it gets.
     with Held(top) as held, suppress(FileExistsError):
         files.create_file(top / _LOCK, b"", mode=files.mode_in(held.fd))
     return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)
