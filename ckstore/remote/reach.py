@@ -92,15 +92,18 @@ def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote
     return Remote(entry.name, objects, seen.cas != "no", seen.checks_bodies is True, entry.uuid)
 
 
-def refuse_store(name: str, target: Target) -> None:
+def refuse_store(target: Target) -> None:
     """Raise if a directory that is to take checkpoints is that of a store."""
     if target.kind != "url" and is_store(target.path):
-        raise _is_store(name, target.path)
+        raise _is_store(str(target.path), target.path)
 
 
 def _is_store(name: str, path: Path) -> BadInput:
-    told = f"{name} is a store" if name == str(path) else f"{name} is a store, in {path}"
-    hint = f"push to a remote in a directory of its own: ckstore remote add NAME {path}-remote; or pull there"
+    if name == str(path):
+        told, hint = f"{name} is a store", "choose a directory of its own for the remote"
+    else:
+        told = f"{name} is a store, in {path}"
+        hint = f"copy it into a remote: ckstore remote convert {name} NEW {path}-remote"
     return BadInput(f"{told}: it is read, and never written by another store", hint=hint)
 
 

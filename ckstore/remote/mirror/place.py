@@ -39,7 +39,7 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
     if target.kind == "directory":
         if peek.resolved(target.path) == peek.resolved(root):
             raise BadInput(f"{mirror} is this store itself", hint="name another directory")
-        refuse_store(_NAME, target)
+        refuse_store(target)
         make_folder(target)
     if (found := settings_there(target, _NAME)) is None:
         objects = open_objects(target)
@@ -64,7 +64,7 @@ def entry_of(context: Context, mirror: str | os.PathLike[str]) -> RemoteEntry | 
 
 def free_name(context: Context, mirror: str | os.PathLike[str]) -> str:
     """Return a name that no remote has, for a mirror that is not a store."""
-    refuse_store(_NAME, parse_target(mirror))
+    refuse_store(parse_target(mirror))
     taken = entries(context.layout)
     names = (_NAME if number == 1 else f"{_NAME}{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
