@@ -20,6 +20,7 @@ import pytest
 
 from ckstore import BadInput, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable, Store
 from ckstore.fs import files, links
+from ckstore.model.doctor.place import PlaceFacts, Reach
 from ckstore.remote.service import in_directory
 from ckstore.remote.service.in_directory import DirectoryObjects
 from ckstore.remote.service.target import Target
@@ -250,6 +251,27 @@ def test_a_store_mirrors_to_a_mounted_place_of_several_hosts(tmp_path: Path, lac
         store.config.mirror = None
         store.close()
     check_store(tmp_path / "store")
+
+
+def test_a_place_where_a_hardlink_is_an_error_of_the_disk_is_a_remote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some buckets answer that are mounted."""
+    store = Store.init(tmp_path / "store")
+    store.save({"w": 1}, step=1)
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ckstore.remote.service.in_directory.links.link", fails)
+        patched.setattr(in_directory, "reach_of_locks", lambda *_: Reach(None))
+        patched.setattr(in_directory, "examine", lambda path: PlaceFacts(str(path), kind="fuse.gcsfuse"))
+        entry = store.remotes.add("m", tmp_path / "m")
+        assert entry.abilities is not None
+        assert not entry.abilities.create
+        store.push(1, "m")
+    assert Store.open(f"file://{tmp_path}/m").load(1) == {"w": 1}
 
 
 def test_a_filesystem_of_one_host_without_hardlinks_has_locks(tmp_path: Path) -> None:

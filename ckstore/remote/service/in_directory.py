@@ -135,18 +135,20 @@ class DirectoryObjects:
 
         def place(top: Inside, fresh: Inside) -> bool | None:
             target = _at(top, key)
-            try:
-                with self._locked(top, key, exclusive=False):
-                    links.link(fresh, target)
-            except FileExistsError:
-                return _same(target, data)
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-            else:
-                return True
-            if not self._locks and self._creates:
-                raise RemoteError(f"{self._target} has neither hardlinks nor locks, so an object may be created twice")
+            if self._creates:
+                try:
+                    with self._locked(top, key, exclusive=False):
+                        links.link(fresh, target)
+                except FileExistsError:
+                    return _same(target, data)
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                else:
+                    return True
+                if not self._locks:
+                    msg = f"{self._target} has neither hardlinks nor locks, so an object may be created twice"
+                    raise RemoteError(msg)
             with self._locked(top, key, exclusive=True):
                 if peek.exists(target):
                     return _same(target, data)
