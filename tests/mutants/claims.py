@@ -117,6 +117,26 @@ CLAIMS = [
         "DID NOT RAISE",
     ),
     Mutant(
+        "a policy reads who owns a run after it listed the checkpoints",
+        "owner-read-early",
+        "KeepRemote.plan",
+        "        listed = source.places()\n"
+        "        runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}\n",
+        "        runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}\n"
+        "        listed = source.places()\n",
+        f"{_OWNERS}::test_a_policy_judges_nothing_that_a_new_owner_pushed_while_it_listed",
+        "assert",
+    ),
+    Mutant(
+        "a policy keeps the newest pushed checkpoint of its store, also where a later one is not pushed yet",
+        "unpushed-takes-a-place",
+        "KeepRemote.plan",
+        "[info for info in here.values() if info.id in pushed]",
+        "[*here.values()]",
+        f"{_OWNERS}::test_a_policy_keeps_the_newest_pushed_checkpoint_of_its_store_while_a_later_one_waits",
+        "assert",
+    ),
+    Mutant(
         "an owner writes again on its own version alone",
         "owner-overwrites",
         "Ownership._write_again",

@@ -255,6 +255,57 @@ def test_a_store_that_begins_to_mirror_late_saves_after_what_is_there(tmp_path: 
     check_store(late.path)
 
 
+def test_a_policy_judges_nothing_that_a_new_owner_pushed_while_it_listed(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    objects, name = bucket
+    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    first.save(state(1), step=1)
+    all_steps(first)
+
+    def take_over(call: str, key: str) -> None:
+        if call == "list" and key.startswith(keys.CHECKPOINTS):
+            objects.fault = lambda _call, _key: None
+            second.remotes.take_over(name, "main")
+            for step in (7, 8, 9):
+                second.save(state(step), step=step)
+            all_steps(second)
+
+    objects.fault = take_over
+    report = KeepRemote(context_of(first), REMOTES[name], RetentionPolicy(keep_last=1)).apply()
+
+    assert owner_of(name)[0] == second.settings.uuid
+    assert report.dropped == ()
+    assert manifests(objects) == {1, 7, 8, 9}
+    check_store(second.path)
+
+
+def test_a_policy_keeps_the_newest_pushed_checkpoint_of_its_store_while_a_later_one_waits(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    objects, name = bucket
+    owner, other = mirrored_by(tmp_path / "owner", name), mirrored_by(tmp_path / "other", name)
+    owner.save(state(1), step=1)
+    all_steps(owner)
+    assert [info.step for info in owner.evict(1, name).evicted] == [1]
+    # A push by hand needs not own the run, and its number may be greater.
+    for step in (7, 8, 9):
+        other.save(state(step), step=step)
+    other.push("main@9", name)
+    owner.save(state(2), step=2)
+
+    owner.config.keep_remote = RetentionPolicy(keep_last=1)
+    owner.remotes.prune(name)
+
+    assert manifests(objects) == {1, 9}
+    assert same(owner.load(1), state(1))
+    # When the later one is there, it is the newest of its store.
+    all_steps(owner)
+    assert manifests(objects) == {2, 9}
+    assert [info.step for info in owner.checkpoints()] == [2]
+    check_store(owner.path)
+
+
 def test_a_store_that_was_restored_from_a_backup_goes_on_above_what_it_brought(
     tmp_path: Path, bucket: tuple[Double, str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 What goes is dropped here first where the store only lists it, and then there: a checkpoint without bytes anywhere must
 not stay listed. What the store has whole stays whole, whatever becomes of it at the mirror.
+
+``tests/protocol/two_stores.py`` is a model of this, with another store that mirrors the same run.
 """
 
 from __future__ import annotations
@@ -69,8 +71,16 @@ class KeepRemote:
         """
         here = {info.id: info for info in infos(self.context, superseded=True)}
         self._notes.clear()
-        stays = dict(self._stays_for_here([*here.values()]))
-        meant, replaced = self._candidates(self.remote, here, stays)
+        source = ObjectSource(self.remote.objects, self.remote.name)
+        # Listed before the owners are read: a store that takes a run over pushes only after that, so where one of its
+        # checkpoints is listed, it is seen to own the run.
+        listed = source.places()
+        runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}
+        places = [place for place in listed if place.run in runs]
+        # Checkpoints that are not pushed yet do not count: the policy would remove older ones in their favour.
+        pushed = {place.id for place in places}
+        stays = dict(self._stays_for_here([info for info in here.values() if info.id in pushed]))
+        meant, replaced = self._candidates(source, places, here, stays)
         made = plan(self.policy, meant, datetime.now(UTC))
         by_order = sorted([*made.entries, *replaced], key=lambda entry: (entry.run, entry.info.order))
         return replace(made, entries=tuple(by_order), notes=(*made.notes, *self._notes))
@@ -118,7 +128,7 @@ class KeepRemote:
         return [info for place, info in chosen.items() if place not in stay]
 
     def _stays_for_here(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
-        """Give the ids of checkpoints that stay there because of what this store says of them, and why."""
+        """Give the ids of checkpoints of this store that stay there because of what it says of them, and why."""
         pins = pins_by_id(self.context, datetime.now(UTC))
         # Also by the order here: what an earlier life of the run left there may have greater numbers.
         current = [Candidate(info) for info in listed if not info.superseded]
@@ -131,17 +141,15 @@ class KeepRemote:
             elif info.id in pins:
                 yield info.id, f"it is pinned here: {pins[info.id][0]}"
             elif newest[info.run] is info:
-                yield info.id, f"it is the newest checkpoint of the run {info.run} here"
+                yield info.id, f"it is the newest checkpoint of this store there, of the run {info.run}"
             elif info.id in wanted:
                 yield info.id, "keep_remote keeps it among the checkpoints of this store"
 
     def _candidates(
-        self, remote: Remote, here: dict[str, CheckpointInfo], stays: dict[str, str]
+        self, source: ObjectSource, places: list[Place], here: dict[str, CheckpointInfo], stays: dict[str, str]
     ) -> tuple[list[Candidate], list[PlanEntry]]:
         """Return the checkpoint that is meant by each step there, and what becomes of the others at these steps."""
-        source = ObjectSource(remote.objects, remote.name)
-        runs = {run for run in self.context.layout.runs() if self._judges(remote, run)}
-        places = [place for place in source.places() if place.run in runs]
+        remote = self.remote
         self._learn(source, [place for place in places if place.id not in here and place not in self.known])
         tags: dict[str, list[str]] = {}
         # Nothing goes while one of them cannot be read: it may be the one that protects a checkpoint.
