@@ -176,7 +176,7 @@ class Scenario:
 
     Attributes:
         before: Checkpoints from before, all pushed: of each its store. The store of the last one owns the run.
-        no_owner: Nobody owns it, as where they were pushed by hand.
+        no_owner: No store owns the run, since they were pushed by hand.
         again: How often a store may push again, by name, what was removed.
     """
 
