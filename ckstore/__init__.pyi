@@ -64,6 +64,8 @@ from ckstore.model.reports.diff import LeafChange as LeafChange
 from ckstore.model.reports.diff import PlainChange as PlainChange
 from ckstore.model.reports.event import Event as Event
 from ckstore.model.reports.export_report import CheckoutReport as CheckoutReport
+from ckstore.model.reports.export_report import ExportCheck as ExportCheck
+from ckstore.model.reports.export_report import ExportDamage as ExportDamage
 from ckstore.model.reports.export_report import ExportedFile as ExportedFile
 from ckstore.model.reports.export_report import ExportReport as ExportReport
 from ckstore.model.reports.gc_report import GcPlan as GcPlan

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
-    from ckstore.model.reports.export_report import CheckoutReport, ExportReport
+    from ckstore.model.reports.export_report import CheckoutReport, ExportCheck, ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
     from ckstore.model.reports.migrate_report import MigrateReport
     from ckstore.model.reports.progress import Progress
@@ -544,6 +544,7 @@ class Store:
         select: Select = None,
         strip_prefix: bool = False,
         add: Sequence[str | os.PathLike[str]] = (),
+        sums: bool = False,
         progress: Progress | None = None,
     ) -> ExportReport:
         """Write a checkpoint as files that others read; a state that many ranks saved is consolidated.
@@ -564,6 +565,9 @@ class Store:
             strip_prefix: As in `export_safetensors`, and only there.
             add: For ``pretrained`` and ``peft``: files to put beside the weights, such as ``config.json``, and
                 directories, of which all files but weights are taken.
+            sums: Also write the SHA-256 of every file, as ``sha256sum -c`` reads it, and which checkpoint the export
+                came from, for `verify_export`: ``SHA256SUMS`` and ``ckstore-export.json`` in the directory; beside a
+                torch file ``FILE.sha256`` and ``FILE.ckstore-export.json``.
             progress: Called now and then with the bytes that are done and those to be done.
 
         Raises:
@@ -584,6 +588,7 @@ class Store:
             select=select,
             strip_prefix=strip_prefix,
             add=add,
+            sums=sums,
             progress=progress,
         )
 
@@ -596,6 +601,7 @@ class Store:
         max_shard_bytes: int | str = 50 * 10**9,
         select: Select = None,
         strip_prefix: bool = False,
+        sums: bool = False,
         progress: Progress | None = None,
     ) -> ExportReport:
         """Write the tensors of a saved state as ``model.safetensors``, or as shards with an index, as the hub has them.
@@ -612,6 +618,7 @@ class Store:
             select: As in `load`.
             strip_prefix: Leave the path that `select` names out of the names of tensors: with ``select="model"``
                 ``model.layers.0.weight`` becomes ``layers.0.weight``.
+            sums: As in `export`.
             progress: Called now and then with the bytes that are done and those to be done.
 
         Raises:
@@ -631,8 +638,29 @@ class Store:
             max_shard_bytes=max_shard_bytes,
             select=select,
             strip_prefix=strip_prefix,
+            sums=sums,
             progress=progress,
         )
+
+    @staticmethod
+    def verify_export(export: str | os.PathLike[str], *, progress: Progress | None = None) -> ExportCheck:
+        """Read every file of an export that was made with ``sums=True``, and compare it with its SHA-256.
+
+        It needs no store, so a recipient of the files can run it. The report names the files that differ, the
+        tensors in them, and the checkpoint that the export came from. Files without a sum are not read.
+
+        Args:
+            export: The directory of the export, or its torch file.
+            progress: Called now and then with the bytes that were read and those to be read.
+
+        Raises:
+            BadInput: The export has no sums, or they name a file outside it.
+            DamagedBlob: What is written about the files cannot be read.
+            NewerFormat: It was written by a newer ckstore.
+        """
+        from ckstore.ops.read.export_check import check_export
+
+        return check_export(expanded(export), progress)
 
     @act
     def load(

@@ -13,7 +13,7 @@ import os
 import secrets
 import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -43,14 +43,17 @@ class NewTree:
         self._published = False
 
     @classmethod
-    def beside(cls, destination: Path, *, one_file: bool = False) -> NewTree:
+    def beside(cls, destination: Path, *, one_file: bool = False, others: Iterable[str] = ()) -> NewTree:
         """Begin a tree for `destination`, which may be an empty directory; its parent must be there."""
-        # With `one_file`, `publish_file` comes at the end, and nothing may be there. Raises BadInput: there is
-        # something else, or no parent, or one that this user may not write to, or what is made there does not stay.
+        # With `one_file`, `publish_file` comes at the end, and nothing may be there, nor at the names `others` in its
+        # directory. Raises BadInput: there is something else, or no parent, or one that this user may not write to, or
+        # what is made there does not stay.
         destination = Path(os.path.abspath(destination))
         mode = 0o777 & ~_umask()  # which may fail, so before anything is made
         try:
             _check_free(destination, or_empty=not one_file)
+            for name in others:
+                _check_free(destination.parent / name, or_empty=False)
             _remove_dead(destination)
             path, lock = _begin(destination)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -114,8 +117,9 @@ class NewTree:
         self._published = True
         self._make_durable()
 
-    def publish_file(self, name: str) -> None:
+    def publish_file(self, name: str, *, beside: Iterable[str] = ()) -> None:
         """Give one file of the tree, made durable before, the name of the destination, and remove the tree."""
+        # `beside`: files of the tree that then get their own names in its directory, in this order.
         # Raises BadInput: there is something at the destination now, or its filesystem has no hardlinks. Raises
         # CkstoreError: all of it is there, and not known to be durable.
         try:
@@ -129,10 +133,20 @@ class NewTree:
                 raise
             msg = f"the filesystem of {self.destination} has no hardlinks, by which a file appears whole or not at all"
             raise BadInput(msg, hint="export to another filesystem, and copy the file from there") from error
+        for other in beside:
+            self._publish_beside(other)
         self._make_durable()
         with suppress(OSError):  # the next builder removes what is left
             _remove(self.path, self._lock)
         self._published = True
+
+    def _publish_beside(self, name: str) -> None:
+        path = self.destination.parent / name
+        try:
+            os.link(name, path, src_dir_fd=self._lock.fd, follow_symlinks=False)
+        except FileExistsError as error:
+            msg = f"{self.destination} is there, and whole, but {path} was made by another program meanwhile"
+            raise CkstoreError(msg, hint="remove both and write it again") from error
 
     def _make_durable(self) -> None:
         try:

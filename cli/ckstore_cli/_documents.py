@@ -26,6 +26,8 @@ _FORMS = {
     "Diff": "before after same_content unchanged_count changed_bytes added removed changed values=plain files",
     "DiffLeaf": "name kind dtype? shape?dtype nbytes",
     "EvictReport": "remote dry_run freed_bytes read_back_bytes evicted skipped plan=plan.entries",
+    "ExportCheck": "ok checkpoint=name id=checkpoint_id destination file_count checked_bytes damage",
+    "ExportDamage": "file names what",
     "ExportReport": "checkpoint=name id=checkpoint_id destination nbytes tensor_count files tied state_names left_out "
     "unsafe_globals",
     "FileChange": "path kind before after changed_bytes",

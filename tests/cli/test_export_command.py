@@ -63,6 +63,31 @@ def test_a_directory_of_a_model_takes_what_is_added(run: Run, saved: Path) -> No
     assert shown.stdout.startswith("exported main@200 to out: 2 tensors, 2 files")
 
 
+def test_an_export_with_sums_is_verified_without_a_store(run: Run, saved: Path) -> None:
+    run("export", "best", "out", "--sums", "--store", saved)
+    run("export", "best", "plain", "--store", saved)
+    nowhere = ("--store", "nowhere")
+
+    whole = run("verify", "--export", "out", *nowhere)
+    without = run("verify", "--export", "plain", *nowhere)
+    both = run("verify", "best", "--export", "out", "--store", saved)
+    flip(Path("out/model.safetensors"), at=Path("out/model.safetensors").stat().st_size - 1)
+    damaged = run("verify", "--export", "out", *nowhere)
+    document = json.loads(run("verify", "--export", "out", "--json", *nowhere).stdout)
+
+    assert (whole.exit_code, without.exit_code, both.exit_code, damaged.exit_code) == (0, 2, 2, 3)
+    assert whole.stdout.startswith("export of main@200 (xxh3-")
+    assert whole.stdout.endswith("read: no damage\n")
+    assert "hint: export it with --sums" in without.stderr
+    assert damaged.stdout.startswith("damaged  model.safetensors  layers[0].")
+    assert "1 file damaged" in damaged.stdout
+    assert (document["ok"], document["checkpoint"]) == (False, "main@200")
+    assert document["id"] in whole.stdout
+    (finding,) = document["damage"]
+    assert finding["file"] == "model.safetensors"
+    assert finding["names"]
+
+
 def test_wrong_usage_is_refused_with_what_to_do(run: Run, saved: Path) -> None:
     Path("full").mkdir()
     Path("full/x").touch()

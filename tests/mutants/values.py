@@ -6,8 +6,63 @@ from tests.mutants.mutant import Mutant
 
 _OBJECTS = "tests/tensors/test_objects.py"
 _PARENTS = "tests/ops/read/test_parents.py"
+_SUMS = "tests/ops/read/test_export_sums.py"
 
 VALUES = [
+    Mutant(
+        "the sum of an export is that of every byte, in the order of the file",
+        "tensor-with-strides-read-part-after-part",
+        "_in_file_order",
+        "yield from heapq.merge(*(_spans(part, digest) for part, digest in group), key=lambda span: span.start)",
+        "yield from (span for part, digest in group for span in _spans(part, digest))",
+        f"{_SUMS}::test_every_file_has_a_sum_that_others_can_check",
+        "does not read back as it was written",
+    ),
+    Mutant(
+        "a file of an export whose SHA-256 differs is damage",
+        "sum-of-export-not-compared",
+        "_Check.is_right",
+        "        if found.sha256() == sha256:\n",
+        "        if sha256:\n",
+        f"{_SUMS}::test_a_flipped_byte_is_found_with_its_tensor_and_its_checkpoint",
+        "not enough values to unpack",
+    ),
+    Mutant(
+        "sums of an export lead to no file outside it",
+        "sums-lead-outside-the-export",
+        "_read_sums",
+        '        check_path(name, f"a name in {path}")\n',
+        "",
+        f"{_SUMS}::test_sums_lead_to_no_file_outside_the_export",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a record of an export whose own sum is wrong is not believed",
+        "damaged-record-believed",
+        "check_export",
+        "    if record_name in sums and check.is_right(record_name, sums.pop(record_name), ()):\n",
+        "    if record_name in sums and [check.is_right(record_name, sums.pop(record_name), ())]:\n",
+        f"{_SUMS}::test_a_damaged_record_is_damage_and_not_believed",
+        "assert",
+    ),
+    Mutant(
+        "the sums of a torch file replace no file that is there",
+        "sums-beside-a-file-not-looked-for",
+        "NewTree.beside",
+        "                _check_free(destination.parent / name, or_empty=False)\n",
+        "                pass\n",
+        f"{_SUMS}::test_names_that_are_taken_are_refused_before_anything_is_written",
+        "is there, and whole",
+    ),
+    Mutant(
+        "sums of an earlier export that was committed are not exported",
+        "old-sums-exported",
+        "_of_files",
+        "    beside = tuple(file for file in chosen.beside if file.path not in _ABOUT)\n",
+        "    beside = chosen.beside\n",
+        f"{_SUMS}::test_an_export_that_was_committed_gets_sums_of_its_own",
+        "FileExistsError",
+    ),
     Mutant(
         "an encoding in which a blob is decoded with itself is refused",
         "encoding-with-a-loop",

@@ -47,6 +47,7 @@ TRIED_HERE = {
     "Store.export": {"destination", "add"},
     "Store.export_safetensors": {"destination"},
     "Store.verify": {"repair_from"},
+    "Store.verify_export": {"export"},
     "open_checkpoint": {"path"},
     "import_history": {"folder"},
     "provenance": {"directory"},
@@ -64,6 +65,7 @@ COMMANDS_TRIED = {
     "init path",
     "metrics output",
     "report output",
+    "verify export",
     "verify repair_from",
 }
 
@@ -107,9 +109,10 @@ def test_a_store_and_all_that_goes_in_and_out_are_found_in_the_home(home: Path) 
     store.commit("~/files", 2)
     store.commit([Path("~/files/a")], 3)
     store.checkout(2, "~/out")
-    store.export_safetensors(1, "~/exported")
+    store.export_safetensors(1, "~/exported", sums=True)
     store.export(1, "~/pretrained", format="pretrained", add=["~/config.json"])
     store.verify(repair_from="~/files")
+    assert Store.verify_export("~/exported").ok
     store.write_metrics("~/metrics.prom")
     store.metrics("~/store.prom")
     store.report("~/report.html")

@@ -341,9 +341,10 @@ def export(world: World, store: Store) -> None:
     if one is None:
         return
     out = world.folder / f"export-{one.info.step}-{world.next_number()}"
-    report = store.export(one.info, out)
+    report = store.export(one.info, out, sums=True)
     sizes = {path.name: path.read_bytes() for path in out.iterdir()}
     assert report.files
+    world.at_end.append(lambda: _equal(Store.verify_export(out).ok))
     world.at_end.append(lambda: _equal(sizes == {path.name: path.read_bytes() for path in out.iterdir()}))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ckstore.model.brief import brief
 from ckstore.model.names import spelled
 from ckstore.model.sizes import size_text
-from ckstore.model.words import LINES_SHOWN, counted, in_lines, named, printable, some_of
+from ckstore.model.words import LINES_SHOWN, counted, headed, in_lines, named, printable, some_of
 
 
 @brief()
@@ -88,6 +88,64 @@ def lines(report: ExportReport, destination: Path) -> Iterator[str]:
         yield printable(f"torch.load reads it only with weights_only=False, since it has: {has}")
     what = f"{counted(report.tensor_count, 'tensor')}, {counted(len(report.files), 'file')}, {size_text(report.nbytes)}"
     yield printable(f"exported {report.name} to {destination}: {what}")
+
+
+@brief()
+@dataclass(frozen=True, slots=True)
+class ExportDamage:
+    """A file of an export that differs from what was exported.
+
+    Attributes:
+        file: Its name in the directory of the export.
+        names: The tensors in it that differ; empty when none does, or when it is not known which do.
+        what: One sentence: what is wrong, what was wanted.
+    """
+
+    file: str
+    names: tuple[str, ...]
+    what: str
+
+    def __str__(self) -> str:
+        listed = f"{some_of([named(name) for name in self.names], LINES_SHOWN)}: " if self.names else ""
+        return printable(f"{self.file}  {listed}{self.what}")
+
+
+@brief()
+@dataclass(frozen=True, slots=True)
+class ExportCheck:
+    """What `ckstore.Store.verify_export` found.
+
+    Attributes:
+        destination: The directory of the export, or its torch file.
+        name: Full ref of the checkpoint that it came from, ``RUN@STEP``; empty when the export does not say it.
+        checkpoint_id: Its id; empty likewise.
+        file_count: Files that have a sum.
+        checked_bytes: Bytes that were read.
+        damage: The files that differ or are missing.
+    """
+
+    destination: Path
+    name: str
+    checkpoint_id: str
+    file_count: int
+    checked_bytes: int
+    damage: tuple[ExportDamage, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every file is what was exported."""
+        return not self.damage
+
+    def __str__(self) -> str:
+        return in_lines([*(headed("damaged", str(one)) for one in self.damage), check_summary(self)])
+
+
+def check_summary(check: ExportCheck) -> str:
+    """Say how much was read, which checkpoint it came from, and how much of it differs."""
+    source = f"export of {check.name} ({check.checkpoint_id})" if check.name else "export of an unknown checkpoint"
+    found = f"{counted(len(check.damage), 'file')} damaged" if check.damage else "no damage"
+    read = f"{counted(check.file_count, 'file')}, {size_text(check.checked_bytes)} read"
+    return printable(f"{source}: {read}: {found}")
 
 
 @brief()

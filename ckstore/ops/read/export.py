@@ -38,8 +38,10 @@ from ckstore.ops.read.export_files import (
     whole_leaf,
     write_bytes,
     write_runs,
+    write_sums,
 )
 from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export
+from ckstore.ops.read.export_sums import ExportSums, Region
 from ckstore.ops.read.load import Select
 
 MAX_SHARD_BYTES = 50 * 10**9  # what `save_pretrained` of transformers 5 takes
@@ -76,6 +78,7 @@ def export_open(
     max_shard_bytes: int | str = MAX_SHARD_BYTES,
     select: Select = None,
     strip_prefix: bool = False,
+    sums: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export an open checkpoint; see `ckstore.Store.export_safetensors`."""
@@ -89,12 +92,14 @@ def export_open(
     needed_bytes = _needed_bytes(directory, plan, shards)
     with building(directory, path, needed_bytes) as (tree, reader):
         meter = Meter(sum(shard.layout.nbytes for shard in shards), progress)
-        work = TensorWork(directory, tree, reader, meter)
+        known = ExportSums() if sums else None
+        work = TensorWork(directory, tree, reader, meter, known)
         written = [work.shard(shard) for shard in shards]
         if len(shards) > 1:
             written.append(work.small(INDEX_NAME, [index_of(plan, shards)]))
         if plan.has_state:
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
+        written += write_sums(known, tree, directory)
         tree.publish()
     return ExportReport(
         name=directory.manifest.name,
@@ -146,6 +151,13 @@ def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list
     return sum(shard.layout.nbytes for shard in shards) + index + unheld + values + MARGIN_BYTES
 
 
+def _regions(shard: Shard) -> list[Region]:
+    """Return where the tensors of a file lie, in its order."""
+    lie = zip(shard.layout.starts, shard.tensors, strict=True)
+    regions = (Region(tensor.name, start, start + tensor.nbytes) for start, tensor in lie if tensor.nbytes)
+    return sorted(regions, key=lambda region: region.start)
+
+
 def _state_names(plan: ExportPlan) -> tuple[str, ...]:
     """Return the names of what is in ``state.json``, in its order."""
     names = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values]
@@ -164,7 +176,8 @@ class TensorWork(Work):
                 for runs, data in gathered(self._directory, self._reader, shard.leaves[i]):
                     parts.append(write_runs(fd, shard.layout.starts[i], runs, data))
                     self._meter.add(len(data))
-            read_back(fd, shard.name, shard.layout.nbytes, parts, self._meter)
+            nbytes = shard.layout.nbytes
+            read_back(fd, shard.name, nbytes, parts, self._meter, sums=self._sums, regions=_regions(shard))
         return ExportedFile(shard.name, shard.layout.nbytes, len(shard.tensors))
 
     def state_parts(self, plan: ExportPlan) -> Iterator[bytes]:

@@ -7,16 +7,18 @@ compared by digest, before it is published.
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import direct, files, peek
 from ckstore.fs.new_tree import NewTree
-from ckstore.model.digest import ALGORITHMS
+from ckstore.model.digest import ALGORITHMS, RunningDigest
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.reports.export_report import ExportedFile
@@ -24,11 +26,21 @@ from ckstore.model.reports.progress import Progress
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
+from ckstore.ops.read.export_sums import (
+    RECORD_NAME,
+    SUMS_NAME,
+    ExportSums,
+    FileSum,
+    Region,
+    Span,
+    SpanDigests,
+)
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of
 
 MARGIN_BYTES = 2**20
-_DIGEST = ALGORITHMS["xxh3_128"].digest
+_READ_BYTES = 2**20  # of a file that is read as a whole
+_ALGORITHM = ALGORITHMS["xxh3_128"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +70,17 @@ class Meter:
 
 @contextmanager
 def building(
-    directory: CheckpointDirectory, path: Path, needed_bytes: int, *, one_file: bool = False
+    directory: CheckpointDirectory,
+    path: Path,
+    needed_bytes: int,
+    *,
+    one_file: bool = False,
+    beside: Sequence[str] = (),
 ) -> Iterator[tuple[NewTree, RangeReader]]:
     """Begin a tree for `path`, or for one file of that name, and give what reads the checkpoint for it."""
+    # `beside`: further names in the directory of that one file that are to be free.
     try:
-        with NewTree.beside(path, one_file=one_file) as tree:
+        with NewTree.beside(path, one_file=one_file, others=beside) as tree:
             _check_space(tree, needed_bytes)
             with RangeReader(directory) as reader, directory.reporting_damage():
                 yield tree, reader
@@ -85,7 +103,7 @@ def _check_space(tree: NewTree, needed_bytes: int) -> None:
 
 def write_runs(fd: int, start: int, runs: Runs, data: memoryview) -> WrittenPart:
     """Write what belongs into the runs, which begin at `start` in the file."""
-    digest = _DIGEST(data)
+    digest = _ALGORITHM.digest(data)
     for i, run in enumerate(runs):
         files.write_at(fd, start + run, data[i * runs.nbytes : (i + 1) * runs.nbytes])
     return WrittenPart(start, runs, len(data), digest)
@@ -129,42 +147,89 @@ def whole_leaf(directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRe
     return bytes(whole)
 
 
-def read_back(fd: int, name: str, nbytes: int, parts: list[WrittenPart], meter: Meter) -> None:
-    """Make a file durable, read it from the disk, and compare it with what was to be written."""
+def read_back(
+    fd: int,
+    name: str,
+    nbytes: int,
+    parts: list[WrittenPart],
+    meter: Meter,
+    *,
+    sums: ExportSums | None = None,
+    regions: Sequence[Region] = (),
+) -> None:
+    """Make a file durable, read it from the disk, and compare it with what was to be written; add it to `sums`."""
+    # `regions` are in the order of the file.
     os.fsync(fd)
     direct.drop_cached(fd)
     found_bytes = os.fstat(fd).st_size
     if found_bytes != nbytes:
         raise CkstoreError(f"{name} has {found_bytes} bytes after it was written, wanted {nbytes}")
-    buffer = memoryview(bytearray(max((part.nbytes for part in parts), default=0)))
-    for part in sorted(parts, key=lambda part: part.start):
-        out = buffer[: part.nbytes]
-        for i, start in enumerate(part.runs):
-            run = out[i * part.runs.nbytes : (i + 1) * part.runs.nbytes]
-            files.read_into(fd, part.start + start, run, name)
-        if _DIGEST(out) != part.digest:
+    wanted = [(part, _ALGORITHM.start()) for part in sorted(parts, key=_start)]
+    written = SpanDigests(_in_file_order(wanted))
+    found = None if sums is None else FileSum(regions)
+    # In the order of the file, which SHA-256 needs: parts of a tensor with strides lie between each other.
+    for at, data in file_parts(fd, name, nbytes):
+        written.add(at, data)
+        if found is not None:
+            found.add(at, data)
+        meter.add(len(data))
+    for part, digest in wanted:
+        if _ALGORITHM.digest_of_parts(digest) != part.digest:
             msg = f"{name} does not read back as it was written, in {part.nbytes} bytes from {part.start}"
             raise CkstoreError(msg, hint="the disk or the memory of this machine is failing")
-        meter.add(part.nbytes)
+    if sums is not None and found is not None:
+        sums.add(name, nbytes, found, regions)
+
+
+def file_parts(fd: int, name: str, nbytes: int) -> Iterator[tuple[int, memoryview]]:
+    """Give a file in parts, from its beginning, each with its first byte; valid until the next one."""
+    buffer = memoryview(bytearray(min(_READ_BYTES, nbytes)))
+    for at in range(0, nbytes, _READ_BYTES):
+        out = buffer[: min(_READ_BYTES, nbytes - at)]
+        files.read_into(fd, at, out, name)
+        yield at, out
+
+
+def _start(part: WrittenPart) -> int:
+    return part.start
+
+
+def _in_file_order(parts: Iterable[tuple[WrittenPart, RunningDigest]]) -> Iterator[Span]:
+    """Give the runs of parts that are in the order of their starts; those of one start may lie between each other."""
+    for _, group in groupby(parts, key=lambda pair: pair[0].start):
+        yield from heapq.merge(*(_spans(part, digest) for part, digest in group), key=lambda span: span.start)
+
+
+def _spans(part: WrittenPart, digest: RunningDigest) -> Iterator[Span]:
+    for run in part.runs:
+        yield Span(part.start + run, part.start + run + part.runs.nbytes, digest)
 
 
 class Work:
     """Writes the files of one export, one after another."""
 
-    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: RangeReader, meter: Meter) -> None:
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        tree: NewTree,
+        reader: RangeReader,
+        meter: Meter,
+        sums: ExportSums | None,
+    ) -> None:
+        self._sums = sums  # of the files of the export; None: not asked for
         self._directory = directory
         self._tree = tree
         self._reader = reader
         self._meter = meter
 
-    def small(self, name: str, contents: Iterable[bytes | memoryview]) -> ExportedFile:
+    def small(self, name: str, contents: Iterable[bytes | memoryview], regions: Sequence[Region] = ()) -> ExportedFile:
         """Write a file that arrives in parts, one after another; the progress does not count it before."""
         with self._tree.create_file(name) as fd:
             parts, at = [], 0
             for content in contents:
                 parts.append(write_bytes(fd, at, content))
                 at += len(content)
-            read_back(fd, name, at, parts, self._meter)
+            read_back(fd, name, at, parts, self._meter, sums=self._sums, regions=regions)
         return ExportedFile(name, at)
 
     def metered(self, contents: Iterable[memoryview]) -> Iterator[memoryview]:
@@ -172,3 +237,28 @@ class Work:
         for content in contents:
             yield content
             self._meter.add(len(content))
+
+
+def write_sums(
+    sums: ExportSums | None,
+    tree: NewTree,
+    directory: CheckpointDirectory,
+    names: tuple[str, str] = (RECORD_NAME, SUMS_NAME),
+) -> tuple[ExportedFile, ...]:
+    """Write the record of an export and, last, the sums of all its files, if they were asked for."""
+    if sums is None:
+        return ()
+    record, last = names
+    written = _write_small(tree, record, sums.record(directory.manifest.name, directory.manifest_id), sums)
+    # The record is a file of the export, so the sums come after it; they have no sum of their own.
+    return written, _write_small(tree, last, [sums.sums()], None)
+
+
+def _write_small(tree: NewTree, name: str, contents: Iterable[bytes], sums: ExportSums | None) -> ExportedFile:
+    with tree.create_file(name) as fd:
+        parts, at = [], 0
+        for content in contents:
+            parts.append(write_bytes(fd, at, content))
+            at += len(content)
+        read_back(fd, name, at, parts, Meter(0, None), sums=sums)
+    return ExportedFile(name, at)

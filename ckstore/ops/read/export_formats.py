@@ -28,7 +28,7 @@ def export(
     max_shard_bytes: int | str,
     strip_prefix: bool,
     add: Sequence[str | os.PathLike[str]] = (),
-    **options: Any,
+    **options: Any,  # select, sums and progress
 ) -> ExportReport:
     """Export the checkpoint that `ref` names; see `ckstore.Store.export`."""
     path = context.layout.outside(destination)

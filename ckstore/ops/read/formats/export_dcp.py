@@ -23,8 +23,9 @@ from ckstore.model.reports.progress import Progress
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
-from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, read_back, write_bytes
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, read_back, write_bytes, write_sums
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
+from ckstore.ops.read.export_sums import ExportSums, Region
 from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.regions import RangeReader
@@ -75,6 +76,7 @@ def export_dcp(
     *,
     max_shard_bytes: int | str = MAX_SHARD_BYTES,
     select: Select = None,
+    sums: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`."""
@@ -89,9 +91,11 @@ def export_dcp(
     cut = cut_shards([item.nbytes for item in plan.items], most_bytes)
     all_bytes = sum(item.nbytes for item in plan.items)
     with building(directory, path, all_bytes + MARGIN_BYTES) as (tree, reader):
-        work = _Work(directory, tree, reader, Meter(all_bytes, progress), keep)
+        known = ExportSums() if sums else None
+        work = _Work(directory, tree, reader, Meter(all_bytes, progress), known, keep=keep)
         written = [work.file(f"__0_{i}.distcp", [plan.items[at] for at in shard]) for i, shard in enumerate(cut)]
         written.append(work.small(METADATA_NAME, [render_metadata(plan.paths, plan.tensors, work.placed)]))
+        written += write_sums(known, tree, directory)
         tree.publish()
     return ExportReport(
         name=manifest.name,
@@ -207,9 +211,11 @@ class _Work(Work):
         tree: NewTree,
         reader: RangeReader,
         meter: Meter,
+        sums: ExportSums | None,
+        *,
         keep: Callable[[str], bool] | None,
     ) -> None:
-        super().__init__(directory, tree, reader, meter)
+        super().__init__(directory, tree, reader, meter, sums)
         self.placed: dict[str, list[WrittenChunk]] = {}  # where everything lies, by name
         self._keep = keep
 
@@ -218,7 +224,7 @@ class _Work(Work):
         from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
         with self._tree.create_file(name) as fd:
-            parts, at = [], 0
+            parts, regions, at = [], [], 0
             for item in items:
                 if isinstance(item.content, StateValue) and not item.held_bytes:
                     data = self._value(item.content)
@@ -236,8 +242,9 @@ class _Work(Work):
                         else WrittenChunk(name, at, nbytes, item.offsets, item.shape)
                     )
                 self.placed.setdefault(item.name, []).append(where)
+                regions.append(Region(item.name, at, at + nbytes))
                 at += nbytes
-            read_back(fd, name, at, parts, self._meter)
+            read_back(fd, name, at, parts, self._meter, sums=self._sums, regions=regions)
         begun = sum(isinstance(item.content, LeafRows) and not any(item.offsets) for item in items)
         return ExportedFile(name, at, begun)  # a tensor counts where its first chunk is
 

@@ -29,15 +29,18 @@ from ckstore.ops.read.export import (
     shards_of,
     versions_left_out,
 )
-from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, write_sums
 from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
+from ckstore.ops.read.export_sums import RECORD_NAME, SUMS_NAME, ExportSums, Region
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, Added, Chosen, ModelForm, added_files, choose
 from ckstore.ops.read.load import Select
 from ckstore.ops.read.regions import RangeReader
+from ckstore.ops.read.storage_read import names_of
 
 _FORMS = {"pretrained": (PRETRAINED, PEFT), "peft": (PEFT, PRETRAINED)}
 _READ_BYTES = 2**20
+_ABOUT = (RECORD_NAME, SUMS_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ def export_pretrained(
     max_shard_bytes: int | str = MAX_SHARD_BYTES,
     select: Select = None,
     add: object = (),
+    sums: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`."""
@@ -78,8 +82,8 @@ def export_pretrained(
             )
         else:
             plan = _of_state(directory, _FORMS[form][0], select, added_files(add), most_bytes)
-        _check_beside(plan, _FORMS[form][0], manifest.name)
-        written = _write(directory, path, plan, progress)
+        _check_beside(plan, _FORMS[form][0], manifest.name, sums=sums)
+        written = _write(directory, path, plan, ExportSums() if sums else None, progress)
     return ExportReport(
         name=manifest.name,
         checkpoint_id=directory.manifest_id,
@@ -116,16 +120,19 @@ def _of_files(
         raise BadInput(msg, hint="leave select= out")
     chosen = choose(directory.manifest, form, other)
     left_out = tuple(f"{path}: no part of the model" for path in chosen.left_out)
+    # An earlier export that was committed: its sums are those of other files.
+    left_out += tuple(f"{file.path}: about an earlier export" for file in chosen.beside if file.path in _ABOUT)
+    beside = tuple(file for file in chosen.beside if file.path not in _ABOUT)
     (first, *more) = chosen.weights
     nbytes = _bytes_of(directory, first)
     if more or (first.path.endswith(".safetensors") and (nbytes <= most_bytes or not form.is_cut)):
         _check_shards(directory, chosen, most_bytes)
-        return _Plan((*chosen.weights, *chosen.beside), added, left_out, None)
+        return _Plan((*chosen.weights, *beside), added, left_out, None)
     view = opened.enter_context(state_of(directory, first.path, chunk_bytes=chunk_bytes, can_select=False))
     plan = plan_export(view.manifest, ties=form.is_cut)
     _check_state_dict(plan, form)
     shards = shards_of(plan, most_bytes if form.is_cut else None, form.stem)
-    return _Plan(chosen.beside, added, left_out + versions_left_out(plan), (view, plan, tuple(shards)))
+    return _Plan(beside, added, left_out + versions_left_out(plan), (view, plan, tuple(shards)))
 
 
 def _check_shards(directory: CheckpointDirectory, chosen: Chosen, most_bytes: int) -> None:
@@ -163,7 +170,7 @@ def _check_names_of_peft(plan: ExportPlan, form: ModelForm) -> None:
         raise BadInput(msg, hint="save peft.get_peft_model_state_dict(model), or the state dict of the merged model")
 
 
-def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
+def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: bool) -> None:
     """Raise if two files would have one name, or the configuration is missing."""
     paths = [name for file in plan.copied for name in {file.path, file.path.partition("/")[0]}]
     if plan.weights is not None:
@@ -175,6 +182,9 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
             raise BadInput(msg, hint="ckstore checkout REF DEST writes what was committed, as it is")
         paths += made
     for one in plan.added:
+        if sums and one.name in _ABOUT:
+            msg = f"{one.path} cannot be added: the export gets a {one.name} of its own"
+            raise BadInput(msg, hint="leave it out of add=, or leave sums= out")
         if one.name in paths:
             raise BadInput(f"{one.path} cannot be added: {name} has a {one.name} already", hint="leave it out of add=")
     if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
@@ -184,7 +194,9 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str) -> None:
         )
 
 
-def _write(directory: CheckpointDirectory, path: Path, plan: _Plan, progress: Progress | None) -> list[ExportedFile]:
+def _write(
+    directory: CheckpointDirectory, path: Path, plan: _Plan, sums: ExportSums | None, progress: Progress | None
+) -> list[ExportedFile]:
     sizes = [_bytes_of(directory, file) for file in plan.copied] + [one.entry.nbytes for one in plan.added]
     shards = () if plan.weights is None else plan.weights[2]
     sizes += [shard.layout.nbytes for shard in shards]
@@ -195,13 +207,14 @@ def _write(directory: CheckpointDirectory, path: Path, plan: _Plan, progress: Pr
         if plan.weights is not None:
             source = plan.weights[0]
             with RangeReader(source) as own, source.reporting_damage():
-                work = TensorWork(source, tree, own, meter)
+                work = TensorWork(source, tree, own, meter, sums)
                 written += [work.shard(shard) for shard in shards]
             if index:
                 written.append(work.small(INDEX_NAME, [index]))
-        beside = _Beside(directory, tree, reader, meter)
+        beside = _Beside(directory, tree, reader, meter, sums)
         written += [beside.committed(file) for file in plan.copied]
         written += [beside.added(one) for one in plan.added]
+        written += write_sums(sums, tree, directory)
         tree.publish()
     return written
 
@@ -213,14 +226,21 @@ def _bytes_of(directory: CheckpointDirectory, file: FileRecord) -> int:
 class _Beside(Work):
     """Copies files, one after another."""
 
-    def __init__(self, directory: CheckpointDirectory, tree: NewTree, reader: RangeReader, meter: Meter) -> None:
-        super().__init__(directory, tree, reader, meter)
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        tree: NewTree,
+        reader: RangeReader,
+        meter: Meter,
+        sums: ExportSums | None,
+    ) -> None:
+        super().__init__(directory, tree, reader, meter, sums)
         self._made = {""}
 
     def committed(self, file: FileRecord) -> ExportedFile:
         """Copy a committed file, every byte checked."""
         self._make_parents(file.path)
-        written = self.small(file.path, self.metered(self._committed(file)))
+        written = self.small(file.path, self.metered(self._committed(file)), list(self._regions(file)))
         leaves = self._directory.manifest.leaves
         return replace(written, tensor_count=sum(leaf.storage in file.storages for leaf in leaves))
 
@@ -233,6 +253,15 @@ class _Beside(Work):
             nbytes = self._directory.manifest.storages[storage].nbytes
             self._reader.begin(storage)
             yield from self._reader.parts(0, nbytes, file.path)
+
+    def _regions(self, file: FileRecord) -> Iterator[Region]:
+        """Give the parts of a committed file that belong to a tensor."""
+        names, at = names_of(self._directory), 0
+        for storage in file.storages:
+            stop = at + self._directory.manifest.storages[storage].nbytes
+            if names.name(storage) != file.path:
+                yield Region(names.name(storage), at, stop)
+            at = stop
 
     def _make_parents(self, path: str) -> None:
         parent = path.rpartition("/")[0]

@@ -19,8 +19,9 @@ from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.reports.progress import Progress
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, WrittenPart, building, read_back, write_bytes
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, WrittenPart, building, read_back, write_bytes, write_sums
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files
+from ckstore.ops.read.export_sums import ExportSums, Region, beside_file
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of, read_memories
@@ -78,6 +79,17 @@ class Archive:
         yield write_bytes(fd, start + self.layout.end, tail)
         meter.add(len(tail))
 
+    def regions(self) -> list[Region]:
+        """Return where the tensors lie."""
+        return [
+            Region(self._name(source), start, start + self._size(source))
+            for (_, source), start in zip(self._records, self.layout.starts, strict=True)
+            if not isinstance(source, bytes)
+        ]
+
+    def _name(self, source: int | LeafRows) -> str:
+        return self._names.name(source) if isinstance(source, int) else source.leaf.name
+
     def _size(self, source: Source) -> int:
         if isinstance(source, bytes):
             return len(source)
@@ -107,7 +119,12 @@ _SHOWN = 5
 
 
 def export_torch(
-    directory: CheckpointDirectory, path: Path, *, select: Select = None, progress: Progress | None = None
+    directory: CheckpointDirectory,
+    path: Path,
+    *,
+    select: Select = None,
+    sums: bool = False,
+    progress: Progress | None = None,
 ) -> ExportReport:
     """Export an open checkpoint as the file `path`; see `ckstore.Store.export`."""
     manifest = directory.manifest
@@ -119,17 +136,21 @@ def export_torch(
     pickled = pickled_node(directory, manifest.state, chosen, keep)
     archive = Archive(directory, pickled.data, pickled.storages)
     nbytes = archive.layout.nbytes
-    with building(directory, path, nbytes + MARGIN_BYTES, one_file=True) as (tree, reader):
+    known = ExportSums() if sums else None
+    beside = beside_file(path.name) if sums else ()
+    with building(directory, path, nbytes + MARGIN_BYTES, one_file=True, beside=beside) as (tree, reader):
         meter = Meter(nbytes, progress)
         with tree.create_file(path.name) as fd:
-            read_back(fd, path.name, nbytes, list(archive.write(fd, 0, reader, meter)), meter)
-        tree.publish_file(path.name)
+            parts = list(archive.write(fd, 0, reader, meter))
+            read_back(fd, path.name, nbytes, parts, meter, sums=known, regions=archive.regions())
+        about = write_sums(known, tree, directory, beside_file(path.name))
+        tree.publish_file(path.name, beside=[file.name for file in about])
     tensors = len({leaf._replace(name="") for leaf in chosen if leaf.kind == "torch"})
     return ExportReport(
         name=manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
-        files=(ExportedFile(path.name, nbytes, tensors),),
+        files=(ExportedFile(path.name, nbytes, tensors), *about),
         unsafe_globals=pickled.unsafe_globals,
     )
 

@@ -46,6 +46,7 @@ from ckstore_cli._types import OneOf
     type=click.Path(path_type=Path),
     help="For pretrained and peft: a file to put beside the weights, such as config.json, or a directory of such.",
 )
+@click.option("--sums", is_flag=True, help="Also write SHA256SUMS, for sha256sum -c and ckstore verify --export.")
 @framed
 def export(frame: Frame, ref: str, destination: Path, select: tuple[str, ...], **options: Any) -> None:
     """Write the checkpoint REF as files that other programs read.

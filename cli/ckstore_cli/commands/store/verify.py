@@ -88,8 +88,15 @@ class _PathOrUrl(UserPath):
     type=_PathOrUrl(exists=True, file_okay=False, path_type=Path),
     help="Also take intact copies from this store, directory, or URL of a remote. Repeatable.",
 )
+@click.option(
+    "--export",
+    "export",
+    metavar="PATH",
+    type=UserPath(exists=True, path_type=Path),
+    help="Compare an export made with --sums, a directory or a torch file, with its SHA-256 sums; needs no store.",
+)
 @framed
-def verify(frame: Frame, ref: str | None, **options: Any) -> int:
+def verify(frame: Frame, ref: str | None, export: Path | None, **options: Any) -> int:
     """Read every byte of the checkpoint REF, or of all, and say what is damaged.
 
     Damage is remembered: latest-valid skips damaged checkpoints. Saving the same
@@ -104,6 +111,7 @@ def verify(frame: Frame, ref: str | None, **options: Any) -> int:
       ckstore verify --budget 10m --rate 200MB
       ckstore verify --repair-from /mnt/backup
       ckstore verify --repair-from s3://bucket/run
+      ckstore verify --export out/
 
     \b
     Exit status:
@@ -112,6 +120,10 @@ def verify(frame: Frame, ref: str | None, **options: Any) -> int:
       3  something is damaged
       4  there is no such store or checkpoint, or several fit
     """
+    if export is not None:
+        if ref is not None or any(options.values()):
+            raise click.UsageError("--export reads an export and no store: give it without REF and other options")
+        return _verify_export(frame, export)
     out = frame.output()
     with frame.writing() as store, Progress("verifying", quiet=out.as_json) as shown:
         report = store.verify(ref, progress=shown.at, **options)
@@ -124,3 +136,17 @@ def verify(frame: Frame, ref: str | None, **options: Any) -> int:
     if remotes:
         out.note(f"ckstore verify --repair also takes right bytes from {', '.join(remotes)}")
     return 0 if report.ok else DamagedBlob.exit_status
+
+
+def _verify_export(frame: Frame, path: Path) -> int:
+    from ckstore.model.reports.export_report import check_summary
+    from ckstore.store import Store
+
+    out = frame.output()
+    with Progress("verifying", quiet=out.as_json) as shown:
+        check = Store.verify_export(path, progress=shown.at)
+    out.document(check)
+    for finding in check.damage:
+        out.headed("damaged", str(finding), "red")
+    out.lines([check_summary(check)])
+    return 0 if check.ok else DamagedBlob.exit_status

@@ -1,0 +1,160 @@
+"""Compare the files of an export with the sums that were written beside them; no store is needed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ckstore.errors import BadInput, DamagedBlob, NewerFormat
+from ckstore.fs import direct, files, peek
+from ckstore.fs.tree import foreign
+from ckstore.model.names import check_path
+from ckstore.model.reports.export_report import ExportCheck, ExportDamage
+from ckstore.model.reports.progress import Progress
+from ckstore.ops.read.export_files import file_parts
+from ckstore.ops.read.export_sums import (
+    RECORD_FORMAT,
+    RECORD_NAME,
+    RECORD_VERSION,
+    SUMS_NAME,
+    FileSum,
+    Region,
+    beside_file,
+)
+
+_LINE = re.compile(r"(\\?)([0-9a-f]{64}) [ *](.+)")
+_ESCAPED = re.compile(r"\\(.)")
+_UNESCAPED = {"\\": "\\", "n": "\n", "r": "\r"}
+_SUMS_MOST_BYTES = 2**30
+
+
+def check_export(path: Path, progress: Progress | None) -> ExportCheck:
+    """Compare an export with its sums; see `ckstore.Store.verify_export`."""
+    folder, (record_name, sums_name) = path, (RECORD_NAME, SUMS_NAME)
+    if not path.is_dir():
+        folder, (record_name, sums_name) = path.parent, beside_file(path.name)
+    sums = _read_sums(folder / sums_name, path)
+    check = _Check(folder, progress)
+    record: _Record | None = None
+    if record_name in sums and check.is_right(record_name, sums.pop(record_name), ()):
+        record = _Record(folder / record_name)
+        check.total_bytes = check.checked_bytes + record.nbytes
+    for name, wanted in sums.items():
+        check.is_right(name, wanted, () if record is None else record.regions(name))
+    return ExportCheck(
+        destination=path,
+        name="" if record is None else record.checkpoint,
+        checkpoint_id="" if record is None else record.checkpoint_id,
+        file_count=check.file_count,
+        checked_bytes=check.checked_bytes,
+        damage=tuple(check.damage),
+    )
+
+
+def _read_sums(path: Path, export: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file, by its name in the directory of the export."""
+    try:
+        data = files.read_file(foreign(path), most_bytes=_SUMS_MOST_BYTES)
+    except FileNotFoundError as error:
+        msg = f"{export} has no sums: there is no {path}"
+        raise BadInput(
+            msg,
+            hint="export it with sums=True, or give the directory of such an export",
+            command_hint="export it with --sums, or give the directory of such an export",
+        ) from error
+    sums = {}
+    lines = data.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines, 1):
+        found = _LINE.fullmatch(line)
+        if found is None:
+            msg = f"line {number} of {path} is no SHA-256 sum and name, as sha256sum writes them"
+            raise DamagedBlob(msg, hint="export the checkpoint again")
+        name = found[3]
+        if found[1]:
+            name = _ESCAPED.sub(lambda escape: _UNESCAPED.get(escape[1], escape[0]), name)
+        # The file may come from a stranger: it must not lead to files outside the export.
+        check_path(name, f"a name in {path}")
+        sums[name] = found[2]
+    return sums
+
+
+class _Record:
+    """What the export says of itself; its sum was right."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            document = json.loads(files.read_file(foreign(path), most_bytes=_SUMS_MOST_BYTES))
+            known = (document["format"], type(document["version"])) == (RECORD_FORMAT, int)
+            is_newer = known and document["version"] > RECORD_VERSION
+            self.checkpoint = str(document["checkpoint"])
+            self.checkpoint_id = str(document["id"])
+            self.nbytes = 0
+            self._files: dict[str, list[tuple[Region, str]]] = {}
+            listed = {} if is_newer else document["files"]
+            for name, file in listed.items():
+                self.nbytes += int(file["nbytes"])
+                self._files[name] = [
+                    (Region(str(tensor), int(start), int(stop)), str(digest))
+                    for tensor, start, stop, digest in file["regions"]
+                ]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            msg = f"{path} is no record of an export: {error!r}"
+            raise DamagedBlob(msg, hint="export the checkpoint again") from error
+        if not known:
+            raise DamagedBlob(f"{path} is no record of an export", hint="export the checkpoint again")
+        if is_newer:
+            msg = f"{path} has version {document['version']}, this ckstore reads {RECORD_VERSION}"
+            raise NewerFormat(msg, hint="update ckstore, or check the files with sha256sum -c")
+
+    def regions(self, name: str) -> tuple[tuple[Region, str], ...]:
+        """Return the regions of a file, each with its digest, in its order."""
+        return tuple(sorted(self._files.get(name, ()), key=lambda pair: pair[0].start))
+
+
+class _Check:
+    """Compares files, one after another."""
+
+    def __init__(self, folder: Path, progress: Progress | None) -> None:
+        self.damage: list[ExportDamage] = []
+        self.file_count = 0
+        self.checked_bytes = 0
+        self.total_bytes = 0  # as far as it is known
+        self._folder = folder
+        self._progress = progress
+
+    def is_right(self, name: str, sha256: str, regions: tuple[tuple[Region, str], ...]) -> bool:
+        """Read a file, and note if it differs; `regions` say what differs."""
+        self.file_count += 1
+        found = FileSum([region for region, _ in regions])
+        try:
+            for at, data in self._parts(name):
+                found.add(at, data)
+        except DamagedBlob as error:
+            self.damage.append(ExportDamage(name, (), error.message))
+            return False
+        if found.sha256() == sha256:
+            return True
+        pairs = zip(regions, found.digests(), strict=True)
+        names = tuple(dict.fromkeys(region.name for (region, wanted), digest in pairs if digest != wanted))
+        where = "" if names or not regions else ", outside its tensors"
+        self.damage.append(ExportDamage(name, names, f"its SHA-256 is {found.sha256()}, wanted {sha256}{where}"))
+        return False
+
+    def _parts(self, name: str) -> Iterator[tuple[int, memoryview]]:
+        try:
+            fd, status = files.open_with_status(foreign(self._folder / name))
+        except FileNotFoundError as error:
+            raise DamagedBlob("it is missing") from error
+        except OSError as error:
+            raise DamagedBlob(f"it cannot be opened: {error.strerror}") from error
+        try:
+            direct.drop_cached(fd)  # so that bytes come from the disk, as far as that is possible
+            for at, data in file_parts(fd, name, status.st_size):
+                yield at, data
+                self.checked_bytes += len(data)
+                if self._progress is not None:
+                    self._progress(self.checked_bytes, max(self.checked_bytes, self.total_bytes))
+        finally:
+            peek.close_quietly(fd)

@@ -1,0 +1,117 @@
+"""SHA-256 sums of the files of an export, and what else is needed to say which tensor of which checkpoint differs.
+
+They come from the bytes that are read back from the disk before an export is published; nothing is read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ckstore.model.digest import ALGORITHMS, RunningDigest
+
+SUMS_NAME = "SHA256SUMS"
+RECORD_NAME = "ckstore-export.json"
+RECORD_FORMAT = "ckstore-export"
+RECORD_VERSION = 1
+ALGORITHM = ALGORITHMS["xxh3_128"]  # of regions: it finds where a file differs; SHA-256 decides whether it does
+
+
+def beside_file(name: str) -> tuple[str, str]:
+    """Return the names of the record and the sums of an export that is one file."""
+    return f"{name}.{RECORD_NAME}", f"{name}.sha256"
+
+
+class Region(NamedTuple):
+    """Bytes of a file that belong to one tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class Span(NamedTuple):
+    """Bytes of a file, and the digest that they are added to."""
+
+    start: int
+    stop: int
+    digest: RunningDigest
+
+
+class SpanDigests:
+    """Adds the bytes of a file, which arrive in its order, to the digests of spans that are in that order."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._spans = iter(spans)
+        self._next = next(self._spans, None)
+
+    def add(self, at: int, data: memoryview) -> None:
+        """Add the bytes of the file from `at`."""
+        stop = at + len(data)
+        while self._next is not None and self._next.start < stop:
+            span = self._next
+            span.digest.update(data[max(span.start, at) - at : min(span.stop, stop) - at])
+            if span.stop > stop:
+                return
+            self._next = next(self._spans, None)
+
+
+class FileSum:
+    """Computes the SHA-256 of a file and the digests of its regions while it is read from its beginning."""
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self._sha256 = hashlib.sha256()
+        self._spans = [Span(one.start, one.stop, ALGORITHM.start()) for one in regions]
+        self._digests = SpanDigests(self._spans)
+
+    def add(self, at: int, data: memoryview) -> None:
+        """Add the bytes of the file from `at`."""
+        self._sha256.update(data)
+        self._digests.add(at, data)
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of the file, in hexadecimal digits."""
+        return self._sha256.hexdigest()
+
+    def digests(self) -> list[str]:
+        """Return the digest of each region."""
+        return [ALGORITHM.digest_of_parts(span.digest) for span in self._spans]
+
+
+class ExportSums:
+    """What is known of the files of one export."""
+
+    def __init__(self) -> None:
+        self._sha256: dict[str, str] = {}
+        self._files: dict[str, object] = {}
+
+    def add(self, name: str, nbytes: int, found: FileSum, regions: Sequence[Region]) -> None:
+        """Note a file that was read from the disk."""
+        self._sha256[name] = found.sha256()
+        named = [[*region, digest] for region, digest in zip(regions, found.digests(), strict=True)]
+        self._files[name] = {"nbytes": nbytes, "regions": named}
+
+    def record(self, checkpoint: str, checkpoint_id: str) -> Iterator[bytes]:
+        """Give the content of the record in parts: a line for each file."""
+        head = {
+            "format": RECORD_FORMAT,
+            "version": RECORD_VERSION,
+            "checkpoint": checkpoint,
+            "id": checkpoint_id,
+        }
+        yield (json.dumps(head)[:-1] + ',\n"files": {').encode("ascii")
+        for i, (name, file) in enumerate(self._files.items()):
+            yield f"{',' if i else ''}\n  {json.dumps(name)}: {json.dumps(file)}".encode("ascii")
+        yield b"\n}\n}\n"
+
+    def sums(self) -> bytes:
+        """Return the content of the sums, as sha256sum writes and reads it."""
+        return b"".join(_line(digest, name) for name, digest in self._sha256.items())
+
+
+def _line(digest: str, name: str) -> bytes:
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    mark = "\\" if escaped != name else ""
+    return f"{mark}{digest}  {escaped}\n".encode("utf-8", "surrogateescape")

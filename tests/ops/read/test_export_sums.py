@@ -1,0 +1,296 @@
+"""Sums of exports: every format, what differs and of which checkpoint, hostile sums, names that are taken, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from ckstore import Store
+from ckstore.errors import BadInput, DamagedBlob, NewerFormat
+from ckstore.fs import files, links
+from ckstore.ops.read import export_files, regions
+from tests.support.crashing import run_and_kill
+from tests.support.damage import flip
+from tests.support.requirements import CRASH_FULL
+from tests.support.stores import check_store
+
+_SEAM = {
+    os: ("mkdir", "open", "pwrite", "fsync", "fchmod", "link"),
+    links: ("rename",),
+    files: ("sync_directory",),
+}
+FORMATS = ("safetensors", "torch", "dcp", "pretrained", "peft")
+
+
+def model() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    whole = torch.randn(40, 30)
+    return {
+        "a.weight": torch.randn(64, 8),
+        "b.weight": whole.t(),
+        "c.weight": whole[:, ::3],
+        "d.weight": torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last),
+        "empty": torch.zeros(0, 3),
+    }
+
+
+def exported(store: Store, folder: Path, kind: str, **options: Any) -> Path:
+    """Export step 1 with sums, and return the directory or file."""
+    if kind in {"pretrained", "peft"}:
+        config = folder / ("config.json" if kind == "pretrained" else "adapter_config.json")
+        config.write_text("{}", encoding="utf-8")
+        options |= {"select": "model", "add": [config]}
+    return store.export(1, folder / "out", format=kind, sums=True, **options).destination  # type: ignore[arg-type]
+
+
+def sums_of(out: Path) -> Path:
+    return out / "SHA256SUMS" if out.is_dir() else out.with_name(f"{out.name}.sha256")
+
+
+def sha256sum(out: Path) -> int:
+    """Return the exit status of the program that others check with."""
+    sums = sums_of(out)
+    return subprocess.run(
+        ["sha256sum", "--check", "--strict", "--quiet", sums.name], cwd=sums.parent, check=False, capture_output=True
+    ).returncode
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("small", [False, True])
+def test_every_file_has_a_sum_that_others_can_check(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, small: bool
+) -> None:
+    if small:  # so that tensors with strides are written in many parts that lie between each other
+        monkeypatch.setattr(regions, "RANGE_BYTES", 64)
+        monkeypatch.setattr(export_files, "RANGE_BYTES", 64)
+        monkeypatch.setattr(export_files, "_READ_BYTES", 50)
+    info = store.save({"model": model(), "lr": 0.1}, step=1)
+
+    out = exported(store, tmp_path, kind, **({} if kind in {"torch", "peft"} else {"max_shard_bytes": 5000}))
+    check = Store.verify_export(out)
+
+    names = {path.name for path in out.iterdir()} if out.is_dir() else {"out", "out.ckstore-export.json"}
+    listed = {line[66:] for line in sums_of(out).read_text().splitlines()}
+    assert listed == names - {"SHA256SUMS"}
+    assert sha256sum(out) == 0
+    assert check.ok
+    assert (check.name, check.checkpoint_id, check.file_count) == ("main@1", info.id, len(listed))
+    assert check.checked_bytes == sum((sums_of(out).parent / name).stat().st_size for name in listed)
+    assert str(check).startswith(f"export of main@1 ({info.id}): ")
+    check_store(store.path)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_flipped_byte_is_found_with_its_tensor_and_its_checkpoint(store: Store, tmp_path: Path, kind: str) -> None:
+    tensors = {"a.weight": torch.full((50, 20), 2.0), "b.weight": torch.full((50, 20), 3.0)}
+    info = store.save({"model": tensors}, step=1)
+    out = exported(store, tmp_path, kind)
+    (file,) = [out] if out.is_file() else [path for path in out.iterdir() if path.stat().st_size > 5000]
+    at = file.read_bytes().index(tensors["b.weight"].numpy().tobytes()) + 1000
+
+    flip(file, at=at)
+
+    check = Store.verify_export(out)
+    (damage,) = check.damage
+    (name,) = damage.names
+    assert not check.ok
+    assert damage.file == file.name
+    assert name.endswith("b.weight")
+    assert (check.name, check.checkpoint_id) == ("main@1", info.id)
+    assert f"damaged  {file.name}  {name}: its SHA-256 is " in str(check)
+    assert "1 file damaged" in str(check)
+    assert sha256sum(out) == 1
+
+
+def test_weights_that_were_committed_are_named_by_tensor(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    save_file({"a": torch.full((999,), 2.0), "b": torch.full((999,), 3.0)}, folder / "model.safetensors")
+    store.commit(folder, step=1)
+    out = store.export(1, tmp_path / "out", format="pretrained", sums=True).destination
+    assert sha256sum(out) == 0
+
+    flip(out / "model.safetensors", at=os.path.getsize(out / "model.safetensors") - 1)
+
+    assert [one.names for one in Store.verify_export(out).damage] == [("model.safetensors.b",)]
+
+
+def test_damage_outside_tensors_names_none(store: Store, tmp_path: Path) -> None:
+    store.save({"model": model()}, step=1)
+    out = exported(store, tmp_path, "safetensors")
+
+    flip(out / "model.safetensors", at=20)
+
+    (damage,) = Store.verify_export(out).damage
+    assert (damage.file, damage.names) == ("model.safetensors", ())
+    assert damage.what.endswith("outside its tensors")
+
+
+def test_files_that_are_gone_cut_or_no_files_are_damage(store: Store, tmp_path: Path) -> None:
+    store.save({"model": model(), "lr": 0.1}, step=1)
+    out = exported(store, tmp_path, "safetensors")
+    file = out / "state.json"
+    content = file.read_bytes()
+
+    def found() -> str:
+        (damage,) = Store.verify_export(out).damage
+        assert damage.file == "state.json"
+        return damage.what
+
+    file.unlink()
+    assert found() == "it is missing"
+    file.write_bytes(content[:-1])
+    assert found().startswith("its SHA-256 is ")
+    file.unlink()
+    os.mkfifo(file)
+    assert "is not a regular file" in found()
+    file.unlink()
+    (tmp_path / "same").write_bytes(content)
+    file.symlink_to(tmp_path / "same")
+    assert "is not a regular file" in found()
+
+
+def test_a_damaged_record_is_damage_and_not_believed(store: Store, tmp_path: Path) -> None:
+    store.save({"model": model()}, step=1)
+    out = exported(store, tmp_path, "safetensors")
+    record = out / "ckstore-export.json"
+    record.write_text(record.read_text().replace("main@1", "main@7"), encoding="utf-8")
+
+    check = Store.verify_export(out)
+
+    assert [one.file for one in check.damage] == ["ckstore-export.json"]
+    assert (check.name, check.checkpoint_id) == ("", "")
+    assert str(check).splitlines()[-1].startswith("export of an unknown checkpoint: ")
+
+
+def resum(out: Path) -> None:
+    """Make sums that fit the files, as someone does who changed both."""
+    names = [path.name for path in out.iterdir() if path.name != "SHA256SUMS"]
+    done = subprocess.run(["sha256sum", "--", *names], cwd=out, check=True, capture_output=True)
+    (out / "SHA256SUMS").write_bytes(done.stdout)
+
+
+def test_a_record_that_is_none_or_newer_is_refused(store: Store, tmp_path: Path) -> None:
+    store.save({"model": model()}, step=1)
+    out = exported(store, tmp_path, "safetensors")
+    record = out / "ckstore-export.json"
+    document = json.loads(record.read_bytes())
+
+    for content in ("[]", "{", "{}", json.dumps({**document, "format": "x"}), json.dumps({**document, "files": [1]})):
+        record.write_text(content, encoding="utf-8")
+        resum(out)
+        with pytest.raises(DamagedBlob, match="is no record of an export"):
+            Store.verify_export(out)
+    record.write_text(json.dumps({**document, "version": 2}), encoding="utf-8")
+    resum(out)
+    with pytest.raises(NewerFormat, match="version 2"):
+        Store.verify_export(out)
+    record.unlink()
+    resum(out)
+    assert Store.verify_export(out).ok  # sums of another program
+
+
+def test_sums_lead_to_no_file_outside_the_export(store: Store, tmp_path: Path) -> None:
+    store.save({"model": model()}, step=1)
+    out = exported(store, tmp_path, "safetensors")
+
+    for name in ("../store/store.json", "/etc/passwd", "a/../../b"):
+        (out / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n", encoding="utf-8")
+        with pytest.raises(BadInput, match="a name in"):
+            Store.verify_export(out)
+
+
+def test_what_has_no_sums_is_said_so(store: Store, tmp_path: Path) -> None:
+    store.save({"model": model()}, step=1)
+    store.export(1, tmp_path / "plain")
+
+    with pytest.raises(BadInput, match="has no sums") as raised:
+        Store.verify_export(tmp_path / "plain")
+    assert "sums=True" in raised.value.hint
+    (tmp_path / "plain" / "SHA256SUMS").write_text("no sum\n", encoding="utf-8")
+    with pytest.raises(DamagedBlob, match="line 1 of"):
+        Store.verify_export(tmp_path / "plain")
+
+
+def test_names_are_escaped_as_sha256sum_does(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "sub\\dir").mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    (folder / "back\\slash.jinja").write_text("x", encoding="utf-8")
+    save_file({"a": torch.ones(9)}, folder / "model.safetensors")
+    store.commit(folder, step=1)
+
+    out = store.export(1, tmp_path / "out", format="pretrained", sums=True).destination
+
+    assert "back\\slash.jinja" in os.listdir(out)
+    assert sha256sum(out) == 0
+    assert Store.verify_export(out).ok
+
+
+def test_names_that_are_taken_are_refused_before_anything_is_written(store: Store, tmp_path: Path) -> None:
+    store.save({"model": model()}, step=1)
+    for name in ("out.sha256", "out.ckstore-export.json"):
+        (tmp_path / name).write_text("mine", encoding="utf-8")
+        with pytest.raises(BadInput, match=f"{name} exists"):
+            store.export(1, tmp_path / "out", format="torch", sums=True)
+        assert not (tmp_path / "out").exists()
+        assert (tmp_path / name).read_text() == "mine"
+        (tmp_path / name).unlink()
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "SHA256SUMS").write_text("", encoding="utf-8")
+    add = [tmp_path / "config.json", tmp_path / "SHA256SUMS"]
+    with pytest.raises(BadInput, match="SHA256SUMS cannot be added"):
+        store.export(1, tmp_path / "out", format="pretrained", select="model", add=add, sums=True)
+
+
+def test_an_export_that_was_committed_gets_sums_of_its_own(store: Store, tmp_path: Path) -> None:
+    store.save({"model": {"a.weight": torch.ones(99)}}, step=1)
+    first = exported(store, tmp_path, "pretrained")
+    store.commit(first, step=2)
+
+    report = store.export(2, tmp_path / "again", format="pretrained", sums=True)
+
+    assert [one for one in report.left_out if "earlier" in one] == [
+        "SHA256SUMS: about an earlier export",
+        "ckstore-export.json: about an earlier export",
+    ]
+    check = Store.verify_export(report.destination)
+    assert (check.ok, check.name) == (True, "main@2")
+    with safe_open(report.destination / "model.safetensors", framework="pt") as file:
+        assert list(file.keys()) == ["a.weight"]
+
+
+@pytest.mark.crash
+def test_a_kill_at_any_step_leaves_no_sums_without_their_file(store: Store, tmp_path: Path) -> None:
+    store.save({"a": torch.arange(9.0)}, step=1)
+    out = tmp_path / "out.pt"
+    names = [out, tmp_path / "out.pt.ckstore-export.json", tmp_path / "out.pt.sha256"]
+    reader = Store.open(store.path, readonly=True)
+    at = 1
+
+    def export() -> None:
+        reader.export(1, out, format="torch", sums=True)
+
+    while run_and_kill(export, at=at, before=True, seam=_SEAM, may_fail=False):
+        there = [path.exists() for path in names]
+        assert there == sorted(there, reverse=True)  # the file first, its sums last
+        if all(there):
+            assert Store.verify_export(out).ok
+        for path in names:
+            path.unlink(missing_ok=True)
+        export()
+        assert Store.verify_export(out).ok
+        for path in names:
+            path.unlink()
+        at += 1 if CRASH_FULL else 5
+
+    assert at > 20
