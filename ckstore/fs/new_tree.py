@@ -144,9 +144,11 @@ class NewTree:
         path = self.destination.parent / name
         try:
             os.link(name, path, src_dir_fd=self._lock.fd, follow_symlinks=False)
-        except FileExistsError as error:
-            msg = f"{self.destination} is there, and whole, but {path} was made by another program meanwhile"
-            raise CkstoreError(msg, hint="remove both and write it again") from error
+        except OSError as error:
+            # Not as it is: a full disk would be reported as "nothing was left behind".
+            reason = os.strerror(error.errno or 0)
+            msg = f"{self.destination} is there, and whole, but {path} cannot be made: {reason}"
+            raise CkstoreError(msg, hint="remove it and write it again") from error
 
     def _make_durable(self) -> None:
         try:

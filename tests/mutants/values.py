@@ -55,6 +55,15 @@ VALUES = [
         "is there, and whole",
     ),
     Mutant(
+        "a torch file that is there without its sums is reported as there",
+        "sums-without-a-name-reported-as-nothing-left",
+        "NewTree._publish_beside",
+        "        except OSError as error:\n",
+        "        except FileExistsError as error:\n",
+        f"{_SUMS}::test_a_torch_file_whose_sums_get_no_name_is_reported_as_there",
+        "nothing was left behind",
+    ),
+    Mutant(
         "sums of an earlier export that was committed are not exported",
         "old-sums-exported",
         "_of_files",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ckstore import Store
-from ckstore.errors import BadInput, DamagedBlob, NewerFormat
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat
 from ckstore.fs import files, links
 from ckstore.ops.read import export_files, regions
 from tests.support.crashing import run_and_kill
@@ -250,6 +251,28 @@ def test_names_that_are_taken_are_refused_before_anything_is_written(store: Stor
     add = [tmp_path / "config.json", tmp_path / "SHA256SUMS"]
     with pytest.raises(BadInput, match="SHA256SUMS cannot be added"):
         store.export(1, tmp_path / "out", format="pretrained", select="model", add=add, sums=True)
+
+
+@pytest.mark.parametrize("number", [errno.EEXIST, errno.ENOSPC])
+def test_a_torch_file_whose_sums_get_no_name_is_reported_as_there(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store.save({"model": model()}, step=1)
+    link = os.link
+
+    def failing(source: Any, destination: Any, **options: Any) -> None:
+        if str(destination).endswith(".sha256"):
+            raise OSError(number, os.strerror(number))
+        link(source, destination, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", failing)
+        with pytest.raises(CkstoreError, match=r"out is there, and whole, but .*out\.sha256 cannot be made") as raised:
+            store.export(1, tmp_path / "out", format="torch", sums=True)
+
+    assert raised.type is CkstoreError
+    assert (tmp_path / "out").exists()
+    assert [name for name in os.listdir(tmp_path) if "ckstore-" in name] == ["out.ckstore-export.json"]
 
 
 def test_an_export_that_was_committed_gets_sums_of_its_own(store: Store, tmp_path: Path) -> None:
