@@ -289,7 +289,7 @@ def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
 def _is_plain_state(path: Path) -> bool:
     """Whether a file of torch is not a checkpoint of a Trainer, which names its version; nothing is unpickled."""
     try:
-        with files.opened_regular(os.path.realpath(path)) as fd, open(fd, "rb", closefd=False) as file:
+        with files.opened_regular(os.path.realpath(path)) as fd, os.fdopen(fd, "rb", closefd=False) as file:
             if not zipfile.is_zipfile(file):
                 return False
             with zipfile.ZipFile(file) as archive:

@@ -180,7 +180,7 @@ def resum(out: Path) -> None:
     (out / "SHA256SUMS").write_bytes(done.stdout)
 
 
-def test_a_record_that_is_none_or_newer_is_refused(store: Store, tmp_path: Path) -> None:
+def test_a_record_that_is_damaged_or_newer_is_refused(store: Store, tmp_path: Path) -> None:
     store.save({"model": model()}, step=1)
     out = exported(store, tmp_path, "safetensors")
     record = out / "ckstore-export.json"
