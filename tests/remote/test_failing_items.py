@@ -168,7 +168,7 @@ def test_a_push_of_all_sends_the_others_and_names_each_that_it_could_not(
         refused = OSError(errno.EIO, os.strerror(errno.EIO), f"main@{step}")
         error = RemoteError(f"the service takes no object of main@{step}") if how == "service" else refused
         opening = failing_for(step, opening, error)
-    monkeypatch.setattr(planning if how == "manifest" else pushing, "open_directory", opening)
+    monkeypatch.setattr(planning if how == "manifest" else pushing, "open_listed", opening)
 
     with pytest.raises(CkstoreError, match=r"main@[24].*; 1 more item failed: main@[24]"):
         store.push(all=True, remote=remote)
@@ -191,7 +191,7 @@ def test_a_push_stops_where_the_remote_takes_nothing(tmp_path: Path, monkeypatch
         tried.append(info.step)
         raise RemoteUnavailable("no answer")
 
-    monkeypatch.setattr(pushing, "open_directory", away)
+    monkeypatch.setattr(pushing, "open_listed", away)
     monkeypatch.setattr(pushing, "_BATCH", 1)
     with pytest.raises(RemoteUnavailable):
         store.push(all=True, remote=remote)
