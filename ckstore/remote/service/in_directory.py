@@ -94,27 +94,19 @@ class DirectoryObjects:
     def read_into(self, key: str, offset: int, into: memoryview) -> bool:
         """Fill `into` with bytes of an object; see `Objects`."""
         into, what = into.cast("B"), f"reading {key}"
-
-        def begin(top: Inside) -> int | None:
-            with suppress(FileNotFoundError):
-                return files.open_regular(_at(top, key))
-            return None
-
-        fd = self._call(begin, what)
-        if fd is None:
-            return False
+        if not len(into):
+            return self.head(key) is not None
         filled = 0
-        try:
+        while filled < len(into):
             # Copied by this thread: a worker that was left behind must not write into the caller's memory.
-            while filled < len(into):
-                part = self._call(partial(_read, fd, min(_READ_BYTES, len(into) - filled), offset + filled), what)
-                if not part:
-                    msg = f"{key} at {self._target} ends {len(into) - filled} bytes before what was to be read from it"
-                    raise RemoteError(msg)
-                into[filled : filled + len(part)] = part
-                filled += len(part)
-        finally:
-            peek.close_quietly(fd)
+            part = self._call(partial(_read, key, offset + filled, min(_READ_BYTES, len(into) - filled)), what)
+            if part is None and not filled:
+                return False
+            if not part:
+                msg = f"{key} at {self._target} ends {len(into) - filled} bytes before what was to be read from it"
+                raise RemoteError(msg)
+            into[filled : filled + len(part)] = part
+            filled += len(part)
         return True
 
     def send(self, key: str, data: bytes | memoryview) -> str:
@@ -320,8 +312,12 @@ def _at(top: Inside, key: str) -> Inside:
     return top
 
 
-def _read(fd: int, nbytes: int, offset: int, _: Inside) -> bytes:
-    return os.pread(fd, nbytes, offset)
+def _read(key: str, offset: int, nbytes: int, top: Inside) -> bytes | None:
+    """Return bytes of an object, fewer at its end; None: it is missing."""
+    # Opened for each part: a descriptor that a worker gives to a caller who has left would stay open.
+    with suppress(FileNotFoundError), files.opened_regular(_at(top, key)) as fd:
+        return os.pread(fd, nbytes, offset)
+    return None
 
 
 def _same(place: Inside, data: bytes | memoryview) -> bool | None:
@@ -368,7 +364,7 @@ def _sweep(folder: Inside) -> None:
     links.unlink(clock)
     for name, status in peek.statuses(folder):
         if now_s - status.st_mtime > _LEFT_S:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, PermissionError):  # of another user, in a directory with the sticky bit
                 links.unlink(folder / name)
 
 
