@@ -184,7 +184,11 @@ def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: bool) -> Non
     for one in plan.added:
         if sums and one.name in _ABOUT:
             msg = f"{one.path} cannot be added: the export gets a {one.name} of its own"
-            raise BadInput(msg, hint="leave it out of add=, or leave sums= out")
+            raise BadInput(
+                msg,
+                hint="leave it out of add=, or leave sums= out",
+                command_hint="leave its --add out, or leave --sums out",
+            )
         if one.name in paths:
             raise BadInput(f"{one.path} cannot be added: {name} has a {one.name} already", hint="leave it out of add=")
     if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
