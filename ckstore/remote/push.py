@@ -29,7 +29,7 @@ from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_listed
 from ckstore.remote import keys, record
-from ckstore.remote.asking import ask, is_asked, look
+from ckstore.remote.asking import ask, look
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget, whole_blocks
 from ckstore.remote.deltas.encode import delta_of
@@ -404,7 +404,8 @@ class Push:
         """Return the marks that say of these checkpoints that they were removed."""
         marks = {place.dropped for place in places}
         runs = {f"{keys.CHECKPOINTS}{place.run}/" for place in places}
-        if is_asked(len(marks), len(self._record.checkpoints)):
+        # A listing of a run has little beside manifests, a thousand keys for each request.
+        if len(marks) <= len(runs) + len(self._record.checkpoints) // 1000:
             return [*ask(self._remote.objects, marks)]
         return [one.key for run in runs for one in self._remote.objects.list(run) if one.key in marks]
 
