@@ -80,8 +80,8 @@ def _mirror_named(context: Context, member: str, name: object) -> object:
         raise BadInput(f"{member}: the store has no remote {shown(name)}", hint=there)
     target = remotes[name].get("target") if isinstance(remotes[name], dict) else None
     if isinstance(target, dict) and target.get("kind") == "store":
-        hint = "add a directory of its own: ckstore remote add NAME DIRECTORY"
-        raise BadInput(f"{member}: {shown(name)} is a store, which is read, and never pushed to", hint=hint)
+        hint = f"copy it into a remote: ckstore remote convert {name} NEW DIRECTORY"
+        raise BadInput(f"{member}: {shown(name)} is a store, and a store is never pushed to", hint=hint)
     return name
 
 

@@ -12,6 +12,7 @@ from ckstore.model.saver.messages import info_from
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.staging import Staging
+from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import Request
@@ -145,7 +146,7 @@ class Deciding:
         return None
 
     def _give_up(self, outcome: Document | None) -> CheckpointInfo:
-        """End the try with nothing published; None: since a rank that has the lock stands still."""
+        """End the try with nothing published. If `outcome` is None, a rank that has the lock stands still."""
         # No lock reaches the ranks of other hosts. No outcome may say that nothing is published while one of them can.
         if outcome is None or self.context.layout.shared:
             publishing = self._stop_publishers()
@@ -156,14 +157,23 @@ class Deciding:
         return self._end(outcome)
 
     def _stop_publishers(self) -> dict[int, Document]:
-        """Move away what ranks may be about to publish, and let none begin; return what they said."""
+        """Move away what ranks may be about to publish, and let none begin; return what they said.
+
+        Raises:
+            UnknownOutcome: The disk takes no fence, so a rank may still publish.
+        """
         layout = self.context.layout
-        publishing = self.meeting.fence()
-        for document in publishing.values():
-            # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
-            with suppress(FileNotFoundError):  # already published, under its hidden name, or given up
-                trash.move_to_trash(layout, layout.staging / document["staging"])
-        take_hidden(layout, self.meeting.who)
+        try:
+            publishing = self.meeting.fence()
+            for document in publishing.values():
+                # A rename, not a look: after it the rank that stands still cannot rename that directory any more.
+                with suppress(FileNotFoundError):  # already published, under its hidden name, or given up
+                    trash.move_to_trash(layout, layout.staging / document["staging"])
+            take_hidden(layout, self.meeting.who)
+        except OSError as error:
+            name = self.meeting.who.name
+            msg = f"whether {name} was published is not known: the other ranks could not be stopped: {why_of(error)}"
+            raise UnknownOutcome(msg, hint="look at the disk; ckstore log says whether it is there") from error
         return publishing
 
     def _published(self) -> CheckpointInfo | None:

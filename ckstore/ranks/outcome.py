@@ -69,31 +69,29 @@ def _is_unpublished(layout: Layout, who: Who, staging: str) -> bool:
     except DamagedBlob:  # it is not sealed
         return True
     except (FileNotFoundError, NotADirectoryError):  # renamed into its place, or swept: it does not say which
-        return layout.shared and _is_hidden(layout, who)
-
-
-def _is_hidden(layout: Layout, who: Who) -> bool:
-    """Whether a rank of this try, which may be publishing on another host, has the hidden name of the step."""
-    path = hidden_at(layout, who.run, who.step)
-    statx.refresh(path.parent)  # this host may remember that the name is free
-    with (
-        suppress(FileNotFoundError, NotADirectoryError, DamagedBlob),
-        CheckpointDirectory.at(path, layout.hash_prefix) as directory,
-    ):
-        return is_of_try(directory.manifest, who)
-    return False
+        # A rank of another host may be publishing it.
+        return layout.shared and _find_hidden(layout, who, take=False)
 
 
 def take_hidden(layout: Layout, who: Who) -> None:
     """Move to trash what a rank of this try, which stands still, has under the hidden name of a shared filesystem."""
+    _find_hidden(layout, who, take=True)
+
+
+def _find_hidden(layout: Layout, who: Who, *, take: bool) -> bool:
+    """Whether a rank of this try has the hidden name of its step; with `take` it is moved to trash."""
     path = hidden_at(layout, who.run, who.step)
     statx.refresh(path.parent)  # this host may remember that the name is free
     with (
         suppress(FileNotFoundError, NotADirectoryError, DamagedBlob),
         CheckpointDirectory.at(path, layout.hash_prefix) as directory,
     ):
-        if is_of_try(directory.manifest, who):
+        if not is_of_try(directory.manifest, who):
+            return False
+        if take:
             trash.move_to_trash(layout, path, directory.lock)
+        return True
+    return False
 
 
 def is_of_try(manifest: Manifest, who: Who) -> bool:

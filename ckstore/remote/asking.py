@@ -11,7 +11,7 @@ from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.objects import THREADS, Listed, Objects
 
-# So many names are asked for at once, which takes about as long as a page of a listing.
+# These requests run at the same time, and take about as long as one page of a listing.
 PAGE_ASKS = THREADS
 _PAGE_KEYS = 1000
 

@@ -31,6 +31,7 @@ class Intent:
     clock: Callable[[], float]
     version: str | None = None  # the mark of what this process wrote last; None: nothing yet
     written_s: float = 0.0  # when, by `clock`
+    has_committed: bool = False  # from then on it is not renewed, and does not become stale
     mutex: threading.Lock = field(default_factory=threading.Lock)  # held while it is renewed
 
     @classmethod
@@ -51,6 +52,8 @@ class Intent:
             Voided: More than half has passed, as after a sleep, or it is no longer this push's own version.
         """
         with self.mutex:  # of two threads that renew at once the second would take the first for a pruner
+            if self.has_committed:
+                return
             age_s = self.clock() - self.written_s
             if age_s > LIFE_S / 2:
                 raise Voided
@@ -58,14 +61,16 @@ class Intent:
                 self._replace(objects, "uploading", cas=cas)
 
     def commit(self, objects: Objects, manifests: Sequence[bytes]) -> None:
-        """Say, by compare-and-swap, that all blobs are there and these manifests follow: it is not stale from then on.
+        """Record, by compare-and-swap, that all blobs are at the remote and that these manifests follow.
 
         Raises:
             Voided: As for `renew`.
         """
-        if self.clock() - self.written_s > LIFE_S / 2:
-            raise Voided
-        self._replace(objects, "committing", cas=True, manifests=manifests)
+        with self.mutex:
+            if self.clock() - self.written_s > LIFE_S / 2:
+                raise Voided
+            self._replace(objects, "committing", cas=True, manifests=manifests)
+            self.has_committed = True
 
     def _replace(self, objects: Objects, state: str, *, cas: bool, manifests: Sequence[bytes] = ()) -> None:
         begun_s = self.clock()

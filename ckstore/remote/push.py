@@ -22,6 +22,7 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
 from ckstore.objects.encoded import decoded
+from ckstore.objects.layout import MANIFEST
 from ckstore.ops.acts import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
@@ -53,12 +54,12 @@ if TYPE_CHECKING:
     from ckstore.remote.push_plan import There
 
 T = TypeVar("T")
-# One intent and one listing serve a batch. Each checkpoint of it is open, and a trainer has few descriptors.
+# A batch needs one intent and one listing. Each of its checkpoints stays open, and a trainer has few descriptors.
 _BATCH = 32
-# The first manifest of a batch comes after its last blob: what is large goes alone, so that the newest is there first.
+# Bytes of blobs and manifests. No manifest of a batch is written before its last blob, so a large checkpoint is a batch
+# of its own: the newest one is then complete on the remote before older ones are begun. The intent of a batch holds all
+# of its manifests, and readers refuse an intent above 512 MiB.
 _BATCH_BYTES = 32 * 2**20
-# The intent of a batch has all of its manifests, and is bounded.
-_BATCH_MANIFEST_BYTES = 32 * 2**20
 # A push begins again when a pruner took its intent, or it slept: more often than this is no accident.
 _BEGINNINGS = 5
 # The engine repeats what a service refuses for a moment; this is for an answer that was lost, or a body cut on the way.
@@ -184,11 +185,13 @@ class Push:
         self._say()
 
     def _batches(self, todo: Iterable[CheckpointInfo]) -> Iterator[list[CheckpointInfo]]:
+        """Yield the checkpoints that are pushed together."""
         batch: list[CheckpointInfo] = []
         nbytes = 0
         for info in todo:
+            manifest = peek.find(self._context.layout.checkpoint(info.key) / MANIFEST)
+            new_bytes = self._there.nbytes.get(info.id, 0) + (0 if manifest is None else manifest.st_size)
             # One by one where each is what the next is encoded against.
-            new_bytes = self._there.nbytes.get(info.id, 0)
             if batch and (self._encodes or len(batch) == _BATCH or nbytes + new_bytes > _BATCH_BYTES):
                 yield batch
                 batch, nbytes = [], 0
@@ -210,17 +213,11 @@ class Push:
                 return
             for info in batch:
                 self._send_whole([info])
-        except _TooMuch:
-            for info in batch:
-                self._send_whole([info])
 
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:
             # Open until their manifests are there: what is being pushed is not dropped here meanwhile (rule L).
             directories = [opened.enter_context(open_listed(self._context, info)) for info in batch]
-            sizes = [peek.status(one.manifest_file, dir_fd=one.lock.fd).st_size for one in directories]
-            if len(batch) > 1 and sum(sizes) > _BATCH_MANIFEST_BYTES:
-                raise _TooMuch
             delta = self._delta(batch[0], directories[0])
             if delta is not None:
                 opened.enter_context(delta)
@@ -291,10 +288,11 @@ class Push:
         # After the intent: a pruner that has not seen it finds its own list changed, or is found in it here.
         condemned = spare(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
-        # All are looked at once they were sent; before that only those that may not have to be sent.
-        is_planned = delta is None and self._there.plan.checkpoints
-        told = {*self._there.sizes, *self._sent} if is_planned else wanted
-        there = self._look({digest: name for digest, name in names.items() if digest in told}, wanted)
+        # The remote is asked for all of them after the last was sent. Before that it is asked only for those that the
+        # plan did not find missing.
+        is_new = delta is None and self._there.has_looked
+        doubtful = {*self._there.sizes, *self._sent} if is_new else wanted
+        there = self._look({digest: name for digest, name in names.items() if digest in doubtful}, wanted)
         lacking = [digest for digest in wanted if digest not in there]
         if any(wanted[digest].read is None for digest in lacking):
             raise _BaseGone
@@ -401,10 +399,10 @@ class Push:
         self._record.checkpoints.update((place.id, now) for place in places)
 
     def _removed(self, places: Sequence[Place]) -> list[str]:
-        """Return the marks that say of these checkpoints that they were removed."""
+        """Return the keys of the removal marks that these checkpoints have."""
         marks = {place.dropped for place in places}
         runs = {f"{keys.CHECKPOINTS}{place.run}/" for place in places}
-        # A listing of a run has little beside manifests, a thousand keys for each request.
+        # A run lists about one key for each checkpoint, a thousand for each request.
         if len(marks) <= len(runs) + len(self._record.checkpoints) // 1000:
             return [*ask(self._remote.objects, marks)]
         return [one.key for run in runs for one in self._remote.objects.list(run) if one.key in marks]
@@ -431,10 +429,6 @@ class Push:
     def _say(self) -> None:
         if self._manner.progress is not None:
             self._manner.progress(self.sent_bytes, max(self._plan.missing_bytes, self.sent_bytes))
-
-
-class _TooMuch(Exception):
-    """The manifests of a batch are too large for one intent."""
 
 
 class _BaseGone(Exception):

@@ -42,7 +42,8 @@ class There(NamedTuple):
         places: Its checkpoints; where nothing is encoded those of the plan alone.
         sizes: The sizes that it has of the blobs that the plan needs.
         known: What was seen of it before.
-        nbytes: Bytes that a checkpoint needs there and that may be missing, by its id.
+        nbytes: Bytes of the blobs of each checkpoint that may be missing on the remote, by its id.
+        has_looked: Whether `sizes` comes from the remote, and not from what was seen there before.
         unreadable: Name of a checkpoint that cannot be read locally, and so is not in the plan -> why.
     """
 
@@ -53,6 +54,7 @@ class There(NamedTuple):
     sizes: Mapping[str, Collection[int]]
     known: Record
     nbytes: Mapping[str, int] = MappingProxyType({})
+    has_looked: bool = False
     unreadable: Mapping[str, CkstoreError] = MappingProxyType({})
 
     @classmethod
@@ -77,7 +79,7 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
     plan = TransferPlan("push", remote.name, tuple(infos), tuple(infos), missing, sum(wanted.values()))
     source = ObjectSource(remote.objects, remote.name)
     nbytes = _bytes_of_each(blobs, dict(missing))
-    return There(plan, {info.id for info in infos}, source, set(), sizes, known, nbytes, unreadable)
+    return There(plan, {info.id for info in infos}, source, set(), sizes, known, nbytes, unreadable=unreadable)
 
 
 def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
@@ -109,7 +111,8 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
         missing = {digest: nbytes for digest, nbytes in missing.items() if digest in needed}
     new = tuple(info for info in infos if place_of(info) not in there)
     plan = TransferPlan("push", remote.name, tuple(infos), new, tuple(sorted(missing.items())), sum(wanted.values()))
-    return There(plan, lacking, source, there, sizes, known, _bytes_of_each(blobs, missing), unreadable)
+    nbytes = _bytes_of_each(blobs, missing)
+    return There(plan, lacking, source, there, sizes, known, nbytes, has_looked=True, unreadable=unreadable)
 
 
 def _bytes_of_each(blobs: Mapping[str, Iterable[BlobRecord]], missing: Mapping[str, int]) -> dict[str, int]:

@@ -35,11 +35,11 @@ class OtherStore:
 
 
 RemoteLike = str | os.PathLike[str]
-"""Name of a remote, or the directory of another store, to read from that."""
+"""Name of a remote, or the directory of another store, from which checkpoints are only read."""
 
 
 def reach(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
-    """Return what a caller names, to read from it; None: the only remote that the store has.
+    """Return the remote or store that a caller names, for reading. If None, it is the only remote of the store.
 
     Raises:
         RemoteError: There is none of that name.
@@ -56,7 +56,12 @@ def reach(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
 
 
 def reach_remote(context: Context, remote: RemoteLike | None, *, writing: bool = True) -> Remote:
-    """As `reach`, for what only a remote takes, such as a push; `BadInput`: it is a store."""
+    """Return the remote that a caller names, for acts that a store does not take, such as a push.
+
+    Raises:
+        RemoteError: There is none of that name.
+        BadInput: It is a store.
+    """
     name = _name_of(context, remote)
     if isinstance(name, Path):
         raise _is_store(str(name), name)
@@ -104,7 +109,7 @@ def _is_store(name: str, path: Path) -> BadInput:
     else:
         told = f"{name} is a store, in {path}"
         hint = f"copy it into a remote: ckstore remote convert {name} NEW {path}-remote"
-    return BadInput(f"{told}: it is read, and never written by another store", hint=hint)
+    return BadInput(f"{told}: another store may read it, and never writes to it", hint=hint)
 
 
 def _other_store(context: Context, path: Path, name: str) -> OtherStore:
@@ -144,7 +149,7 @@ def uuid_of(remote: Remote | OtherStore) -> str:
 
 
 def settings_there(target: Target, name: str) -> tuple[str, int] | None:
-    """Return the hash and the chunk size of what is at a target; None: no remote."""
+    """Return the hash and the chunk size of the store or remote at a target; None if there is neither."""
     if target.kind != "url" and is_store(target.path):
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes

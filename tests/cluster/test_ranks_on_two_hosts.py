@@ -278,6 +278,25 @@ def test_a_rank_that_fails_to_publish_stops_the_rank_of_another_host_that_is_pub
         assert not list(store.path.glob("checkpoints/*/.*"))
 
 
+def test_a_rank_that_cannot_fence_the_other_host_does_not_say_that_nothing_was_published(
+    hosts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(publish, "_hide", full)
+    monkeypatch.setattr(FilesMeeting, "fence", full)
+    answers = together(
+        hosts,
+        lambda store, rank: store.save(state(rank, 1), 1, ranks=Ranks(rank, RANKS, "a", timeout_s=2.0)).id,
+        list(range(RANKS)),
+    )
+
+    unknown = [answer for answer in answers.values() if isinstance(answer, UnknownOutcome)]
+    assert unknown, answers
+    assert all("No space left" in str(answer) for answer in unknown)
+
+
 @pytest.mark.parametrize("moment", ["while it stages", "when its part is staged"])
 def test_a_rank_of_another_host_that_is_killed_is_named_or_its_part_is_whole(hosts: list[Path], moment: str) -> None:
     killed = fork_and_kill(hosts[1], moment)

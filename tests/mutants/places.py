@@ -27,7 +27,7 @@ PLACES = [
         "no store is made in another one, where it would be swept away",
         "store-in-a-store",
         "opening.create",
-        "        _refuse_inside(root)\n",
+        "        refuse_inside(root)\n",
         "        pass\n",
         "tests/ops/open/test_create.py::test_no_store_is_made_in_another_one",
         "DID NOT RAISE",

@@ -113,7 +113,7 @@ RANKS = [
         "what a rank of another host has under the hidden name of its step is not taken for lost",
         "hidden-is-lost",
         "_is_unpublished",
-        "layout.shared and _is_hidden(layout, who)",
+        "layout.shared and _find_hidden(layout, who, take=False)",
         "False",
         f"{_HOSTS}::test_a_rank_that_publishes_under_the_hidden_name_of_its_step_is_waited_for",
         "NoSuchRef",
@@ -126,5 +126,14 @@ RANKS = [
         "        if True:\n",
         "tests/ranks/test_without_group.py::test_a_published_save_does_not_fail_by_a_damaged_outcome",
         "DamagedBlob",
+    ),
+    Mutant(
+        "a rank that cannot fence the others does not say that nothing was published",
+        "unfenced-says-failed",
+        "Deciding._stop_publishers",
+        'raise UnknownOutcome(msg, hint="look at the disk; ckstore log says whether it is there") from error',
+        "raise error",
+        f"{_HOSTS}::test_a_rank_that_cannot_fence_the_other_host_does_not_say_that_nothing_was_published",
+        "assert",
     ),
 ]

@@ -117,6 +117,18 @@ def test_a_forked_child_can_use_it(tmp_path: Path) -> None:
     assert objects.get("y", 1) == b"2"
 
 
+def test_a_forked_child_can_close_it_whatever_a_thread_of_its_parent_did(tmp_path: Path) -> None:
+    objects = opened(tmp_path)
+    with objects._workers._mutex:  # no thread of the child releases it
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)
+            objects.close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
 def test_each_version_has_a_mark_of_its_own(tmp_path: Path) -> None:
     """Also within a tick of the clock, and where a file gets the number of one that was just removed."""
     objects = opened(tmp_path)

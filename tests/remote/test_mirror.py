@@ -336,6 +336,14 @@ def test_where_no_mirror_can_be_made_no_store_is_left_either(
     assert Store.open(tmp_path / "a").checkpoints() == []
 
 
+def test_where_no_store_can_be_made_no_mirror_is_left_either(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(BadInput):
+        Store.open_or_init(tmp_path / "full", mirror=tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
 _TRAINING = """
 import json, sys, time
 import torch

@@ -123,6 +123,21 @@ def test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away(store:
     assert b"uploading" in objects.held[intent.key]
 
 
+def test_an_intent_that_has_committed_is_not_renewed(store: Store) -> None:
+    """A renewal would make it stale one day, and a pruner would void a push whose manifests are on their way."""
+    objects, _ = new_remote(store.settings)
+    now_s = [0.0]
+    intent = Intent.of([keys.Place("main", 1, f"xxh3-{'0' * 32}")], [], lambda: now_s[0])
+    intent.write(objects)
+    intent.commit(objects, [b"{}"])
+    now_s[0] = LIFE_S / 3
+    intent.renew(objects, cas=True)
+    now_s[0] = LIFE_S
+    intent.renew(objects, cas=True)
+
+    assert b'"committing"' in objects.held[intent.key]
+
+
 def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]

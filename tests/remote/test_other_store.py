@@ -57,9 +57,9 @@ def test_a_store_is_not_pushed_to(store: Store, other: Store) -> None:
     store.remotes.add("other", other.path)
     for name in ("other", other.path):
         for act in (store.plan_push, store.push, store.evict):
-            with pytest.raises(BadInput, match="it is read, and never written by another store"):
+            with pytest.raises(BadInput, match="another store may read it, and never writes to it"):
                 act(1, name)
-    with pytest.raises(BadInput, match="it is read, and never written by another store"):
+    with pytest.raises(BadInput, match="another store may read it, and never writes to it"):
         Store.open_or_init(store.path, mirror=other.path)
     assert other.checkpoints() == []
 

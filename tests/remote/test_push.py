@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 from ckstore import BytesElsewhere, DamagedBlob, NoSuchRef, RemoteError, Store
-from ckstore.remote import keys
+from ckstore.remote import keys, transfer
 from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
 from ckstore.remote.push import Manner, Push, push
 from ckstore.remote.record import read_record
 from ckstore.remote.source import ObjectSource
+from ckstore.store import context_of
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 
@@ -53,6 +54,21 @@ def test_everything_of_a_checkpoint_is_at_the_remote_under_its_own_bytes(store: 
     assert report.new_count == 1
     assert report.moved_bytes == sum(path.stat().st_size for path in (directory / "blobs").iterdir())
     assert not [key for key in objects.held if key.startswith(keys.INTENTS)]
+
+
+def test_a_store_that_knows_nothing_of_its_mirror_sends_no_blob_that_is_there(store: Store, tmp_path: Path) -> None:
+    """A new node pulled a base that another one pushed, and pushes its first checkpoint beside it."""
+    objects, remote = new_remote(store.settings)
+    store.push(1, remote)
+    with Store.init(tmp_path / "node", chunk_bytes=MIB) as node:
+        node.pull(1, remote)
+        changed = state(1)
+        changed["step"] = 2
+        info = node.save(changed, step=2)
+        before = objects.sent_bytes
+        transfer.push(context_of(node), [info], remote, {}, lacks_all=True)
+
+    assert objects.sent_bytes - before < MIB
 
 
 def test_the_manifest_comes_after_every_blob_and_the_intent_before_everything(store: Store) -> None:

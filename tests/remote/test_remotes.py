@@ -292,7 +292,7 @@ def test_a_store_in_a_directory_is_a_remote(store: Store, tmp_path: Path) -> Non
     assert entry.uuid == other._context.settings.uuid
     with pytest.raises(BadInput, match="this store itself"):
         store.remotes.add("x", store.path)
-    with pytest.raises(BadInput, match="is read, and never pushed to"):
+    with pytest.raises(BadInput, match="a store is never pushed to"):
         store.config.mirror = "nas"
 
 
@@ -311,6 +311,9 @@ def test_a_directory_is_a_remote(store: Store, tmp_path: Path) -> None:
         store.remotes.add("x", tmp_path / "no" / "m")
     with pytest.raises(BadInput, match="three slashes"):
         store.remotes.add("x", "file://host/m")
+    with pytest.raises(BadInput, match="is in the store"):
+        store.remotes.add("x", store.path / "trash" / "m")
+    assert not (store.path / "trash" / "m").exists()
 
 
 def test_without_credentials_nothing_is_added(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

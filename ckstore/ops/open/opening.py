@@ -52,7 +52,7 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     settings.algorithm.start()  # raises here if the package for it is missing
     layout = Layout(root)
     if not peek.exists(layout.settings):
-        _refuse_inside(root)
+        refuse_inside(root)
     links.make_directory(layout.root, mode=_DIRECTORY_MODE)
     with locks.lock_exclusive(layout.root, timeout_s=_LOCK_TIMEOUT_S):
         return _fill(layout, settings)
@@ -98,7 +98,7 @@ def may_make(root: Path) -> bool:
         BadInput: Something else is there.
     """
     layout = Layout(root)
-    _refuse_inside(root)
+    refuse_inside(root)
     try:
         if not peek.exists(layout.root):
             return peek.may_write(root.parent)
@@ -108,7 +108,7 @@ def may_make(root: Path) -> bool:
         return False
 
 
-def _refuse_inside(root: Path) -> None:
+def refuse_inside(root: Path) -> None:
     """Refuse a place in another store: what lies in its ``staging/`` or ``trash/`` is swept away."""
     for parent in peek.resolved(root).parents:
         around = Layout(parent)

@@ -230,12 +230,11 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
 
 
 def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """As `open_directory`, for one of many that were listed just now: its run is not listed again for each."""
+    """As `open_directory`, for one of many checkpoints that were just listed: its run is not listed once more."""
     from ckstore.ops.check.validity import open_checked
 
-    with suppress(
-        FileNotFoundError, NotADirectoryError, DamagedBlob
-    ):  # it has another form by now, or the look says why
+    # It may have been compacted or damaged since: then `open_directory` finds its new directory, or raises.
+    with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):
         directory = open_checked(context, context.layout.checkpoint(info.key))
         if directory.manifest_id == info.id:
             return directory

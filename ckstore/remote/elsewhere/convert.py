@@ -1,8 +1,9 @@
-"""Copy a store that an earlier draft pushed to into a remote, and let what was evicted to it be read from there."""
+"""Copy a store that an earlier draft pushed to into a remote, and read evicted checkpoints from the remote."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from uuid import uuid4
@@ -27,12 +28,13 @@ from ckstore.remote.reach import OtherStore
 
 
 def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
-    """Let a remote have everything that a store has, and what relied on that store rely on the remote.
+    """Push all checkpoints of the store `old` to a remote, and let those evicted to `old` be read from the remote.
 
-    Killed anywhere, it is repeated as it is. Nothing in the store `old` is changed.
+    A call that was killed can be repeated. The store `old` is not changed.
 
     Raises:
-        CkstoreError: Some checkpoints could not be copied, or are not whole there; the store is still read for them.
+        CkstoreError: Some checkpoints could not be copied, or are incomplete on the remote; those are still read from
+            `old`.
     """
     uuid = check_takes(new, context.settings).uuid
     report = push(old.context, current_or_named(old.context), new, Manner())
@@ -42,11 +44,10 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
 
     def each(act: Callable[[], None], info: CheckpointInfo) -> None:
         try:
-            act()
+            with suppress(NoSuchRef):  # it was dropped meanwhile
+                act()
         except OF_ALL:
             raise
-        except NoSuchRef:  # it was dropped meanwhile
-            pass
         except (CkstoreError, OSError) as error:
             failures[info.name] = failure_of(f"converting {info.name}", error)
 
@@ -67,18 +68,18 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
 def _begin(  # noqa: PLR0917
     context: Context, info: CheckpointInfo, new: Remote, uuid: str, attest: Attest, going: list[Going]
 ) -> None:
-    """Say in a checkpoint that the remote has it as well."""
+    """Add the remote to the places from which a checkpoint is read."""
     with open_directory(context, info) as directory:
         blobs = directory.manifest.blobs
     if not attest.finds(place_of(info)):
-        raise RemoteError(f"{new.name} does not have {info.name}, which the store did not have either")
+        raise RemoteError(f"neither {new.name} nor the store has {info.name}")
     one = Going(info, blobs, Holder(uuid, new.name, uuid4().hex))
     say_elsewhere(context, one)
     going.append(one)
 
 
 def _end(context: Context, one: Going, old_uuid: str, attest: Attest) -> None:
-    """Say no more that the store has a checkpoint, once every byte was seen at the remote."""
+    """Remove the store from those places, after every byte on the remote was verified."""
     if problem := attest.lacks(place_of(one.info), one.blobs, read=True):
         raise RemoteError(problem, hint="convert it again")
     with alone(context, one.info) as lock:

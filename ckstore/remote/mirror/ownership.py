@@ -66,7 +66,7 @@ class Ownership:
         """
         written = self._write_again(remote, run, sequence)
         if written is None:
-            check_takes(remote, self.context.settings)  # another remote may be at its place by now
+            check_takes(remote, self.context.settings)  # first: another remote may have replaced this one
             found = read_owner(remote.objects, run)
             if found is None:
                 written = self._begin(remote, run, sequence)

@@ -13,7 +13,7 @@ from ckstore.remote import keys
 from ckstore.remote.mirror.ownership import learn_order
 from ckstore.remote.reach import reach_remote, refuse_store, settings_there
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
-from ckstore.remote.service.folder import make_folder
+from ckstore.remote.service.folder import check_folder
 from ckstore.remote.service.target import parse_target
 
 _NAME = "mirror"
@@ -40,7 +40,8 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
         if peek.resolved(target.path) == peek.resolved(root):
             raise BadInput(f"{mirror} is this store itself", hint="name another directory")
         refuse_store(target)
-        make_folder(target)
+        if not check_folder(target):  # it is made after the store: where that fails, nothing is left
+            return None
     if (found := settings_there(target, _NAME)) is None:
         objects = open_objects(target)
         # Where the bucket is missing, or can only be read, no store is to be left without its mirror.

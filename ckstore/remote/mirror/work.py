@@ -73,7 +73,6 @@ class Mirror:
         self._failed: dict[str, CkstoreError] = {}
         self._known: dict[Place, Candidate] = {}
         self._ownership = Ownership(context)
-        self._knows_order = False
         self._asked: set[str] = set()
         self._prune_again_s = 0.0
         # Of each checkpoint what it showed when its annotations were read: each look would read thousands of files.

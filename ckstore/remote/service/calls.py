@@ -75,6 +75,11 @@ class Workers:
         self._idle_count = 0
         self._waiting: set[_Call[Any]] = set()
 
+    def _begin_in_child(self) -> None:
+        # A fork copies no threads, and a lock as a thread of the parent had it.
+        if self._pid != os.getpid():
+            self._begin()
+
     def call(self, function: Callable[[], T], most_s: float = 0.0) -> T:
         """Return what a function gives, or raise what it raises; the wait for it can be interrupted.
 
@@ -83,8 +88,7 @@ class Workers:
         # `RemoteUnavailable`: `stop` was called, before or meanwhile; or the call does not end.
         if self._of_engine:
             check_process()
-        elif self._pid != os.getpid():  # a fork does not copy the threads
-            self._begin()
+        self._begin_in_child()
         call = _Call(function)
         with self._mutex:
             if self._stopped:
@@ -113,6 +117,7 @@ class Workers:
 
     def stop(self) -> None:
         """End every wait, and refuse further calls. What the service was asked already may still happen."""
+        self._begin_in_child()
         with self._mutex:
             self._stopped = True
             waiting = tuple(self._waiting)

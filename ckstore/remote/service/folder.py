@@ -1,4 +1,4 @@
-"""The directory of a remote, before it is one."""
+"""The directory of a remote, before it holds one."""
 
 from __future__ import annotations
 
@@ -6,36 +6,55 @@ from dataclasses import replace
 
 from ckstore.errors import BadInput
 from ckstore.fs import files, links, peek
+from ckstore.ops.open.opening import refuse_inside
 from ckstore.ops.settings_file import is_store
 from ckstore.remote import keys
 from ckstore.remote.service.target import Target
 
 _OWN = frozenset(folder.rstrip("/") for folder in keys.FOLDERS) | {keys.INFO, keys.CONDEMNED, "lost+found"}
-"""What a remote may have at its top, and what ext4 has at that of a filesystem."""
+"""Names in the directory of a remote, and the one that ext4 puts into the root of a filesystem."""
 
 
 def target_at(target: Target) -> Target:
-    """Return what is meant by a directory: the store that is there, or the objects of a remote."""
+    """Return a target with its kind: a directory holds either a store or the objects of a remote."""
     return replace(target, kind="store") if target.kind == "directory" and is_store(target.path) else target
 
 
-def make_folder(target: Target) -> None:
-    """Make the directory of a new remote, unless it is there.
+def check_folder(target: Target) -> bool:
+    """Return whether the directory of a remote exists. Nothing is made.
 
     Raises:
-        BadInput: It holds files that are no remote's, or it cannot be made.
+        BadInput: It holds files of other programs, lies in a store, or cannot be made.
     """
     path = target.path
+    refuse_inside(path)
     try:
-        # As private as a store; of one that is to be shared the user makes the directory, and what is in it is alike.
-        if links.make_directory(path, mode=0o700):
-            files.sync_name(path)
-            return
+        if not peek.exists(path):
+            if not peek.may_write(path.parent):
+                raise _not_made(target)
+            return False
         names = {*peek.names(path)}
     except OSError as error:
-        msg = f"no remote could be made at {path}: {error.strerror or error}"
-        raise BadInput(msg, hint="its parent directory must exist and be writable") from error
+        raise _not_made(target, error.strerror or str(error)) from error
     others = sorted(name for name in names - _OWN if not name.startswith("."))
     if others and keys.INFO not in names:
-        msg = f"{path} holds other files, such as {others[0]}, and a remote has a directory of its own"
+        msg = f"{path} holds other files, such as {others[0]}, and a remote needs a directory of its own"
         raise BadInput(msg, hint=f"choose a new one: {path}/remote")
+    return True
+
+
+def make_folder(target: Target) -> None:
+    """Make the directory of a new remote, unless it exists; raises as `check_folder`."""
+    if check_folder(target):
+        return
+    try:
+        # As private as a store. To share a remote, the user makes its directory: everything in it gets the same mode.
+        links.make_directory(target.path, mode=0o700)
+        files.sync_name(target.path)
+    except OSError as error:
+        raise _not_made(target, error.strerror or str(error)) from error
+
+
+def _not_made(target: Target, reason: str = "") -> BadInput:
+    msg = f"no remote could be made at {target}{reason and f': {reason}'}"
+    return BadInput(msg, hint="its parent directory must exist and be writable")
