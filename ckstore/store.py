@@ -658,9 +658,9 @@ class Store:
             DamagedBlob: What is written about the files cannot be read.
             NewerFormat: It was written by a newer ckstore.
         """
-        from ckstore.ops.read.export_check import check_export
+        from ckstore.ops.read.export_check import verify_export
 
-        return check_export(expanded(export), progress)
+        return verify_export(expanded(export), progress)
 
     @act
     def load(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
+from functools import reduce
+from operator import truediv
 from pathlib import Path
 
-from ckstore.errors import BadInput, DamagedBlob, NewerFormat
+from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import direct, files, peek
+from ckstore.fs.inside import NotInStore
 from ckstore.fs.tree import foreign
+from ckstore.model.document import parse_document
 from ckstore.model.names import check_path
 from ckstore.model.reports.export_report import ExportCheck, ExportDamage
 from ckstore.model.reports.progress import Progress
+from ckstore.ops.acts import act
 from ckstore.ops.read.export_files import file_parts
 from ckstore.ops.read.export_sums import (
     RECORD_FORMAT,
@@ -28,9 +32,11 @@ _LINE = re.compile(r"(\\?)([0-9a-f]{64}) [ *](.+)")
 _ESCAPED = re.compile(r"\\(.)")
 _UNESCAPED = {"\\": "\\", "n": "\n", "r": "\r"}
 _SUMS_MOST_BYTES = 2**30
+_AGAIN = "export the checkpoint again"
 
 
-def check_export(path: Path, progress: Progress | None) -> ExportCheck:
+@act
+def verify_export(path: Path, progress: Progress | None) -> ExportCheck:
     """Compare an export with its sums; see `ckstore.Store.verify_export`."""
     folder, (record_name, sums_name) = path, (RECORD_NAME, SUMS_NAME)
     if not path.is_dir():
@@ -70,7 +76,7 @@ def _read_sums(path: Path, export: Path) -> dict[str, str]:
         found = _LINE.fullmatch(line)
         if found is None:
             msg = f"line {number} of {path} is no SHA-256 sum and name, as sha256sum writes them"
-            raise DamagedBlob(msg, hint="export the checkpoint again")
+            raise DamagedBlob(msg, hint=_AGAIN)
         name = found[3]
         if found[1]:
             name = _ESCAPED.sub(lambda escape: _UNESCAPED.get(escape[1], escape[0]), name)
@@ -81,32 +87,26 @@ def _read_sums(path: Path, export: Path) -> dict[str, str]:
 
 
 class _Record:
-    """What the export says of itself; its sum was right."""
+    """The record of an export, whose sum was right."""
 
     def __init__(self, path: Path) -> None:
+        data = files.read_file(foreign(path), most_bytes=_SUMS_MOST_BYTES)
         try:
-            document = json.loads(files.read_file(foreign(path), most_bytes=_SUMS_MOST_BYTES))
-            known = (document["format"], type(document["version"])) == (RECORD_FORMAT, int)
-            is_newer = known and document["version"] > RECORD_VERSION
+            document = parse_document(data, RECORD_FORMAT, RECORD_VERSION, str(path))
             self.checkpoint = str(document["checkpoint"])
             self.checkpoint_id = str(document["id"])
             self.nbytes = 0
             self._files: dict[str, list[tuple[Region, str]]] = {}
-            listed = {} if is_newer else document["files"]
-            for name, file in listed.items():
+            for name, file in document["files"].items():
                 self.nbytes += int(file["nbytes"])
                 self._files[name] = [
                     (Region(str(tensor), int(start), int(stop)), str(digest))
                     for tensor, start, stop, digest in file["regions"]
                 ]
+        except BadInput as error:  # before ValueError, of which it is one
+            raise DamagedBlob(f"the record of the export is damaged: {error.message}", hint=_AGAIN) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            msg = f"{path} is no record of an export: {error!r}"
-            raise DamagedBlob(msg, hint="export the checkpoint again") from error
-        if not known:
-            raise DamagedBlob(f"{path} is no record of an export", hint="export the checkpoint again")
-        if is_newer:
-            msg = f"{path} has version {document['version']}, this ckstore reads {RECORD_VERSION}"
-            raise NewerFormat(msg, hint="update ckstore, or check the files with sha256sum -c")
+            raise DamagedBlob(f"{path} is no record of an export: {error!r}", hint=_AGAIN) from error
 
     def regions(self, name: str) -> tuple[tuple[Region, str], ...]:
         """Return the regions of a file, each with its digest, in its order."""
@@ -125,7 +125,7 @@ class _Check:
         self._progress = progress
 
     def is_right(self, name: str, sha256: str, regions: tuple[tuple[Region, str], ...]) -> bool:
-        """Read a file, and note if it differs; `regions` say what differs."""
+        """Read a file and record whether it differs, and in which of its regions."""
         self.file_count += 1
         found = FileSum([region for region, _ in regions])
         try:
@@ -144,9 +144,12 @@ class _Check:
 
     def _parts(self, name: str) -> Iterator[tuple[int, memoryview]]:
         try:
-            fd, status = files.open_with_status(foreign(self._folder / name))
+            # One directory after another: a symlink in the export must not lead to files outside it.
+            fd, status = files.open_with_status(reduce(truediv, name.split("/"), foreign(self._folder)))
         except FileNotFoundError as error:
             raise DamagedBlob("it is missing") from error
+        except NotInStore as error:
+            raise DamagedBlob(f"it cannot be opened: its directory {error.strerror}") from error
         except OSError as error:
             raise DamagedBlob(f"it cannot be opened: {error.strerror}") from error
         try:

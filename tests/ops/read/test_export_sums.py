@@ -186,10 +186,13 @@ def test_a_record_that_is_damaged_or_newer_is_refused(store: Store, tmp_path: Pa
     record = out / "ckstore-export.json"
     document = json.loads(record.read_bytes())
 
-    for content in ("[]", "{", "{}", json.dumps({**document, "format": "x"}), json.dumps({**document, "files": [1]})):
-        record.write_text(content, encoding="utf-8")
+    endless = {"model.safetensors": {"nbytes": float("inf"), "regions": []}}
+    changed = ({"format": "x"}, {"version": True}, {"files": [1]}, {"files": endless})
+    texts = ("[]", "{", "{}", "[" * 200_000, *(json.dumps({**document, **change}) for change in changed))
+    for text in texts:
+        record.write_text(text, encoding="utf-8")
         resum(out)
-        with pytest.raises(DamagedBlob, match="is no record of an export"):
+        with pytest.raises(DamagedBlob, match=r"ckstore-export\.json"):
             Store.verify_export(out)
     record.write_text(json.dumps({**document, "version": 2}), encoding="utf-8")
     resum(out)
@@ -208,6 +211,21 @@ def test_sums_lead_to_no_file_outside_the_export(store: Store, tmp_path: Path) -
         (out / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n", encoding="utf-8")
         with pytest.raises(BadInput, match="a name in"):
             Store.verify_export(out)
+    (out / "SHA256SUMS").write_text(f"{'0' * 64}  sub/file\n", encoding="utf-8")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("secret", encoding="utf-8")
+    (out / "sub").symlink_to(tmp_path / "other")
+    check = Store.verify_export(out)
+    assert [one.what for one in check.damage] == ["it cannot be opened: its directory is a symlink"]
+    assert check.checked_bytes == 0
+
+
+def test_an_error_of_the_system_is_one_of_ckstore(store: Store, tmp_path: Path) -> None:
+    store.save({"model": model()}, step=1)
+    out = exported(store, tmp_path, "safetensors")
+
+    with pytest.raises(CkstoreError, match="verify export failed: Not a directory"):
+        Store.verify_export(out / "model.safetensors" / "state.pt")
 
 
 def test_what_has_no_sums_is_said_so(store: Store, tmp_path: Path) -> None:
