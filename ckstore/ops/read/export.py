@@ -34,11 +34,9 @@ from ckstore.ops.read.export_files import (
     Work,
     building,
     gathered,
-    read_back,
     whole_leaf,
     write_bytes,
     write_runs,
-    write_sums,
 )
 from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export
 from ckstore.ops.read.export_sums import ExportSums, Region
@@ -92,14 +90,13 @@ def export_open(
     needed_bytes = _needed_bytes(directory, plan, shards)
     with building(directory, path, needed_bytes) as (tree, reader):
         meter = Meter(sum(shard.layout.nbytes for shard in shards), progress)
-        known = ExportSums() if sums else None
-        work = TensorWork(directory, tree, reader, meter, known)
+        work = TensorWork(directory, tree, reader, meter, ExportSums() if sums else None)
         written = [work.shard(shard) for shard in shards]
         if len(shards) > 1:
             written.append(work.small(INDEX_NAME, [index_of(plan, shards)]))
         if plan.has_state:
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
-        written += write_sums(known, tree, directory)
+        written += work.write_sums()
         tree.publish()
     return ExportReport(
         name=directory.manifest.name,
@@ -169,28 +166,27 @@ class TensorWork(Work):
 
     def shard(self, shard: Shard) -> ExportedFile:
         """Write a file of tensors."""
-        with self._tree.create_file(shard.name) as fd:
+        with self.tree.create_file(shard.name) as fd:
             parts = [write_bytes(fd, 0, shard.layout.head)]
-            self._meter.add(len(shard.layout.head))
+            self.meter.add(len(shard.layout.head))
             for i in self._by_place(shard.leaves):
-                for runs, data in gathered(self._directory, self._reader, shard.leaves[i]):
+                for runs, data in gathered(self.directory, self.reader, shard.leaves[i]):
                     parts.append(write_runs(fd, shard.layout.starts[i], runs, data))
-                    self._meter.add(len(data))
-            nbytes = shard.layout.nbytes
-            read_back(fd, shard.name, nbytes, parts, self._meter, sums=self._sums, regions=_regions(shard))
+                    self.meter.add(len(data))
+            self.read_back(fd, shard.name, shard.layout.nbytes, parts, _regions(shard))
         return ExportedFile(shard.name, shard.layout.nbytes, len(shard.tensors))
 
     def state_parts(self, plan: ExportPlan) -> Iterator[bytes]:
         """Give ``state.json`` in parts: a line for each value, to be read and searched as text."""
-        manifest = self._directory.manifest
+        manifest = self.directory.manifest
         head = {
             "format": "ckstore-state",
             "version": STATE_VERSION,
             "checkpoint": manifest.name,
-            "id": self._directory.manifest_id,
+            "id": self.directory.manifest_id,
         }
         values = (
-            (leaf.name, json_of_leaf(leaf, whole_leaf(self._directory, self._reader, leaf))) for leaf in plan.unheld
+            (leaf.name, json_of_leaf(leaf, whole_leaf(self.directory, self.reader, leaf))) for leaf in plan.unheld
         )
         others = ((name, json_of_node(node)) for name, node in plan.values.values)
         attributes = ((name, json_of_node(node)) for name, node in plan.values.attributes)
@@ -215,5 +211,5 @@ class TensorWork(Work):
                 continue
             if leaves[i].storage != storage:
                 storage = leaves[i].storage
-                self._reader.begin(storage)
+                self.reader.begin(storage)
             yield i

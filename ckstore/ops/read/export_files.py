@@ -147,40 +147,6 @@ def whole_leaf(directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRe
     return bytes(whole)
 
 
-def read_back(
-    fd: int,
-    name: str,
-    nbytes: int,
-    parts: list[WrittenPart],
-    meter: Meter,
-    *,
-    sums: ExportSums | None = None,
-    regions: Sequence[Region] = (),
-) -> None:
-    """Make a file durable, read it from the disk, and compare it with what was to be written; add it to `sums`."""
-    # `regions` are in the order of the file.
-    os.fsync(fd)
-    direct.drop_cached(fd)
-    found_bytes = os.fstat(fd).st_size
-    if found_bytes != nbytes:
-        raise CkstoreError(f"{name} has {found_bytes} bytes after it was written, wanted {nbytes}")
-    wanted = [(part, _ALGORITHM.start()) for part in sorted(parts, key=_start)]
-    written = SpanDigests(_in_file_order(wanted))
-    found = None if sums is None else FileSum(regions)
-    # In the order of the file, which SHA-256 needs: parts of a tensor with strides lie between each other.
-    for at, data in file_parts(fd, name, nbytes):
-        written.add(at, data)
-        if found is not None:
-            found.add(at, data)
-        meter.add(len(data))
-    for part, digest in wanted:
-        if _ALGORITHM.digest_of_parts(digest) != part.digest:
-            msg = f"{name} does not read back as it was written, in {part.nbytes} bytes from {part.start}"
-            raise CkstoreError(msg, hint="the disk or the memory of this machine is failing")
-    if sums is not None and found is not None:
-        sums.add(name, nbytes, found, regions)
-
-
 def file_parts(fd: int, name: str, nbytes: int) -> Iterator[tuple[int, memoryview]]:
     """Give a file in parts, from its beginning, each with its first byte; valid until the next one."""
     buffer = memoryview(bytearray(min(_READ_BYTES, nbytes)))
@@ -205,60 +171,64 @@ def _spans(part: WrittenPart, digest: RunningDigest) -> Iterator[Span]:
         yield Span(part.start + run, part.start + run + part.runs.nbytes, digest)
 
 
+@dataclass
 class Work:
     """Writes the files of one export, one after another."""
 
-    def __init__(
-        self,
-        directory: CheckpointDirectory,
-        tree: NewTree,
-        reader: RangeReader,
-        meter: Meter,
-        sums: ExportSums | None,
-    ) -> None:
-        self._sums = sums  # of the files of the export; None: not asked for
-        self._directory = directory
-        self._tree = tree
-        self._reader = reader
-        self._meter = meter
+    directory: CheckpointDirectory
+    tree: NewTree
+    reader: RangeReader
+    meter: Meter
+    sums: ExportSums | None  # of the files of the export; None: not asked for
 
     def small(self, name: str, contents: Iterable[bytes | memoryview], regions: Sequence[Region] = ()) -> ExportedFile:
         """Write a file that arrives in parts, one after another; the progress does not count it before."""
-        with self._tree.create_file(name) as fd:
+        with self.tree.create_file(name) as fd:
             parts, at = [], 0
             for content in contents:
                 parts.append(write_bytes(fd, at, content))
                 at += len(content)
-            read_back(fd, name, at, parts, self._meter, sums=self._sums, regions=regions)
+            self.read_back(fd, name, at, parts, regions)
         return ExportedFile(name, at)
+
+    def read_back(
+        self, fd: int, name: str, nbytes: int, parts: list[WrittenPart], regions: Sequence[Region] = ()
+    ) -> None:
+        """Make a file durable, read it from the disk, and compare it with what was to be written; add it to `sums`."""
+        # `regions` are in the order of the file.
+        os.fsync(fd)
+        direct.drop_cached(fd)
+        found_bytes = os.fstat(fd).st_size
+        if found_bytes != nbytes:
+            raise CkstoreError(f"{name} has {found_bytes} bytes after it was written, wanted {nbytes}")
+        wanted = [(part, _ALGORITHM.start()) for part in sorted(parts, key=_start)]
+        written = SpanDigests(_in_file_order(wanted))
+        found = None if self.sums is None else FileSum(regions)
+        # In the order of the file, which SHA-256 needs: parts of a tensor with strides lie between each other.
+        for at, data in file_parts(fd, name, nbytes):
+            written.add(at, data)
+            if found is not None:
+                found.add(at, data)
+            self.meter.add(len(data))
+        for part, digest in wanted:
+            if _ALGORITHM.digest_of_parts(digest) != part.digest:
+                msg = f"{name} does not read back as it was written, in {part.nbytes} bytes from {part.start}"
+                raise CkstoreError(msg, hint="the disk or the memory of this machine is failing")
+        if self.sums is not None and found is not None:
+            self.sums.add(name, nbytes, found, regions)
+
+    def write_sums(self, names: tuple[str, str] = (RECORD_NAME, SUMS_NAME)) -> tuple[ExportedFile, ...]:
+        """Write the record of the export and, last, the sums of all its files, if they were asked for."""
+        if self.sums is None:
+            return ()
+        record, last = names
+        directory = self.directory
+        written = self.small(record, self.sums.record(directory.manifest.name, directory.manifest_id))
+        # The record is a file of the export, so the sums come after it; they have no sum of their own.
+        return written, self.small(last, [self.sums.sums()])
 
     def metered(self, contents: Iterable[memoryview]) -> Iterator[memoryview]:
         """Give the same parts, and count each when the next one is asked for."""
         for content in contents:
             yield content
-            self._meter.add(len(content))
-
-
-def write_sums(
-    sums: ExportSums | None,
-    tree: NewTree,
-    directory: CheckpointDirectory,
-    names: tuple[str, str] = (RECORD_NAME, SUMS_NAME),
-) -> tuple[ExportedFile, ...]:
-    """Write the record of an export and, last, the sums of all its files, if they were asked for."""
-    if sums is None:
-        return ()
-    record, last = names
-    written = _write_small(tree, record, sums.record(directory.manifest.name, directory.manifest_id), sums)
-    # The record is a file of the export, so the sums come after it; they have no sum of their own.
-    return written, _write_small(tree, last, [sums.sums()], None)
-
-
-def _write_small(tree: NewTree, name: str, contents: Iterable[bytes], sums: ExportSums | None) -> ExportedFile:
-    with tree.create_file(name) as fd:
-        parts, at = [], 0
-        for content in contents:
-            parts.append(write_bytes(fd, at, content))
-            at += len(content)
-        read_back(fd, name, at, parts, Meter(0, None), sums=sums)
-    return ExportedFile(name, at)
+            self.meter.add(len(content))

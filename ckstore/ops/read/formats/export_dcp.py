@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ckstore.containers.safetensors_write import cut_shards
 from ckstore.errors import BadInput
-from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS, decode_key, join
@@ -23,12 +22,11 @@ from ckstore.model.reports.progress import Progress
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
-from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, read_back, write_bytes, write_sums
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
 from ckstore.ops.read.export_sums import ExportSums, Region
 from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large
 from ckstore.ops.read.load import Select, as_filter, check_selection
-from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.files.dcp_metadata import WrittenChunk
@@ -91,11 +89,10 @@ def export_dcp(
     cut = cut_shards([item.nbytes for item in plan.items], most_bytes)
     all_bytes = sum(item.nbytes for item in plan.items)
     with building(directory, path, all_bytes + MARGIN_BYTES) as (tree, reader):
-        known = ExportSums() if sums else None
-        work = _Work(directory, tree, reader, Meter(all_bytes, progress), known, keep=keep)
+        work = _Work(directory, tree, reader, Meter(all_bytes, progress), ExportSums() if sums else None, keep)
         written = [work.file(f"__0_{i}.distcp", [plan.items[at] for at in shard]) for i, shard in enumerate(cut)]
         written.append(work.small(METADATA_NAME, [render_metadata(plan.paths, plan.tensors, work.placed)]))
-        written += write_sums(known, tree, directory)
+        written += work.write_sums()
         tree.publish()
     return ExportReport(
         name=manifest.name,
@@ -202,28 +199,18 @@ def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
         yield _Item(name, rows, (stop - first, *leaf.shape[1:]), (first, *nothing[1:]))
 
 
+@dataclass
 class _Work(Work):
     """Writes the files of one export, one after another."""
 
-    def __init__(
-        self,
-        directory: CheckpointDirectory,
-        tree: NewTree,
-        reader: RangeReader,
-        meter: Meter,
-        sums: ExportSums | None,
-        *,
-        keep: Callable[[str], bool] | None,
-    ) -> None:
-        super().__init__(directory, tree, reader, meter, sums)
-        self.placed: dict[str, list[WrittenChunk]] = {}  # where everything lies, by name
-        self._keep = keep
+    keep: Callable[[str], bool] | None  # which names were selected; None: all
+    placed: dict[str, list[WrittenChunk]] = field(default_factory=dict)  # where everything lies, by name
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:
         """Write a file of values and tensors, one behind another."""
         from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
-        with self._tree.create_file(name) as fd:
+        with self.tree.create_file(name) as fd:
             parts, regions, at = [], [], 0
             for item in items:
                 if isinstance(item.content, StateValue) and not item.held_bytes:
@@ -233,7 +220,7 @@ class _Work(Work):
                     where = WrittenChunk(name, at, nbytes)
                 else:
                     archive = self._archive(item)
-                    parts += archive.write(fd, at, self._reader, self._meter)
+                    parts += archive.write(fd, at, self.reader, self.meter)
                     nbytes = archive.layout.nbytes
                     whole = isinstance(item.content, StateValue)
                     where = (
@@ -244,7 +231,7 @@ class _Work(Work):
                 self.placed.setdefault(item.name, []).append(where)
                 regions.append(Region(item.name, at, at + nbytes))
                 at += nbytes
-            read_back(fd, name, at, parts, self._meter, sums=self._sums, regions=regions)
+            self.read_back(fd, name, at, parts, regions)
         begun = sum(isinstance(item.content, LeafRows) and not any(item.offsets) for item in items)
         return ExportedFile(name, at, begun)  # a tensor counts where its first chunk is
 
@@ -253,18 +240,18 @@ class _Work(Work):
 
         rows = item.content
         if isinstance(rows, StateValue):
-            held = [self._directory.manifest.leaves[i] for i in leaf_numbers(rows.node)]
-            pickled = pickled_node(self._directory, rows.node, held, None)
-            return Archive(self._directory, pickled.data, pickled.storages)
+            held = [self.directory.manifest.leaves[i] for i in leaf_numbers(rows.node)]
+            pickled = pickled_node(self.directory, rows.node, held, None)
+            return Archive(self.directory, pickled.data, pickled.storages)
         nbytes = rows.stop - rows.start
-        return Archive(self._directory, pickle_tensor(rows.leaf._replace(shape=item.shape), nbytes), [rows])
+        return Archive(self.directory, pickle_tensor(rows.leaf._replace(shape=item.shape), nbytes), [rows])
 
     def _value(self, found: StateValue) -> bytes:
         from ckstore.tensors.files.pickled import saved
 
         def leaf(number: int) -> object:
-            record = self._directory.manifest.leaves[number]
-            memories = {} if is_empty(record) else read_memories(self._directory, [record.storage], verify=True)
+            record = self.directory.manifest.leaves[number]
+            memories = {} if is_empty(record) else read_memories(self.directory, [record.storage], verify=True)
             return make_leaf(record, memories.get(record.storage) or allocate(record.kind, 0))
 
-        return saved(build_with(found.node, leaf, self._directory.manifest.leaves, self._keep, path=found.name))
+        return saved(build_with(found.node, leaf, self.directory.manifest.leaves, self.keep, path=found.name))

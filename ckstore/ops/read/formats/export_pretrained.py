@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckstore.containers.safetensors_write import INDEX_NAME
 from ckstore.errors import BadInput, StateChanged
-from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.manifest import FileRecord
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
@@ -29,7 +28,7 @@ from ckstore.ops.read.export import (
     shards_of,
     versions_left_out,
 )
-from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, write_sums
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
 from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
 from ckstore.ops.read.export_sums import RECORD_NAME, SUMS_NAME, ExportSums, Region
 from ckstore.ops.read.file_state import state_of
@@ -218,7 +217,7 @@ def _write(
         beside = _Beside(directory, tree, reader, meter, sums)
         written += [beside.committed(file) for file in plan.copied]
         written += [beside.added(one) for one in plan.added]
-        written += write_sums(sums, tree, directory)
+        written += beside.write_sums()
         tree.publish()
     return written
 
@@ -227,25 +226,17 @@ def _bytes_of(directory: CheckpointDirectory, file: FileRecord) -> int:
     return sum(directory.manifest.storages[storage].nbytes for storage in file.storages)
 
 
+@dataclass
 class _Beside(Work):
     """Copies files, one after another."""
 
-    def __init__(
-        self,
-        directory: CheckpointDirectory,
-        tree: NewTree,
-        reader: RangeReader,
-        meter: Meter,
-        sums: ExportSums | None,
-    ) -> None:
-        super().__init__(directory, tree, reader, meter, sums)
-        self._made = {""}
+    made: set[str] = field(default_factory=lambda: {""})  # directories of the export that exist
 
     def committed(self, file: FileRecord) -> ExportedFile:
         """Copy a committed file, every byte checked."""
         self._make_parents(file.path)
         written = self.small(file.path, self.metered(self._committed(file)), list(self._regions(file)))
-        leaves = self._directory.manifest.leaves
+        leaves = self.directory.manifest.leaves
         return replace(written, tensor_count=sum(leaf.storage in file.storages for leaf in leaves))
 
     def added(self, one: Added) -> ExportedFile:
@@ -254,25 +245,25 @@ class _Beside(Work):
 
     def _committed(self, file: FileRecord) -> Iterator[memoryview]:
         for storage in file.storages:
-            nbytes = self._directory.manifest.storages[storage].nbytes
-            self._reader.begin(storage)
-            yield from self._reader.parts(0, nbytes, file.path)
+            nbytes = self.directory.manifest.storages[storage].nbytes
+            self.reader.begin(storage)
+            yield from self.reader.parts(0, nbytes, file.path)
 
     def _regions(self, file: FileRecord) -> Iterator[Region]:
         """Give the parts of a committed file that belong to a tensor."""
-        names, at = names_of(self._directory), 0
+        names, at = names_of(self.directory), 0
         for storage in file.storages:
-            stop = at + self._directory.manifest.storages[storage].nbytes
+            stop = at + self.directory.manifest.storages[storage].nbytes
             if names.name(storage) != file.path:
                 yield Region(names.name(storage), at, stop)
             at = stop
 
     def _make_parents(self, path: str) -> None:
         parent = path.rpartition("/")[0]
-        if parent not in self._made:
+        if parent not in self.made:
             self._make_parents(parent)
-            self._tree.make_directory(parent)
-            self._made.add(parent)
+            self.tree.make_directory(parent)
+            self.made.add(parent)
 
 
 def _read(one: Added) -> Iterator[memoryview]:

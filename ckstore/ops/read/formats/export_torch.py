@@ -19,7 +19,7 @@ from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.reports.progress import Progress
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, WrittenPart, building, read_back, write_bytes, write_sums
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, WrittenPart, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files
 from ckstore.ops.read.export_sums import ExportSums, Region, beside_file
 from ckstore.ops.read.load import Select, as_filter, check_selection
@@ -136,14 +136,13 @@ def export_torch(
     pickled = pickled_node(directory, manifest.state, chosen, keep)
     archive = Archive(directory, pickled.data, pickled.storages)
     nbytes = archive.layout.nbytes
-    known = ExportSums() if sums else None
     beside = beside_file(path.name) if sums else ()
     with building(directory, path, nbytes + MARGIN_BYTES, one_file=True, beside=beside) as (tree, reader):
-        meter = Meter(nbytes, progress)
+        work = Work(directory, tree, reader, Meter(nbytes, progress), ExportSums() if sums else None)
         with tree.create_file(path.name) as fd:
-            parts = list(archive.write(fd, 0, reader, meter))
-            read_back(fd, path.name, nbytes, parts, meter, sums=known, regions=archive.regions())
-        about = write_sums(known, tree, directory, beside_file(path.name))
+            parts = list(archive.write(fd, 0, reader, work.meter))
+            work.read_back(fd, path.name, nbytes, parts, archive.regions())
+        about = work.write_sums(beside_file(path.name))
         tree.publish_file(path.name, beside=[file.name for file in about])
     tensors = len({leaf._replace(name="") for leaf in chosen if leaf.kind == "torch"})
     return ExportReport(
