@@ -124,7 +124,7 @@ def place_row_major(lone: Admitted, storage: int) -> tuple[ByteSource, LeafRecor
     """Return the source and the leaf of a tensor alone, row-major whatever its strides."""
     leaf = LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage)
     if not lone.contiguous and lone.tensor.is_cpu:
-        return StridedSource(lone.name, as_bits(lone.tensor), _watched(lone)), leaf
+        return StridedSource(lone.name, as_bits(lone.tensor), lone.stop, _watched(lone)), leaf
     # On a device one kernel brings the elements together, and what is read from there has to lie in one row.
     tensor = lone.tensor if lone.contiguous else as_bits(lone.tensor).contiguous()
     start = lone.start if lone.contiguous else 0

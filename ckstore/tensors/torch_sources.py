@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ckstore.errors import StateChanged
 from ckstore.tensors.device.streams import is_accelerator
 from ckstore.tensors.numpy_leaves import copy_bytes
+from ckstore.tensors.torch_rows import views_of
 
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.restype = ctypes.py_object
@@ -49,8 +50,7 @@ class TorchSource:
             self._view = memory_at(address + self._start, self.nbytes) if reaches else memoryview(b"")
             self._address = address  # last: another thread may look at the same storage
         if self._storage.data_ptr() != self._address or self._storage.nbytes() < self._start + self.nbytes:
-            msg = f"{self.name} lost its memory while it was being saved; nothing was published"
-            raise StateChanged(msg, hint="do not free or resize tensors until save() has returned")
+            raise _lost_memory(self.name)
         return self._view[start:stop]
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
@@ -158,11 +158,12 @@ class StridedSource:
 
     # A copy of all of it would take as much memory again until the save has ended.
 
-    __slots__ = ("_bits", "_item_bytes", "name", "nbytes", "watched")
+    __slots__ = ("_bits", "_item_bytes", "_stop", "name", "nbytes", "watched")
     on_device = False
 
-    def __init__(self, name: str, bits: torch.Tensor, watched: tuple[Watched, ...]) -> None:
+    def __init__(self, name: str, bits: torch.Tensor, stop: int, watched: tuple[Watched, ...]) -> None:
         self.name = name
+        self._stop = stop  # byte of the storage behind its last element
         self.nbytes = bits.numel() * bits.element_size()
         self.watched = watched
         self._bits = bits  # its elements, as integers
@@ -180,7 +181,11 @@ class StridedSource:
         first, last = start // self._item_bytes, -(-stop // self._item_bytes)
         # Into memory of its own: `out` may begin at any byte, and elements do not.
         values = torch.empty(last - first, dtype=self._bits.dtype, device="cpu")
-        _gather(self._bits, first, values)
+        # As in `TorchSource.view`: torch would raise its own RuntimeError about the sizes of a view.
+        if self._bits.untyped_storage().nbytes() < self._stop:
+            raise _lost_memory(self.name)
+        for before, view in views_of(self._bits, first, values.numel()):
+            values[before : before + view.numel()].view(view.shape).copy_(view)
         data = memory_at(values.data_ptr(), values.numel() * self._item_bytes)
         copy_bytes(data[start - first * self._item_bytes :][: stop - start], out)
 
@@ -192,29 +197,15 @@ class StridedSource:
         return was_changed(self.watched)
 
 
-def _gather(tensor: torch.Tensor, first: int, values: torch.Tensor) -> None:
-    """Copy the elements of `tensor` that are `first` and the following ones in row-major order to `values`."""
-    if tensor.dim() <= 1:
-        values.copy_(tensor.reshape(-1)[first : first + values.numel()])
-        return
-    row = tensor[0].numel()
-    at = 0
-    while at < values.numel():
-        index, inside = divmod(first + at, row)
-        rows = 0 if inside else (values.numel() - at) // row
-        if rows:
-            count = rows * row
-            values[at : at + count].view(rows, *tensor.shape[1:]).copy_(tensor[index : index + rows])
-        else:
-            count = min(row - inside, values.numel() - at)
-            _gather(tensor[index], inside, values[at : at + count])
-        at += count
-
-
 def storage_of(weak: StorageWeakRef) -> torch.UntypedStorage | None:
     """Return a storage that something else keeps alive; else None."""
     found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)  # noqa: SLF001
     return found
+
+
+def _lost_memory(name: str) -> StateChanged:
+    msg = f"{name} lost its memory while it was being saved; nothing was published"
+    return StateChanged(msg, hint="do not free or resize tensors until save() has returned")
 
 
 def memory_at(address: int, nbytes: int) -> memoryview:

@@ -367,6 +367,23 @@ def test_memory_that_is_freed_after_the_capture_fails_the_save_and_not_the_proce
         captured.sources[0].read_into(0, 4000, memoryview(bytearray(4000)))
 
 
+def test_a_slice_with_gaps_whose_memory_is_freed_fails_the_save() -> None:
+    tensor = torch.arange(200_000, dtype=torch.int32)[1::2]
+    captured = capture({"layer": {"weight": tensor}})
+    wanted = tensor_bits(tensor.clone())  # NumPy keeps memory that it looks at from being resized
+    out = memoryview(bytearray(len(wanted)))
+
+    tensor.untyped_storage().resize_(1_000_000)  # moved, and all of it there
+
+    captured.sources[0].read_into(0, len(out), out)
+    assert out == wanted
+
+    tensor.untyped_storage().resize_(0)
+
+    with pytest.raises(StateChanged, match=r"layer\.weight lost its memory"):
+        captured.sources[0].read_into(0, len(out), out)
+
+
 @pytest.mark.parametrize("elements", [3, 1000])
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_a_parameter_that_gets_other_memory_in_the_walk_is_saved_as_it_was(elements: int, is_transposed: bool) -> None:

@@ -14,6 +14,7 @@ from ckstore.tensors.layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
 from ckstore.tensors.torch_ranges import count_beyond
+from ckstore.tensors.torch_rows import views_of
 
 _PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "float4_e2m1fn_x2")}
 """torch holds them and converts them badly or not at all."""
@@ -144,30 +145,9 @@ def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryvi
         place = target.detach().permute(axes)
         if target.dtype is values.dtype:
             place, values = as_bits(place), as_bits(values)
-        _fill_flat(place, start // values.element_size(), values)
+        for before, view in views_of(place, start // values.element_size(), values.numel()):
+            view.copy_(values[before : before + view.numel()].view(view.shape))
     return beyond
-
-
-def _fill_flat(place: torch.Tensor, first: int, values: torch.Tensor) -> None:
-    """Copy values to the elements of `place` that are `first` and the following ones in row-major order."""
-    if place.is_contiguous():
-        place.view(-1)[first : first + values.numel()].copy_(values)
-        return
-    if place.dim() == 1:
-        place[first : first + values.numel()].copy_(values)
-        return
-    row = place[0].numel()
-    at = 0
-    while at < values.numel():
-        index, inside = divmod(first + at, row)
-        rows = 0 if inside else (values.numel() - at) // row
-        if rows:
-            count = rows * row
-            place[index : index + rows].copy_(values[at : at + count].view(rows, *place.shape[1:]))
-        else:
-            count = min(row - inside, values.numel() - at)
-            _fill_flat(place[index], inside, values[at : at + count])
-        at += count
 
 
 def _axes(leaf: LeafRecord) -> tuple[int, ...] | None:

@@ -1,0 +1,27 @@
+"""Consecutive elements of a strided tensor, in row-major order, as views of it: to gather them, or to fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+
+def views_of(tensor: torch.Tensor, first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Give views of `count` elements from `first` on, each with how many of them come before it."""
+    if tensor.dim() <= 1 or tensor.is_contiguous():
+        yield 0, tensor.reshape(-1)[first : first + count]  # of such a tensor this is a view
+        return
+    row = tensor[0].numel()
+    at = 0
+    while at < count:
+        index, inside = divmod(first + at, row)
+        rows = 0 if inside else (count - at) // row
+        if rows:
+            yield at, tensor[index : index + rows]
+            at += rows * row
+        else:
+            part = min(row - inside, count - at)
+            for before, view in views_of(tensor[index], inside, part):
+                yield at + before, view
+            at += part
