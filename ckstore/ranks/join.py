@@ -226,22 +226,16 @@ def _node(join: Join, tree: Any, name: str, path: tuple[str | int, ...]) -> Node
     if isinstance(tree, DcpValue):
         return join.value(tree.name, name)
     if tree and all(isinstance(key, int) for key in tree):
-        items = [tree.get(i) for i in range(max(tree) + 1)]
-        return [
-            "list",
-            [
-                None if item is None else _node(join, item, join_index(name, i), (*path, i))
-                for i, item in enumerate(items)
-            ],
+        items = [
+            None if i not in tree else _node(join, tree[i], join_index(name, i), (*path, i))
+            for i in range(max(tree) + 1)
         ]
-    keys = {text: join.key(path, text) for text in map(str, tree)}
-    return [
-        "dict",
-        [
-            [keys[str(text)], _node(join, item, name_below(name, decode_key(keys[str(text)])), (*path, str(text)))]
-            for text, item in tree.items()
-        ],
-    ]
+        return ["list", items]
+    pairs = []
+    for text, item in ((str(step), item) for step, item in tree.items()):
+        key = join.key(path, text)
+        pairs.append([key, _node(join, item, name_below(name, decode_key(key)), (*path, text))])
+    return ["dict", pairs]
 
 
 def beside(join: Join, parts: Sequence[Manifest]) -> Node:
