@@ -9,14 +9,15 @@ There are no clocks: everybody may sleep between any two requests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from tests.protocol.search import Step
+from tests.protocol.switches import Switches
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Switches):
     """Which rules clients keep."""
 
     word_first: bool = True  # an eviction writes elsewhere.json before its claim
@@ -32,10 +33,6 @@ class Rules:
     claimed_exists: bool = True  # a pruner takes a claimed checkpoint with a mark for one that exists
     names_claims: bool = True  # and a claim for something that names its blob
     look_again: bool = True  # and looks again after the blob is condemned
-
-    def without(self, *names: str) -> Rules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 NAMES = tuple(one.name for one in fields(Rules))

@@ -12,10 +12,11 @@ moment since the last sync.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
+from tests.protocol.switches import Switches
 
 _OPEN = "ops.compact.directory.Bases.open"
 _REST = "ops.compact.compact._Compaction._rest"
@@ -39,7 +40,7 @@ _OVER = ("end", "failed", "dead")
 
 
 @dataclass(frozen=True, slots=True)
-class CompactRules:
+class CompactRules(Switches):
     """Which rules the modelled code keeps."""
 
     linked: bool = True  # directory.gather: what a blob is decoded with is linked into the directory
@@ -52,10 +53,6 @@ class CompactRules:
     all_generations: bool = True  # drop.drop: every generation goes, the older first, or none while that is in use
     drop_locks: bool = True  # ops.free.drop.drop: what a process uses is not dropped
     empty_locks: bool = True  # Collector._take_apart: nor taken apart
-
-    def without(self, *names: str) -> CompactRules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 class Names(NamedTuple):

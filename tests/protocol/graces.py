@@ -11,10 +11,11 @@ docs/how-to/shared.md asks for.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
+from tests.protocol.switches import Switches
 
 _DROP = "ops.free.drop.drop"
 _APART = "objects.collector.Collector._take_apart"
@@ -27,7 +28,7 @@ _READ = "objects.checkpoints.CheckpointDirectory.at"
 
 
 @dataclass(frozen=True, slots=True)
-class GraceRules:
+class GraceRules(Switches):
     """Which rules the modelled code keeps."""
 
     grace_of_dropped: bool = True  # Collector._take_apart: a dropped checkpoint waits for the grace
@@ -36,10 +37,6 @@ class GraceRules:
     counted_again: bool = True  # Collector._finish: the count of links after the grace
     asked_of_the_server: bool = True  # statx.refresh: not the count that this host was told before
     put_back: bool = True  # trash.put_back: what has a use again gets its name again
-
-    def without(self, *names: str) -> GraceRules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 class Blob(NamedTuple):

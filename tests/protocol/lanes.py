@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from tests.protocol.search import Explored
+from tests.protocol.search import Explored, explore
 from tests.protocol.test_one_blob import resolved
 from tests.support.coverage import covered
 
@@ -25,3 +28,18 @@ def something_is_bad(found: Explored, what: str, capsys: pytest.CaptureFixture[s
     with capsys.disabled():
         print("\n" + covered("protocol model", f"{what}: {found.problem}", mutants=1, steps=len(found.trace)))
     assert found.problem, f"nothing bad in {found.states} states"
+
+
+def no_order_is_bad(
+    scenario: Any, model: str, capsys: pytest.CaptureFixture[str], *, more_than: int, most: int = 5_000_000
+) -> None:
+    """Search a scenario to its end, and fail as `nothing_is_bad` does."""
+    found = explore(scenario.start(), scenario.steps, scenario.wrong, most=most)
+    nothing_is_bad(found, f"{model}: {scenario.name}", capsys, more_than=more_than)
+
+
+def rule_is_needed(scenario: Any, rule: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Search a scenario without a rule, and fail as `something_is_bad` does."""
+    scenario = replace(scenario, rules=scenario.rules.without(rule))
+    found = explore(scenario.start(), scenario.steps, scenario.wrong)
+    something_is_bad(found, f"{model} without {rule}", capsys)

@@ -8,10 +8,11 @@ takes any intent for stale at any moment. That a blob which an intent names is n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
+from tests.protocol.switches import Switches
 
 _STAGE = "ranks.part.stage_part"
 _PART = "remote.parts.push_part"
@@ -32,7 +33,7 @@ _ALL = frozenset({0, 1})
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Switches):
     """Which rules the nodes keep."""
 
     all_parts: bool = True  # it joins when every part was said to be at the remote
@@ -42,10 +43,6 @@ class Rules:
     remote_first: bool = True  # no node lists it before it is at the remote
     says_unknown: bool = True  # a lost answer after the commit has begun is not said to be a failure
     newer_stays: bool = True  # a rank that stood still does not put it in the place of a later one
-
-    def without(self, name: str) -> Rules:
-        """Return the same rules but one."""
-        return replace(self, **{name: False})
 
 
 NAMES = tuple(one.name for one in fields(Rules))

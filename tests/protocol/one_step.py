@@ -13,10 +13,11 @@ After a power cut directories are where they were at some moment since the last 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Literal, NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
+from tests.protocol.switches import Switches
 
 _NEXT = "ops.index.sequence.next_sequence"
 _PUBLISH = "objects.publish.publish"
@@ -44,7 +45,7 @@ Mode = Literal["ordered", "weak"]
 
 
 @dataclass(frozen=True, slots=True)
-class StepRules:
+class StepRules(Switches):
     """Which rules the modelled code keeps."""
 
     run_locks: bool = True  # publish.publish: a save that may find another one lists and renames alone in the run
@@ -67,10 +68,6 @@ class StepRules:
     undo_waits: bool = True  # trash.due: nothing is taken apart while it can be brought back
     empty_locks: bool = True  # Collector._take_apart: nor while a process uses it
     sync_trash: bool = True  # Collector.empty: the rename to trash, before anything is unlinked
-
-    def without(self, *names: str) -> StepRules:
-        """Return the same rules without these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 NAMES = tuple(one.name for one in fields(StepRules))

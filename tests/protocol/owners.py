@@ -7,14 +7,15 @@ moment, and each may sleep between any two requests.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from tests.protocol.search import Step
+from tests.protocol.switches import Switches
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Switches):
     """Which rules mirrors keep."""
 
     by_swap: bool = True  # the object is replaced on the version that was read, or created where there is none
@@ -22,10 +23,6 @@ class Rules:
     raise_on_taking: bool = True  # who takes a run over saves above what was promised
     looks_on_making: bool = True  # who makes the object looks at the checkpoints that are there
     owns_to_bring: bool = True  # a store that does not own the run brings nothing
-
-    def without(self, *names: str) -> Rules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 NAMES = tuple(one.name for one in fields(Rules))

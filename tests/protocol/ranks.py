@@ -10,10 +10,11 @@ first.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
+from tests.protocol.switches import Switches
 
 _SAVE = "ranks.save._save"
 _PART = "ranks.by_files.FilesMeeting.say_part"
@@ -47,7 +48,7 @@ _AGAIN = "this try, which supersedes a newer one"
 
 
 @dataclass(frozen=True, slots=True)
-class RankRules:
+class RankRules(Switches):
     """Bounds, and which rules the modelled code keeps."""
 
     ranks: int = 2
@@ -70,10 +71,6 @@ class RankRules:
     looks_for_lost: bool = True  # outcome.lost: whether a rank that died has published what was dropped since
     spares_hidden: bool = True  # the same: what has the hidden name is not lost
     stops: bool = True  # RankWork.doing: a thread whose caller has given up says nothing more
-
-    def without(self, *names: str) -> RankRules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 class Rank(NamedTuple):

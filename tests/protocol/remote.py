@@ -7,14 +7,15 @@ requests. So what holds here holds for every sleep.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from tests.protocol.search import Step
+from tests.protocol.switches import Switches
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Switches):
     """Which rules clients keep."""
 
     intent_first: bool = True  # a push writes its intent before it reads what is condemned
@@ -31,10 +32,6 @@ class Rules:
     burn_unknown: bool = True  # a name whose removal was not acknowledged is not used again
     burn_foreign: bool = True  # nor is one of a batch whose pruner is given up
     unique_writes: bool = True  # no two writes of an object have the same bytes, and so the same mark
-
-    def without(self, *names: str) -> Rules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 NAMES = tuple(one.name for one in fields(Rules))

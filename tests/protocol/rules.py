@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+
+from tests.protocol.switches import Switches
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Switches):
     """Which rules the modelled code keeps; without a change all of them. L, F, T, K, C: the five of the design."""
 
     lock_names_path: bool = True  # L locks._lock: after locking, the path still gives that directory
@@ -40,10 +42,6 @@ class Rules:
     undo_locks: bool = True  # L ops.free.waiting.undelete: nor while it is brought back
     undo_looks: bool = True  # K ops.free.waiting.undelete: what lacks a blob is not brought back
     sync_restored: bool = True  # F ops.free.waiting.undelete: the rename before any caller is told
-
-    def without(self, *names: str) -> Rules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 NAMES = tuple(field.name for field in fields(Rules))

@@ -6,10 +6,11 @@ A lock is had in three steps here, as `fs.locks` has it: open by path, flock, lo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tests.protocol.search import Explored, Step, explore
+from tests.protocol.switches import Switches
 
 _AT = "objects.checkpoints.CheckpointDirectory.at"
 _LOCK = "fs.locks.lock_shared"
@@ -24,17 +25,13 @@ _APART = "objects.collector.Collector._take_apart"
 
 
 @dataclass(frozen=True, slots=True)
-class TagRules:
+class TagRules(Switches):
     """Which rules the modelled code keeps."""
 
     names_path: bool = True  # locks._lock: after the flock the path still gives that directory
     drop_locks: bool = True  # ops.free.drop.drop: exclusive, without waiting
     tagger_locks: bool = True  # ops.refs.protection.held: a tagger uses the checkpoint
     look_again: bool = True  # ops.refs.protection: tags are read again under the exclusive lock
-
-    def without(self, *names: str) -> TagRules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 class Place(NamedTuple):

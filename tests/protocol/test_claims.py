@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from tests.protocol.claims import NAMES, Rules, Scenario
-from tests.protocol.lanes import nothing_is_bad, something_is_bad
-from tests.protocol.search import explore
+from tests.protocol.claims import NAMES, Scenario
+from tests.protocol.lanes import no_order_is_bad, rule_is_needed
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = pytest.mark.crash
@@ -47,17 +44,12 @@ MUTANTS = {
 def test_no_order_of_requests_loses_what_a_store_relies_on(
     scenario: Scenario, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = explore(scenario.start(), scenario.steps, scenario.wrong, most=5_000_000)
-
-    nothing_is_bad(found, f"claims: {scenario.name}", capsys, more_than=100)
+    no_order_is_bad(scenario, "claims", capsys, more_than=100)
 
 
 @pytest.mark.parametrize("rule", NAMES)
 def test_without_a_rule_the_bytes_are_lost(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = replace(MUTANTS[rule], rules=Rules().without(rule))
-    found = explore(scenario.start(), scenario.steps, scenario.wrong)
-
-    something_is_bad(found, f"claims without {rule}", capsys)
+    rule_is_needed(MUTANTS[rule], rule, "claims", capsys)
 
 
 def test_every_rule_has_a_mutant() -> None:

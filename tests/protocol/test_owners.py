@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from tests.protocol.lanes import nothing_is_bad, something_is_bad
-from tests.protocol.owners import NAMES, Rules, Scenario
-from tests.protocol.search import explore
+from tests.protocol.lanes import no_order_is_bad, rule_is_needed
+from tests.protocol.owners import NAMES, Scenario
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = pytest.mark.crash
@@ -29,17 +26,12 @@ MUTANTS = {
 
 @pytest.mark.parametrize("scenario", _FULL if CRASH_FULL else _SHORT, ids=lambda scenario: scenario.name)
 def test_what_the_owner_of_a_run_saves_comes_last(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
-    found = explore(scenario.start(), scenario.steps, scenario.wrong)
-
-    nothing_is_bad(found, f"owners: {scenario.name}", capsys, more_than=50)
+    no_order_is_bad(scenario, "owners", capsys, more_than=50, most=1_000_000)
 
 
 @pytest.mark.parametrize("rule", NAMES)
 def test_without_a_rule_the_order_is_wrong(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = replace(MUTANTS[rule], rules=Rules().without(rule))
-    found = explore(scenario.start(), scenario.steps, scenario.wrong)
-
-    something_is_bad(found, f"owners without {rule}", capsys)
+    rule_is_needed(MUTANTS[rule], rule, "owners", capsys)
 
 
 def test_every_rule_has_a_mutant() -> None:

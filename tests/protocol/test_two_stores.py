@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from tests.protocol.lanes import nothing_is_bad, something_is_bad
-from tests.protocol.search import explore
-from tests.protocol.two_stores import NAMES, Rules, Scenario
+from tests.protocol.lanes import no_order_is_bad, rule_is_needed
+from tests.protocol.two_stores import NAMES, Scenario
 from tests.support.requirements import CRASH_FULL
 
 pytestmark = pytest.mark.crash
@@ -88,17 +85,12 @@ MUTANTS = {
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("scenario", _FULL if CRASH_FULL else _SHORT, ids=lambda scenario: scenario.name)
 def test_no_order_of_requests_loses_what_a_store_saved(scenario: Scenario, capsys: pytest.CaptureFixture[str]) -> None:
-    found = explore(scenario.start(), scenario.steps, scenario.wrong, most=5_000_000)
-
-    nothing_is_bad(found, f"two stores: {scenario.name}", capsys, more_than=100)
+    no_order_is_bad(scenario, "two stores", capsys, more_than=100)
 
 
 @pytest.mark.parametrize("rule", NAMES)
 def test_without_a_rule_something_is_lost(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = replace(MUTANTS[rule], rules=Rules().without(rule))
-    found = explore(scenario.start(), scenario.steps, scenario.wrong)
-
-    something_is_bad(found, f"two stores without {rule}", capsys)
+    rule_is_needed(MUTANTS[rule], rule, "two stores", capsys)
 
 
 def test_every_rule_has_a_mutant() -> None:

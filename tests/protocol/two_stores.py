@@ -13,14 +13,15 @@ change of what is condemned and its look (``claims.py``), the end of claims (``c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from tests.protocol.search import Step
+from tests.protocol.switches import Switches
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Switches):
     """Which rules stores keep."""
 
     # Ownership.own
@@ -49,10 +50,6 @@ class Rules:
     # Survey.named
     claimed_exists: bool = True  # a pruner takes a claimed checkpoint with a mark for one that exists
     names_claims: bool = True  # and a claim for something that names its blob
-
-    def without(self, *names: str) -> Rules:
-        """Return the same rules but these."""
-        return replace(self, **dict.fromkeys(names, False))
 
 
 NAMES = tuple(one.name for one in fields(Rules))

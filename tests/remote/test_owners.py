@@ -51,6 +51,12 @@ def bucket(tmp_path: Path) -> tuple[Double, str]:
     return objects, name
 
 
+@pytest.fixture
+def two(tmp_path: Path, bucket: tuple[Double, str]) -> tuple[Store, Store]:
+    """Return two stores that mirror the run ``main`` to the bucket."""
+    return mirrored_by(tmp_path / "first", bucket[1]), mirrored_by(tmp_path / "second", bucket[1])
+
+
 def all_steps(store: Store) -> None:
     mirror = Mirror(context_of(store))
     while mirror.step():
@@ -72,10 +78,10 @@ def manifests(objects: Double) -> set[int]:
 
 
 def test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so(
-    tmp_path: Path, bucket: tuple[Double, str]
+    bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
-    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    first, second = two
     first.config.keep_remote = second.config.keep_remote = RetentionPolicy(keep_last=2)
     for step in (1, 2):
         first.save(state(step), step=step)
@@ -101,10 +107,10 @@ def test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so(
 
 
 def test_a_dead_owner_loses_its_run_and_what_it_brings_late_is_not_the_newest(
-    tmp_path: Path, bucket: tuple[Double, str]
+    tmp_path: Path, bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
-    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    first, second = two
     for step in (1, 2, 3):
         first.save(state(step), step=step)
     all_steps(first)
@@ -129,10 +135,10 @@ def test_a_dead_owner_loses_its_run_and_what_it_brings_late_is_not_the_newest(
 
 
 def test_a_process_that_owned_a_run_notices_that_another_store_took_it(
-    tmp_path: Path, bucket: tuple[Double, str]
+    bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
-    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    first, second = two
     mirror = Mirror(context_of(first))
     first.save(state(1), step=1)
     assert mirror.step()
@@ -174,10 +180,10 @@ def test_an_owner_writes_again_only_for_a_greater_number_or_after_a_while(
 
 
 def test_an_owner_stays_alive_while_a_large_checkpoint_is_on_its_way(
-    tmp_path: Path, bucket: tuple[Double, str]
+    bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
-    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    first, second = two
     second.save(state(7), step=7)
     now, refused, one_at_a_time = [0.0], list[bool](), threading.Lock()
 
@@ -256,10 +262,10 @@ def test_a_store_that_begins_to_mirror_late_saves_after_what_is_there(tmp_path: 
 
 
 def test_a_policy_judges_nothing_that_a_new_owner_pushed_while_it_listed(
-    tmp_path: Path, bucket: tuple[Double, str]
+    bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
-    first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
+    first, second = two
     first.save(state(1), step=1)
     all_steps(first)
 
