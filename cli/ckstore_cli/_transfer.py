@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import click
 
 from ckstore.model.reports.transfer import TransferPlan, TransferReport
@@ -10,22 +13,26 @@ from ckstore_cli._options import adding
 from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run
 
-choice_options = adding(
-    click.option("--all", is_flag=True, help="Every checkpoint."),
-    click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag."),
-    click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run."),
-    click.option(
-        "--remote",
-        metavar="NAME",
-        help="The name of a remote. Default: the only remote. To read: also the directory of a store.",
-    ),
-    click.option("--dry-run", is_flag=True, help="Change nothing; only say what would be done."),
-)
+F = TypeVar("F", bound=Callable[..., Any])
+_BWLIMIT = click.option("--bwlimit", metavar="SIZE", help="At most this much a second, such as 50MiB.")
+
+
+def _choice(remote: str) -> Callable[[F], F]:
+    return adding(
+        click.option("--all", is_flag=True, help="Every checkpoint."),
+        click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag."),
+        click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run."),
+        click.option("--remote", metavar="NAME", help=f"{remote}. Default: the only remote."),
+        click.option("--dry-run", is_flag=True, help="Change nothing; only say what would be done."),
+    )
+
+
+choice_options = _choice("The name of a remote")
 """Adds `ckstore.ChoiceOptions`, the remote, and whether to do it at all."""
-transfer_options = adding(
-    choice_options, click.option("--bwlimit", metavar="SIZE", help="At most this much a second, such as 50MiB.")
-)
+push_options = adding(choice_options, _BWLIMIT)
 """Adds `ckstore.TransferOptions`, the remote, and whether to do it at all."""
+pull_options = adding(_choice("The name of a remote, or the directory of a store"), _BWLIMIT)
+"""As `push_options`; a store can also be read without being added as a remote."""
 
 
 def print_plan(out: Output, plan: TransferPlan) -> None:

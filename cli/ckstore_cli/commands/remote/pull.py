@@ -9,12 +9,12 @@ import click
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import if_exists_option
 from ckstore_cli._progress import Progress
-from ckstore_cli._transfer import print_plan, print_report, transfer_options
+from ckstore_cli._transfer import print_plan, print_report, pull_options
 
 
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1)
-@transfer_options
+@pull_options
 @if_exists_option("What to do if the store has another checkpoint of that run and step.")
 @framed
 def pull(

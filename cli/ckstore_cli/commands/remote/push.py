@@ -9,12 +9,12 @@ import click
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
-from ckstore_cli._transfer import print_plan, print_report, transfer_options
+from ckstore_cli._transfer import print_plan, print_report, push_options
 
 
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
-@transfer_options
+@push_options
 @framed
 def push(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool, **options: Any) -> None:
     """Bring the checkpoints REF to a remote; without REF the newest.
