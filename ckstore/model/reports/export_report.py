@@ -97,8 +97,8 @@ class ExportDamage:
 
     Attributes:
         file: Its name in the directory of the export.
-        names: The tensors in it that differ; empty when none does, or when it is not known which do.
-        what: One sentence: what is wrong, what was wanted.
+        names: The tensors in it that differ; empty if none does, or if it is not known which do.
+        what: What is wrong with it, and what was wanted, in one sentence.
     """
 
     file: str
@@ -117,8 +117,8 @@ class ExportCheck:
 
     Attributes:
         destination: The directory of the export, or its torch file.
-        name: Full ref of the checkpoint that it came from, ``RUN@STEP``; empty when the export does not say it.
-        checkpoint_id: Its id; empty likewise.
+        name: Full ref of the checkpoint that it came from, ``RUN@STEP``; empty if the export does not record it.
+        checkpoint_id: The id of that checkpoint; empty if `name` is.
         file_count: Files that have a sum.
         checked_bytes: Bytes that were read.
         damage: The files that differ or are missing.

@@ -75,7 +75,7 @@ def _read_sums(path: Path, export: Path) -> dict[str, str]:
     for number, line in enumerate(lines, 1):
         found = _LINE.fullmatch(line)
         if found is None:
-            msg = f"line {number} of {path} is no SHA-256 sum and name, as sha256sum writes them"
+            msg = f"line {number} of {path} is not a SHA-256 sum and a file name, as sha256sum writes them"
             raise DamagedBlob(msg, hint=_AGAIN)
         name = found[3]
         if found[1]:

@@ -78,7 +78,7 @@ def building(
     beside: Sequence[str] = (),
 ) -> Iterator[tuple[NewTree, RangeReader]]:
     """Begin a tree for `path`, or for one file of that name, and give what reads the checkpoint for it."""
-    # `beside`: further names in the directory of that one file that are to be free.
+    # `beside`: further names in the directory of that one file that must be free.
     try:
         with NewTree.beside(path, one_file=one_file, others=beside) as tree:
             _check_space(tree, needed_bytes)

@@ -1,4 +1,4 @@
-"""SHA-256 sums of the files of an export, and what else is needed to say which tensor of which checkpoint differs.
+"""SHA-256 sums of the files of an export, and the record that names its checkpoint and has a digest of each tensor.
 
 They come from the bytes that are read back from the disk before an export is published; nothing is read again.
 """
@@ -81,14 +81,14 @@ class FileSum:
 
 
 class ExportSums:
-    """What is known of the files of one export."""
+    """The SHA-256 of each file of one export, and the digests of its tensors."""
 
     def __init__(self) -> None:
         self._sha256: dict[str, str] = {}
         self._files: dict[str, object] = {}
 
     def add(self, name: str, nbytes: int, found: FileSum, regions: Sequence[Region]) -> None:
-        """Note a file that was read from the disk."""
+        """Record the sums of a file that was read from the disk."""
         self._sha256[name] = found.sha256()
         named = [[*region, digest] for region, digest in zip(regions, found.digests(), strict=True)]
         self._files[name] = {"nbytes": nbytes, "regions": named}
