@@ -105,7 +105,6 @@ class BackgroundSaves:
     ) -> PendingSave:
         """Have a save begun; see `ckstore.Store.save_async`."""
         pending = self._client().submit(state, order, limits, self._context.known.last_parents, unchanged)
-        tell_left_out(pending.left_out)
         if pending.skipped:
             self._context.totals.not_saved("skipped")
         return pending
@@ -148,7 +147,7 @@ class BackgroundSaves:
                 context.totals.not_saved("failed")
 
         catalog_path = None if self._catalog_path is None else str(self._catalog_path)
-        made = Client(str(self.path), catalog_path, ended)
+        made = Client(str(self.path), catalog_path, ended, tell_left_out)
         closing = weakref.finalize(self, made.close)
         closing.atexit = False
         # One step: of two threads the second gets what the first made. There is no lock that a fork could leave

@@ -198,6 +198,15 @@ STRICT = [
         "assert",
     ),
     Mutant(
+        "a warning that is an error is raised before a save in the background begins",
+        "warned-after-the-save-began",
+        "Client._capture",
+        "        self.on_left_out(captured.left_out)\n",
+        "        pass\n",
+        "tests/saver/test_save_async.py::test_a_warning_that_is_an_error_is_raised_before_anything_is_saved",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a shard with gaps is gathered as it is read",
         "shards-are-copied",
         "place_row_major",

@@ -8,15 +8,26 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import BadInput, CannotStore, InUse, SaveAbandoned, SaveFailed, StepExists, UnknownOutcome
+from ckstore.errors import (
+    BadInput,
+    CannotStore,
+    CkstoreWarning,
+    InUse,
+    SaveAbandoned,
+    SaveFailed,
+    StepExists,
+    UnknownOutcome,
+)
 from ckstore.model.manifest.manifest import Description
 from ckstore.model.saver.messages import Message, Order
 from ckstore.model.saver.status import STATUS_NAME
@@ -171,6 +182,22 @@ def test_errors_that_can_be_known_are_raised_at_the_call(store: Store) -> None:
         with pytest.raises(BadInput):
             store.save_async({"x": 1}, **wrong)
     assert _client(store).pid() is None
+
+
+def test_a_warning_that_is_an_error_is_raised_before_anything_is_saved(store: Store) -> None:
+    tagged = torch.zeros(2)
+    tagged.mark_of_this_test = "x"  # type: ignore[attr-defined]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CkstoreWarning)
+        warnings.filterwarnings("ignore", "a power cut may lose")
+        with pytest.raises(CkstoreWarning, match="mark_of_this_test"):
+            store.save_async({"w": tagged}, step=1)
+
+    assert store.background.wait(DEADLINE_S)
+    assert store.checkpoints() == []
+    assert store.save_async({"w": tagged}, step=1).result(DEADLINE_S).step == 1
+    check_store(store.path)
 
 
 def test_an_error_comes_from_the_result_and_else_from_the_next_call(store: Store) -> None:

@@ -26,7 +26,7 @@ from ckstore.saver.client.snapshot import Snapshot, places_of
 from ckstore.tensors.capture import capture
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ckstore.errors import CkstoreError
     from ckstore.model.manifest.captured import Captured
@@ -47,11 +47,16 @@ class Client:
     """The background saves of one open store."""
 
     def __init__(
-        self, path: str, catalog_path: str | None, on_ended: Callable[[CheckpointInfo | CkstoreError], None]
+        self,
+        path: str,
+        catalog_path: str | None,
+        on_ended: Callable[[CheckpointInfo | CkstoreError], None],
+        on_left_out: Callable[[Iterable[str]], None],
     ) -> None:
         self.path = path  # directory of the store
         self.catalog_path = catalog_path
         self.on_ended = on_ended  # called with what was saved, or why not, in the thread that watches the saver
+        self.on_left_out = on_left_out  # called with the attributes of tensors that are not stored, before the copy
         self._begin()
         _clients.add(self)
 
@@ -102,9 +107,8 @@ class Client:
         last_parents: Mapping[str, str],
         unchanged: UnchangedNames | None,
     ) -> PendingSave:
-        with python_gc_paused():
-            # Before room is waited for: a state that cannot be stored must not wait minutes for its error.
-            captured = capture(state, after=limits.after, waited=ahead.devices)
+        # Before room is waited for: a state that cannot be stored must not wait minutes for its error.
+        captured = self._capture(state, limits, ahead)
         names = set() if unchanged is None else unchanged.names_in(captured)
         # Before any memory is taken: with `max_in_flight` snapshots there is room for no other.
         if not self._queue.make_way(limits):
@@ -141,12 +145,7 @@ class Client:
                 kept=placed.kept,
                 last_parents=self._queue.parents.news(last_parents),
             )
-            pending = PendingSave(
-                order.run,
-                order.step,
-                sum(place.nbytes for place in placed.places),
-                left_out=captured.left_out,
-            )
+            pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
             pending.refuse = partial(self._keeper.refuse, order.number)
             encoded = b"" if copying is None else encode(order)
             # As late as can be: what was done since it began took no time of its own.
@@ -177,6 +176,13 @@ class Client:
         if copying is not None:
             threading.Thread(target=self._send_when_copied, args=(save,), name="ckstore-copied", daemon=True).start()
         return pending
+
+    def _capture(self, state: object, limits: SaverLimits, ahead: HeadStart) -> Captured:
+        with python_gc_paused():
+            captured = capture(state, after=limits.after, waited=ahead.devices)
+        # Before the save is begun: it would go on although its call raised, where warnings are errors.
+        self.on_left_out(captured.left_out)
+        return captured
 
     def _send_when_copied(self, save: Save) -> None:
         """Wait for the devices, then let the saver have the save, or end it with their error."""

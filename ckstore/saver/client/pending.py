@@ -21,16 +21,12 @@ class PendingSave:
         step: The step that was asked for, or that the saver found; None: not known yet.
         skipped: Whether nothing was saved since another save was still under way (``when_busy="skip"``).
         total_bytes: Size of the state.
-        left_out: Attributes of tensors that are not stored: ``weight (tag)``.
     """
 
-    def __init__(
-        self, run: str, step: int | None, total_bytes: int, *, left_out: tuple[str, ...] = (), skipped: bool = False
-    ) -> None:
+    def __init__(self, run: str, step: int | None, total_bytes: int, *, skipped: bool = False) -> None:
         self.run = run
         self.step = step
         self.total_bytes = total_bytes
-        self.left_out = left_out
         self.skipped = skipped
         self._done_bytes = 0
         self._state = "skipped" if skipped else "queued"
