@@ -647,7 +647,7 @@ class Store:
         """Read every file of an export that was made with ``sums=True``, and compare it with its SHA-256.
 
         It needs no store, so a recipient of the files can run it. The report names the files that differ, the
-        tensors in them, and the checkpoint that the export came from. Files without a sum are not read.
+        tensors in them, and the checkpoint that the export came from. Files that were added later are not read.
 
         Args:
             export: The directory of the export, or its torch file.

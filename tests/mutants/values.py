@@ -37,6 +37,15 @@ VALUES = [
         "is not a valid name in",
     ),
     Mutant(
+        "an exported file that lost its sum is damage",
+        "file-without-a-sum-passes",
+        "export_check.verify_export",
+        "        unsummed += [name for name in record.names if name not in sums]\n",
+        "        pass\n",
+        f"{_SUMS}::test_an_exported_file_that_lost_its_sum_is_damage",
+        "assert",
+    ),
+    Mutant(
         "sums of an export lead through no symlink",
         "sums-lead-through-a-symlink",
         "_Check._parts",

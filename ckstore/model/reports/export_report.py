@@ -121,7 +121,7 @@ class ExportCheck:
         checkpoint_id: The id of that checkpoint; empty if `name` is.
         file_count: Files that have a sum.
         checked_bytes: Bytes that were read.
-        damage: The files that differ or are missing.
+        damage: The files that differ, are missing, or have lost their sum.
     """
 
     destination: Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import truediv
 from pathlib import Path
@@ -44,11 +44,15 @@ def verify_export(path: Path, progress: Progress | None) -> ExportCheck:
     sums = _read_sums(folder / sums_name, path)
     check = _Check(folder, progress)
     record: _Record | None = None
+    # Sums that were cut off, or that a tool rewrote: what has no sum must not pass for intact.
+    unsummed = [record_name] if record_name not in sums and (folder / record_name).exists() else []
     if record_name in sums and check.is_right(record_name, sums.pop(record_name), ()):
         record = _Record(folder / record_name)
         check.total_bytes = check.checked_bytes + record.nbytes
+        unsummed += [name for name in record.names if name not in sums]
     for name, wanted in sums.items():
         check.is_right(name, wanted, () if record is None else record.regions(name))
+    check.damage += [ExportDamage(name, (), f"it has no sum in {sums_name}") for name in unsummed]
     return ExportCheck(
         destination=path,
         name="" if record is None else record.checkpoint,
@@ -107,6 +111,11 @@ class _Record:
             raise DamagedBlob(f"the record of the export is damaged: {error.message}", hint=_AGAIN) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedBlob(f"{path} is no record of an export: {error!r}", hint=_AGAIN) from error
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The files of the export but for the record and the sums."""
+        return self._files
 
     def regions(self, name: str) -> tuple[tuple[Region, str], ...]:
         """Return the regions of a file, each with its digest, in its order."""

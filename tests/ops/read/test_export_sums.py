@@ -160,6 +160,19 @@ def test_files_that_are_gone_cut_or_no_files_are_damage(store: Store, tmp_path: 
     assert "is not a regular file" in found()
 
 
+@pytest.mark.parametrize("lost", ["model.safetensors", "state.json", "ckstore-export.json"])
+def test_an_exported_file_that_lost_its_sum_is_damage(store: Store, tmp_path: Path, lost: str) -> None:
+    store.save({"model": model(), "lr": 0.1}, step=1)
+    out = exported(store, tmp_path, "safetensors")
+    lines = sums_of(out).read_text().splitlines(keepends=True)
+    sums_of(out).write_text("".join(line for line in lines if not line.endswith(f"  {lost}\n")), encoding="utf-8")
+
+    check = Store.verify_export(out)
+
+    assert [(one.file, one.what) for one in check.damage] == [(lost, "it has no sum in SHA256SUMS")]
+    assert check.file_count == len(lines) - 1
+
+
 def test_a_damaged_record_is_damage_and_not_believed(store: Store, tmp_path: Path) -> None:
     store.save({"model": model()}, step=1)
     out = exported(store, tmp_path, "safetensors")
@@ -216,7 +229,9 @@ def test_sums_lead_to_no_file_outside_the_export(store: Store, tmp_path: Path) -
     (tmp_path / "other" / "file").write_text("secret", encoding="utf-8")
     (out / "sub").symlink_to(tmp_path / "other")
     check = Store.verify_export(out)
-    assert [one.what for one in check.damage] == ["it cannot be opened: its directory is a symlink"]
+    found = [(one.file, one.what) for one in check.damage]
+    assert found[0] == ("sub/file", "it cannot be opened: its directory is a symlink")
+    assert found[1:] == [("ckstore-export.json", "it has no sum in SHA256SUMS")]
     assert check.checked_bytes == 0
 
 
