@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import resource
+import secrets
 import warnings
 import zipfile
 from collections import deque
@@ -17,6 +20,7 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files
+from ckstore.fs.memory_file import open_memory
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import ref_of
 from ckstore.model.checkpoint.pins import OF_A_FILE, Pin
@@ -33,7 +37,9 @@ _PREFIX = "ckstore:"
 _MARKER_MOST_BYTES = 4096
 _VERSION = b"pytorch-lightning_version"
 _OWN_FILES = TorchCheckpointIO()
-_OF_THIS_PROCESS = "/proc/{}/comm"
+# The kernel keeps a table up to the highest descriptor of a process: 512 kB for this one.
+_DESCRIPTORS_MOST = 65536
+_NO_SYMLINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
 _OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
 _ADVICE = "Weights and optimizers are kept as they are; a resume makes the model and its schedulers from your program"
 
@@ -70,6 +76,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._warned: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None, _Kept]] = deque()
         self._named: dict[Path, CheckpointInfo] = {}  # by the markers that this object wrote
+        self._reserved: dict[Path, int] = {}  # paths of markers to come -> the descriptors that keep them taken
         self._left: dict[str, Mapping[str, Any]] | None = None  # what pins say that were there before, by their reasons
 
     def save_checkpoint(
@@ -94,7 +101,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             # Only what is done already: waiting here would make the save a blocking one.
             self._settle(wait=False)
             self._to_do.append((Path(path), self.store.save_async(state, step, self.run, **options), kept))
-            if not _reserve(Path(path)):
+            if not self._reserve(Path(path)):
                 self._settle(wait=True)
         else:
             self._mark(Path(path), lambda: self.store.save(state, step, self.run, **options), kept)
@@ -177,7 +184,41 @@ class CkstoreCheckpointIO(CheckpointIO):
                 try:
                     self._mark(path, pending.result, kept)
                 finally:
-                    _release(path)
+                    self._release(path)
+
+    def _reserve(self, path: Path) -> bool:
+        """Make a symlink where a marker is to come, if the path is free, so that no other callback takes it.
+
+        Returns:
+            False if the filesystem has no symlinks.
+        """
+        # ModelCheckpoint takes a name that no file has, and two of them choose equal names. The symlink leads to a
+        # descriptor of this process, so after a kill it leads nowhere, and no resume takes it for a checkpoint. The
+        # number is drawn: in a container the process that resumes often has the same PID as the one that was killed.
+        if os.path.exists(path):
+            return True
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = _open_for_a_name()
+        try:
+            path.unlink(missing_ok=True)  # of a process that was killed
+            path.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
+        except OSError as error:
+            os.close(fd)
+            # Another process may have taken the name meanwhile.
+            if not isinstance(error, FileExistsError) and error.errno not in _NO_SYMLINKS:
+                raise
+            return isinstance(error, FileExistsError)
+        self._reserved[path] = fd
+        return True
+
+    def _release(self, path: Path) -> None:
+        """Remove the symlink that `_reserve` made, if no marker has replaced it."""
+        fd = self._reserved.pop(path, None)
+        if fd is None:
+            return
+        os.close(fd)
+        if path.is_symlink() and os.readlink(path) == f"/proc/{os.getpid()}/fd/{fd}":
+            path.unlink()
 
     def teardown(self) -> None:
         """Wait for the saves in the background; Lightning calls it at the end of a run."""
@@ -299,29 +340,14 @@ def _is_plain_state(path: Path) -> bool:
         return False
 
 
-def _reserve(path: Path) -> bool:
-    """Put a file where a marker is to come, if there is none, so that no other callback takes the name.
-
-    False if the filesystem has no symlinks.
-    """
-    # ModelCheckpoint takes a name that no file has, and two of them choose equal names. The symlink leads nowhere once
-    # this process has ended: after a kill no resume takes it for a checkpoint.
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # of a process that was killed
-        try:
-            path.symlink_to(_OF_THIS_PROCESS.format(os.getpid()))
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-            return False
-    return True
-
-
-def _release(path: Path) -> None:
-    """Remove what `_reserve` put there, if no marker has replaced it."""
-    if path.is_symlink() and os.readlink(path) == _OF_THIS_PROCESS.format(os.getpid()):
-        path.unlink()
+def _open_for_a_name() -> int:
+    """Return a descriptor of an empty file in memory, with a high number that is drawn at random."""
+    low = open_memory("ckstore-marker")
+    try:
+        limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _DESCRIPTORS_MOST)
+        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, limit // 2 + secrets.randbelow(limit // 4))
+    finally:
+        os.close(low)
 
 
 def _write_marker(path: Path, store: Store, info: CheckpointInfo, pin: str | None) -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -267,12 +268,24 @@ def test_without_symlinks_a_save_in_the_background_is_waited_for(
     assert checkpoint_io(store).load_checkpoint(path)["way"] == "here"
 
 
+def reserve_and_kill(store: Store, path: Path) -> str:
+    """Save in the background in a process that is killed before it writes the marker; return what was left."""
+    code = (
+        "import os, sys; from ckstore import Store; from ckstore.integrations.lightning import CkstoreCheckpointIO\n"
+        "io = CkstoreCheckpointIO(Store.open(sys.argv[1]), background=True)\n"
+        "io.save_checkpoint({'global_step': 5}, sys.argv[2])\n"
+        "assert os.path.exists(sys.argv[2])\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, store.path, path], check=False, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    return os.readlink(path)
+
+
 def test_the_name_of_a_save_that_a_kill_ended_is_free(tmp_path: Path, store: Store) -> None:
     path = tmp_path / "step=5.ckpt"
-    code = "import os, sys; from pathlib import Path; from ckstore.integrations.lightning import _reserve"
-    kill = f"{code}; _reserve(Path(sys.argv[1])); assert os.path.exists(sys.argv[1]); os.kill(os.getpid(), 9)"
 
-    subprocess.run([sys.executable, "-c", kill, path], check=False)
+    reserve_and_kill(store, path)
 
     assert path.is_symlink()
     assert not path.exists()
@@ -283,6 +296,37 @@ def test_the_name_of_a_save_that_a_kill_ended_is_free(tmp_path: Path, store: Sto
     assert path.exists()
     io.teardown()
     assert io.load_checkpoint(path)["way"] == "again"
+    check_store(store.path)
+
+
+def test_the_name_of_a_save_that_a_kill_ended_is_free_for_a_process_of_the_same_number(
+    tmp_path: Path, store: Store
+) -> None:
+    path = tmp_path / "ckpt" / "last.ckpt"
+    left = reserve_and_kill(store, path)
+    path.unlink()
+    # As in a container that is started again: this process has the PID of the one that was killed.
+    path.symlink_to(re.sub(r"/proc/\d+/", f"/proc/{os.getpid()}/", left))
+
+    fit(store, tmp_path, "last", save_last=True, io=checkpoint_io(store, background=True))
+
+    assert checkpoint_io(store).load_checkpoint(path)["global_step"] == 8
+    assert not (path.parent / "last-v1.ckpt").exists()
+    check_store(store.path)
+
+
+def test_a_save_in_the_background_leaves_no_descriptor_open(tmp_path: Path, store: Store) -> None:
+    io = checkpoint_io(store, background=True)
+    for step in (1, 2):
+        io.save_checkpoint(state(step, "here"), tmp_path / f"step={step}.ckpt")
+    taken = [int(os.readlink(path).rpartition("/")[2]) for path in tmp_path.glob("*.ckpt") if path.is_symlink()]
+    assert taken
+
+    io.teardown()
+
+    for fd in taken:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 def test_the_pin_that_a_kill_left_goes_with_the_next_marker_at_its_path(

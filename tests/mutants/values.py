@@ -213,12 +213,31 @@ VALUES = [
         "the name of a save under way is taken, so that no other callback chooses it",
         "name-of-a-save-free",
         "CkstoreCheckpointIO.save_checkpoint",
-        "            if not _reserve(Path(path)):\n                self._settle(wait=True)\n",
+        "            if not self._reserve(Path(path)):\n                self._settle(wait=True)\n",
         "",
         "tests/integrations/test_lightning_markers.py::"
         "test_whatever_callbacks_there_are_the_files_at_the_end_are_those_of_lightning_alone"
         "[background-delete-in order-one folder-with the names of Lightning]",
         "assert",
+    ),
+    Mutant(
+        "the name of a save that a kill ended is free, also if a process has the PID of the one that was killed",
+        "name-of-a-killed-save-taken",
+        "CkstoreCheckpointIO._reserve",
+        'path.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")',
+        'path.symlink_to(f"/proc/{os.getpid()}/comm")',
+        "tests/integrations/test_lightning_markers.py::"
+        "test_the_name_of_a_save_that_a_kill_ended_is_free_for_a_process_of_the_same_number",
+        "BadInput",
+    ),
+    Mutant(
+        "the descriptor that keeps a name is closed with the save",
+        "descriptor-of-a-name-left",
+        "CkstoreCheckpointIO._release",
+        "        os.close(fd)\n",
+        "",
+        "tests/integrations/test_lightning_markers.py::test_a_save_in_the_background_leaves_no_descriptor_open",
+        "DID NOT RAISE",
     ),
     Mutant(
         "a marker keeps no pin against the policy if the next save at its step holds the same",
