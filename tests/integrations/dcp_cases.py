@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from ckstore import CkstoreWarning
+from ckstore import CkstoreWarning, RankMismatch
 from ckstore.integrations import dcp as ours
 from ckstore.training.processes import from_rank_zero
 
@@ -421,6 +421,27 @@ def own_value(kind: str, differs: bool) -> Any:
         "a shard": _sharded({"odd": 0})["odd"] + number,
     }
     return values[kind]
+
+
+class _CountingPlanner(DefaultSavePlanner):
+    """Counts the values that were asked for, each of which is then written."""
+
+    resolved_count = 0
+
+    def resolve_data(self, write_item: Any) -> Any:
+        self.resolved_count += 1
+        return super().resolve_data(write_item)
+
+
+def refused_late(store: str, caching: bool) -> Any:
+    """Save twice, the second time with other values on each rank; return the error, and how many values were read."""
+    ours.save(store, {"own": 5, "w": torch.ones(3)}, 1, planner=_CountingPlanner(enable_plan_caching=caching))
+    planner = _CountingPlanner(enable_plan_caching=caching)
+    try:
+        ours.save(store, {"own": dist.get_rank(), "w": torch.ones(3)}, 2, planner=planner)
+    except RankMismatch as error:
+        return str(error), planner.resolved_count
+    return "", planner.resolved_count
 
 
 def save_values(store: str, step: int, kind: str, differs: bool, background: bool = False, **options: Any) -> Any:

@@ -72,7 +72,7 @@ def _hash(data: bytes | bytearray | memoryview) -> str:
 
 
 def differing(digests: Sequence[Mapping[str, str]]) -> str:
-    """Say which values are not the same on all ranks that have them; empty if there are none."""
+    """Return a sentence that names the values that are not the same on all ranks that have them, or an empty one."""
     first: dict[str, tuple[int, str]] = {}
     found: dict[str, tuple[int, int]] = {}
     for rank, mine in enumerate(digests):
@@ -86,8 +86,8 @@ def differing(digests: Sequence[Mapping[str, str]]) -> str:
     return f"ranks have different values under one name, of which a checkpoint keeps one: {said}"
 
 
-def refuse(said: str) -> RankMismatch:
-    """Return the error for values that differ."""
-    return RankMismatch(
-        f"{said}; nothing was published", hint=f"{_ASIDE}; if_ranks_differ='warn' keeps those of one rank"
-    )
+def refuse_differing(digests: Sequence[Mapping[str, str]]) -> None:
+    """Raise `RankMismatch` if a value is not the same on all ranks that have it."""
+    if values := differing(digests):
+        hint = f"{_ASIDE}; if_ranks_differ='warn' keeps those of one rank"
+        raise RankMismatch(f"{values}; nothing was published", hint=hint)

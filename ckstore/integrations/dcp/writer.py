@@ -25,7 +25,7 @@ from torch.futures import Future
 
 from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
 from ckstore.integrations.dcp.planner import content_of_plan
-from ckstore.integrations.dcp.replicas import differing, refuse
+from ckstore.integrations.dcp.replicas import differing, refuse_differing
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import DcpValue
@@ -137,10 +137,9 @@ class CkstoreWriter(StorageWriter):
         """Compare what the ranks mean; the coordinator does."""
         said = [plan.storage_data for plan in plans]
         are_apart = check_agreement(one for one in said if one is not None)
-        if values := differing([{} if one is None else one.get("digests", {}) for one in said]):
-            if self.if_ranks_differ == "error":
-                raise refuse(values)
-            warn(values)
+        # Here, where nothing is written yet, as far as the plans have the digests; `finish` has those of all ranks.
+        if self.if_ranks_differ == "error":
+            refuse_differing([{} if one is None else one["digests"] for one in said])
         # A plan without it is of a planner that caches plans, and has what was sent before.
         return [
             plan if one is None else replace(plan, storage_data={**one, "digests": {}, "apart": are_apart})
@@ -157,7 +156,7 @@ class CkstoreWriter(StorageWriter):
         except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
             raise SaveFailed(f"saving {self.checkpoint_id} failed: {reason_of(error)}") from error
         self.say("part")
-        data = {**self._meant(), "staging": staging.path.name, **more}
+        data = {**self._meant(), "staging": staging.path.name, "digests": self.digests, **more}
         result: Future[list[WriteResult]] = Future()
         result.set_result([WriteResult(MetadataIndex(_PART), sum(staging.written.values()), data)])
         return result
@@ -167,6 +166,11 @@ class CkstoreWriter(StorageWriter):
         parts = dict(enumerate(result.storage_data for of_rank in results for result in of_rank))
         # Again: where a planner caches its plans, what was compared before may be of an earlier save.
         are_apart = check_agreement(parts.values())
+        digests = [part.pop("digests") for part in parts.values()]
+        if self.if_ranks_differ == "error":
+            refuse_differing(digests)
+        elif values := differing(digests):
+            warn(values)
         if are_apart and not all("manifest" in part for part in parts.values()):
             msg = f"the ranks of {self.checkpoint_id} changed to stores of their own, and a planner kept older plans"
             raise RankMismatch(f"{msg}; nothing was published", hint="use a planner without enable_plan_caching")
