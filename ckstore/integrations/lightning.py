@@ -84,8 +84,9 @@ class CkstoreCheckpointIO(CheckpointIO):
     ) -> None:
         """Save a state durably, then write the marker. See `background`.
 
-        Another checkpoint of that step is replaced, unless a marker, a tag or a pin names it. What is no checkpoint of
-        a Trainer, such as the weights that `ddp_spawn` hands to the main process, is a file of Lightning at `path`.
+        Another checkpoint of that step is replaced, unless a marker, a tag or a pin names it. A dict that is not a
+        checkpoint of a Trainer, such as the weights that `ddp_spawn` hands to the main process, becomes a file of
+        Lightning at `path`.
         """
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
@@ -155,7 +156,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         return self._left.pop(_reason(path), None)
 
     def _keep_named(self, step: int) -> _Kept:
-        """Keep the checkpoints that markers name from the next save at their step; return those that this pinned."""
+        """Pin the checkpoints that the next save of a step would replace although markers name them; return these."""
         # A save under way has no pin yet, and this one, behind it, would replace it.
         if any(pending is not None and pending.step == step for _, pending, _ in self._to_do):
             self._settle(wait=True)
@@ -227,7 +228,7 @@ class CkstoreCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load the state that a marker or ``ckstore:REF`` names; no class is unpickled, whatever `weights_only`.
+        """Load the state that a marker or ``ckstore:REF`` names. No class is unpickled, whatever `weights_only` is.
 
         Raises:
             NoSuchRef: There is no such checkpoint, or the marker is of another store.
@@ -272,7 +273,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             if _is_plain_state(place):
                 _OWN_FILES.remove_checkpoint(place)
                 return
-            # By a training before it had this plugin: no training ends for it.
+            # By a training that did not have this plugin yet: that must not end this one.
             warnings.warn(f"kept {place}: {error.message}", CkstoreWarning, stacklevel=2)
             return
         # The marker first: a marker without a checkpoint would make a resume fail, the other way round costs space
@@ -328,7 +329,7 @@ def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _is_plain_state(path: Path) -> bool:
-    """Whether a file of torch is not a checkpoint of a Trainer, which names its version; nothing is unpickled."""
+    """Whether a file of torch lacks the version that every checkpoint of a Trainer has. Nothing is unpickled."""
     try:
         with files.opened_regular(os.path.realpath(path)) as fd, os.fdopen(fd, "rb", closefd=False) as file:
             if not zipfile.is_zipfile(file):

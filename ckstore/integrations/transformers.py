@@ -94,18 +94,18 @@ class CkstoreTrainerMixin:
                 store, self.args.output_dir, ref, self.ckstore_run, or_none=path == "auto", now=self._conditions()
             )
             path, self.resumed_inexactly = found
-        known_best = _KnownBest(self._take_best)
-        self.add_callback(known_best)  # type: ignore[attr-defined]
+        at_begin = _OnTrainBegin(self._restore_best)
+        self.add_callback(at_begin)  # type: ignore[attr-defined]
         try:
             result = super().train(path, *arguments, **options)  # type: ignore[misc]
         finally:
-            self.remove_callback(known_best)  # type: ignore[attr-defined]
+            self.remove_callback(at_begin)  # type: ignore[attr-defined]
         self._settle()
         return result
 
-    def _take_best(self) -> None:
-        """Give the Trainer the name of the best checkpoint back, which it forgets if its directory is gone."""
-        best = best_of_before(self._store(), self.ckstore_run, self.args, self.state)
+    def _restore_best(self) -> None:
+        """Set the best checkpoint of the Trainer, which forgets it in a resume if the directory is gone."""
+        best = best_so_far(self._store(), self.ckstore_run, self.args, self.state)
         if isinstance(best, str):
             self.resumed_inexactly = (*self.resumed_inexactly, best)
         elif best is not None:
@@ -197,8 +197,8 @@ class CkstoreTrainerMixin:
             # By its id where this object saved it: another training may have saved the step again since.
             ref = (self._saved or {}).get(step) or ref_of(store, self.ckstore_run, step)
 
-            # Rank 0 looks as well: the others would see the directory that it makes.
-            from_rank_zero(lambda: _written(store, ref, Path(best)))
+            # Rank 0 also checks for the directory: other ranks could see it half written.
+            from_rank_zero(lambda: _ensure_directory(store, ref, Path(best)))
         super()._load_best_model()  # type: ignore[misc]
 
     def _store(self) -> Store:
@@ -229,12 +229,12 @@ class CkstoreCallback(TrainerCallback):
         self._keep_count: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take over ``save_total_limit``, which deletes before there is a commit; check out the best of before."""
+        """Take over ``save_total_limit``, which deletes before there is a commit; check out the best checkpoint."""
         self._keep_count = taken_over_limit(args, self._keep_count)
-        best = best_of_before(self.store, self.run, args, state)
+        best = best_so_far(self.store, self.run, args, state)
         if isinstance(best, CheckpointInfo):
             directory = _directory_of(args, best)
-            from_rank_zero(lambda: _written(self.store, best, directory))
+            from_rank_zero(lambda: _ensure_directory(self.store, best, directory))
             state.best_model_checkpoint = str(directory)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -245,8 +245,8 @@ class CkstoreCallback(TrainerCallback):
         )
 
 
-class _KnownBest(TrainerCallback):
-    """Calls a function when the training begins: a resume has loaded the state of the Trainer by then."""
+class _OnTrainBegin(TrainerCallback):
+    """Calls a function when the training begins, after a resume has loaded the state of the Trainer."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
@@ -255,10 +255,10 @@ class _KnownBest(TrainerCallback):
         self._act()
 
 
-def best_of_before(store: Store, run: str | None, args: Any, state: Any) -> CheckpointInfo | str | None:
-    """Return the checkpoint of the best model until a resume, or None if the Trainer needs no help to load it.
+def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> CheckpointInfo | str | None:
+    """Return the checkpoint of the best model before a resume, or None if the Trainer can load it by itself.
 
-    If the run does not have that checkpoint, return a sentence that says so, which is also a warning on rank 0.
+    If the run does not have that checkpoint, return a sentence that says so. Rank 0 also warns of it.
     """
     name = str(args.metric_for_best_model).removeprefix("eval_")
     name = f"eval_{name}"
@@ -268,7 +268,7 @@ def best_of_before(store: Store, run: str | None, args: Any, state: Any) -> Chec
         if not args.load_best_model_at_end or step is None or (path is not None and os.path.isdir(path)):
             return None
         own = run_of(store, run)
-        # By its number: another training may have saved the step again.
+        # By its metric as well: another training may have saved the step again.
         found = [
             info
             for info in store.checkpoints(own, superseded=True)
@@ -277,8 +277,8 @@ def best_of_before(store: Store, run: str | None, args: Any, state: Any) -> Chec
         if found:
             return found[-1]
         sentence = (
-            f"the best model until now, of step {step} with {name} {state.best_metric}, is not in the run {own}: "
-            "the training ends with the last model unless a better one comes"
+            f"the best model so far, of step {step} with {name} {state.best_metric}, is not in the run {own}; "
+            "unless a better one follows, the training ends with the last model"
         )
         warnings.warn(sentence, CkstoreWarning, stacklevel=2)
         return sentence
@@ -290,8 +290,8 @@ def _directory_of(args: Any, info: CheckpointInfo) -> Path:
     return Path(args.output_dir) / f"checkpoint-{info.step}"
 
 
-def _written(store: Store, ref: RefLike, directory: Path) -> None:
-    """Write the directory of a checkpoint, unless it is there."""
+def _ensure_directory(store: Store, ref: RefLike, directory: Path) -> None:
+    """Write the directory of a checkpoint unless it exists."""
     if not directory.is_dir():
         trainer_state.write_directory(store, store.info(ref), directory)
 

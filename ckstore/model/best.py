@@ -40,7 +40,7 @@ class Best:
     def __post_init__(self) -> None:
         _check_metric(self.metric)
         # Frozen for callers; its readers find a mode here whether one was given or not.
-        object.__setattr__(self, "mode", _decided(self.metric, self.mode, lambda mode: f"mode={mode!r}"))
+        object.__setattr__(self, "mode", _checked_mode(self.metric, self.mode, lambda mode: f"mode={mode!r}"))
         check_count(self.n, "Best: n")
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ def best_of(text: str, before: str = "") -> Best:
 
     Args:
         text: The rule.
-        before: What stands before it where it is written, for a hint.
+        before: What the user writes before the rule, such as ``best:``, for the hint.
     """
     # A misspelt mode is never taken for a part of the name.
     # From the right: names of metrics have colons, modes and counts have none.
@@ -62,7 +62,7 @@ def best_of(text: str, before: str = "") -> Best:
     count = rest[1] if len(rest) == 2 else "1"
     if not metric or (rest and rest[0] not in _MODES) or not _COUNT.match(count):
         raise BadInput(f"wanted METRIC, METRIC:min, METRIC:max or METRIC:max:3, got {text!r}")
-    mode = _decided(metric, rest[0] if rest else None, lambda mode: f"{before}{metric}:{mode}")
+    mode = _checked_mode(metric, rest[0] if rest else None, lambda mode: f"{before}{metric}:{mode}")
     return Best(metric, mode, int(count))
 
 
@@ -85,9 +85,17 @@ def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
     return f"metrics there: {', '.join(names[:5])}" if names else "they have no metrics"
 
 
-def _decided(metric: str, mode: object, spelling: Callable[[Mode], str]) -> Mode:
-    """Return `mode`, or if it is None the one that the name of the metric says."""
-    # `spelling`: how the caller writes a mode, for the hint.
+def _checked_mode(metric: str, mode: object, spelling: Callable[[Mode], str]) -> Mode:
+    """Return `mode`, or the mode that the name of the metric says if it is None.
+
+    Args:
+        metric: The name.
+        mode: What the caller was given.
+        spelling: Returns how the user writes a mode, for the hint.
+
+    Raises:
+        BadInput: There is no such mode, or the name does not say one.
+    """
     if mode is None:
         found = mode_by_name(metric)
         if found is None:

@@ -51,8 +51,8 @@ def capture(
         optimizer: An optimizer, or a list or dict of several; so for `scheduler` and `scaler`.
         scheduler: Of the learning rate.
         scaler: A `GradScaler`.
-        dataloader: One with ``state_dict`` is stored with its place, and another with the epoch of its sampler. What
-            does not continue exactly from the place where it is now is a `CkstoreWarning`, once each.
+        dataloader: One with ``state_dict`` is stored with its place, and another with the epoch of its sampler. A
+            `CkstoreWarning` names, once each, what will not continue exactly from its current place.
         rng: Whether to store the random states of Python, NumPy, torch and the GPUs of each rank. Random generators
             that belong to a part, and the place of the data loader, are stored in any case; without `rng` only those
             of the rank that saves.

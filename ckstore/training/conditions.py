@@ -39,7 +39,7 @@ class Conditions:
                 tuple(str(kind) for kind in members["rng_kinds"]),
                 dict(members["dataloader"]),
                 bool(members["dataloader_resumes"]),
-                # Checkpoints of before have none.
+                # Older checkpoints have none.
                 tuple(str(sentence) for sentence in members.get("lost", ())),
             )
         except (AttributeError, LookupError, TypeError, ValueError) as error:

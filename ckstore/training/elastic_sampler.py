@@ -1,4 +1,4 @@
-"""A sampler that goes on within an epoch on another number of ranks, and gives each sample once."""
+"""A sampler that continues an epoch on another number of ranks, and gives each sample once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _REMAINDERS = ("repeat", "drop", "share")
 class ElasticSampler:
     """A sampler for several ranks whose place in the data is counted over all of them.
 
-    `StatefulDataLoader` of torchdata keeps its place, and a resume on more or fewer ranks goes on after the samples
-    that were read by all. All ranks read the same number of batches; the order is that of `DistributedSampler`.
+    `StatefulDataLoader` of torchdata keeps its place, and a resume on more or fewer ranks continues after the samples
+    that all ranks together have read. All ranks read the same number of batches, in the order of `DistributedSampler`.
 
     Args:
         dataset: A data set with a length, or the length.
@@ -81,7 +81,7 @@ class ElasticSampler:
         return begin + rank, ends[self.remainder], world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch begins or goes on; a place in another one is forgotten."""
+        """Set the epoch that begins or continues. A place in another epoch is discarded."""
         if epoch != self.epoch:
             self.epoch, self._begin_at = epoch, None
 
@@ -90,7 +90,7 @@ class ElasticSampler:
         return {"epoch": self.epoch, "done": self._done_count if self._begin_at is None else self._begin_at}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to a place; the next iterator begins there."""
+        """Set the place at which the next iterator begins."""
         self.epoch, self._begin_at = state["epoch"], state["done"]
 
     def _order(self) -> Any:

@@ -65,9 +65,9 @@ def _is_prepared(loader: Any) -> bool:
 
 
 def begin(loader: Any) -> None:
-    """Have the loader of torchdata make its iterator if it has none, as the first question for its state does.
+    """Have the loader of torchdata make its iterator, if it has none, as its first ``state_dict()`` does.
 
-    It draws random numbers for it: before random states are read or set, and not after it.
+    This draws random numbers, so it comes before random states are read or set.
     """
     if _is_of(_TORCHDATA, "StatefulDataLoader", loader):
         loader.state_dict()  # the next `iter` returns that iterator
@@ -129,8 +129,8 @@ def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, An
         set_epoch(place["epoch"])
     if not place["begun"]:
         return
-    # A loader that has begun draws a seed, and maybe an order, when its iterator is made: here, so that the states
-    # that are set afterwards are those with which the saved run went on.
+    # A loader draws a seed, and maybe an order, when its iterator is made. So that is done here, before the states are
+    # set with which the saved run continued.
     begin(loader)
     if not is_stateful(loader) and _has_persistent_workers(loader):
         iter(loader)  # the next `iter` begins an epoch with the same workers, and draws no seed

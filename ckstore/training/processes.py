@@ -44,7 +44,7 @@ def wait_for_all() -> None:
 
 
 def _failures() -> tuple[type[BaseException], ...]:
-    """Return what work may fail with: the error of `torch.distributed.checkpoint` is not an `Exception`."""
+    """Return the classes of errors of any work. `CheckpointException` of torch is not an `Exception`."""
     checkpoints = sys.modules.get("torch.distributed.checkpoint.api")
     return (Exception,) if checkpoints is None else (Exception, checkpoints.CheckpointException)
 
@@ -60,7 +60,7 @@ def from_rank_zero(act: Callable[[], T]) -> T:
     if group.get_rank() == 0:
         try:
             outcome[0] = act()
-        except _failures() as error:  # the other ranks wait, and must hear of any
+        except _failures() as error:  # the other ranks wait, and must raise it as well
             failure = error
             kept = isinstance(error, CkstoreError)
             outcome[1] = error if kept else CkstoreError(f"rank 0: {type(error).__name__}: {error}")

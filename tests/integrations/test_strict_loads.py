@@ -207,11 +207,11 @@ def test_an_optimizer_that_has_not_stepped_is_refused_by_dcp_with_the_way_that_w
     with pytest.raises(DoesNotFit) as caught:
         dcp.load(store, {"model": again, "optim": its}, 1)
     assert len(caught.value.unexpected) == 12
-    assert "optim has not stepped, and so has no place for what it keeps: get_state_dict" in caught.value.hint
+    assert "optim has not stepped, so it has no state to load into: get_state_dict" in caught.value.hint
     weights, moments = get_state_dict(again, its)
     with pytest.raises(DoesNotFit) as caught:
         dcp.load(store, {"model": weights, "optim": moments}, 1)
-    assert "optim is saved by numbers of parameters and wanted by names" in caught.value.hint
+    assert "the state of optim has numbers of parameters on one side and names on the other" in caught.value.hint
     weights, moments = get_state_dict(model, optimizer)
     dcp.save(store, {"optim": moments}, 2)
     with pytest.raises(DoesNotFit, match="groups with the numbers of parameters wanted, found names of parameters"):
@@ -388,7 +388,7 @@ def test_ranks_that_may_differ_are_named_by_one_warning(pair: Group, store: Stor
     said = pair.call("save_values", step=1, **given)
 
     assert said == [
-        ["ranks have different values under one name, of which a checkpoint keeps one: own (rank 0 and rank 1)"],
+        ["ranks have different values under one name, and a checkpoint keeps one: own (rank 0 and rank 1)"],
         [],
     ]
     assert {"of.0", "of.1"} <= set(store.load(1))

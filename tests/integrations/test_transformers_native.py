@@ -188,7 +188,7 @@ def test_a_best_of_before_a_resume_is_the_same_one_or_it_is_said(
         assert_is(again, best)
         return
     with pytest.warns(
-        CkstoreWarning, match="the best model until now, of step 2 with eval_loss .*, is not in the run main"
+        CkstoreWarning, match="the best model so far, of step 2 with eval_loss .*, is not in the run main"
     ):
         again.train(resume_from_checkpoint="ckstore:4")
     (sentence,) = again.resumed_inexactly

@@ -259,9 +259,9 @@ VALUES = [
         "test_what_is_no_checkpoint_of_a_trainer_is_a_file_of_lightning",
     ),
     Mutant(
-        "the best model of before a resume is found by its number, and not by its step alone",
+        "the best model before a resume is found by its metric, and not by its step alone",
         "best-of-before-by-its-step",
-        "best_of_before",
+        "best_so_far",
         " and info.metrics.get(name) == state.best_metric",
         "",
         "tests/integrations/test_transformers_native.py::test_a_best_of_before_a_resume_is_the_same_one_or_it_is_said",

@@ -61,9 +61,9 @@ def save(
         run: Name of the run; the same on all ranks.
         planner: As in `dcp.save`.
         process_group: The ranks; None: all. It needs a backend for the CPU, such as gloo.
-        if_ranks_differ: What happens if ranks have different values under one name: of a plain tensor of at most 1 MiB,
-            or of what is not a tensor. The values of one rank would be saved for all. ``"error"`` refuses the save,
-            ``"warn"`` names them.
+        if_ranks_differ: What to do if ranks have different values under one name, of which only one can be saved.
+            ``"error"`` refuses the save. ``"warn"`` saves one and names them in a warning. Plain tensors of at most
+            1 MiB are compared, and all values that are not tensors.
         about: As in `CkstoreWriter`: metrics, metadata, message, tags, parent, if_exists.
 
     Returns:
@@ -113,7 +113,7 @@ def async_save(
         options: Of `dcp.async_save`, such as ``async_checkpointer_type``.
 
     Returns:
-        What `dcp.async_save` does: a future whose ``result()`` raises what went wrong, as `save` does.
+        A future, as `dcp.async_save` returns one. Its ``result()`` raises the same errors as `save`.
     """
     options = {"planner": planner, "process_group": process_group, **options}
     try:
@@ -128,7 +128,7 @@ def async_save(
 
 
 def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -> tuple[CkstoreWriter, dict[str, Any]]:
-    """Return a writer that knows what `torch.distributed.checkpoint` does not pass on of a state, and the state."""
+    """Return the plain state, and its writer with the keys and digests that torch does not pass on."""
     plain = _plain(state)
     writer.if_ranks_differ = check_rule(if_ranks_differ)
     writer.keys = own_keys(plain)
@@ -149,7 +149,7 @@ def _followed(saving: Any, writer: CkstoreWriter) -> Any:
             if isinstance(getattr(metadata, "storage_data", None), Joined):
                 writer.ended(metadata.storage_data)
             followed.set_result(metadata)
-        except CheckpointException as error:  # which is not an `Exception`: `except Exception` would let it pass
+        except CheckpointException as error:  # callers expect an `Exception`, which this class is not
             followed.set_exception(failed_on_all(f"saving {writer.checkpoint_id}", causes_of(error)))
         except BaseException as error:  # noqa: BLE001 - the caller's `result` raises it
             followed.set_exception(error)
@@ -251,7 +251,7 @@ def _load_once(
         planner.begin_afresh()
         report = planner.report(reader.info, reader.read_bytes, reader.beyond)
     ranks.agree(lambda: _apply(state, plain), lambda _: report.summary)
-    # By one rank: most often all have the same to say.
+    # Only the first rank with this text warns: most often it is the same on all ranks.
     if report.summary and report.summary not in ranks.told[: ranks.who.rank]:
         warn(report.summary)
     return report

@@ -37,7 +37,7 @@ _ASKED_S = 5.0
 """How long the store of the group is asked: the process that serves it may be the one that was lost."""
 _OWN_SHARE = 0.8
 FAILURES = (Exception, CheckpointException)
-"""What the work of a rank may fail with: the error of `torch.distributed.checkpoint` is not an `Exception`."""
+"""Errors of the work of a rank. `CheckpointException` of torch is not an `Exception`, so it is listed as well."""
 
 
 @dataclass
@@ -203,7 +203,7 @@ def _key(rank: int) -> str:
 
 
 def causes_of(error: CheckpointException) -> dict[int, BaseException]:
-    """Return why ranks failed, by rank, without the stacks that torch keeps."""
+    """Return the error of each rank that failed, without the stacks that torch keeps."""
     return {rank: cause[0] for rank, cause in error.failures.items()}
 
 

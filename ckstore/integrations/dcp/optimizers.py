@@ -1,4 +1,4 @@
-"""What a checkpoint says of its optimizers: which parameters they have, and which of these never had a gradient."""
+"""The optimizers of a checkpoint: their parameters, and the state that is absent for lack of a gradient."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _FIRST = {
     **dict.fromkeys(("square_avg", "grad_avg", "acc_delta"), 0.0),
     "mu_product": 1.0,
 }
-"""With which values optimizers of torch begin; what begins otherwise is left out."""
+"""Initial values of the state of torch's optimizers. Entries with any other initial value are not listed."""
 
 Groups = list[dict[str, list[Any]]]
-"""What each group of an optimizer says of its parameters: ``params``, and ``param_names`` if it has them."""
+"""The parameters of each group of an optimizer: ``params``, and ``param_names`` if it has them."""
 
 
 class SavedOptimizers:
-    """The optimizers of a checkpoint, by the names that `torch.distributed.checkpoint` has for them."""
+    """The optimizers of a checkpoint, by their names in `torch.distributed.checkpoint`."""
 
     def __init__(self, manifest: Manifest, names: Sequence[str]) -> None:
         self.groups: dict[str, Groups] = dict(_groups_in(manifest.state, manifest.leaves, ()))
-        # In a state dict that get_state_dict flattened no list has them, but a name: param_groups.layer.weight.lr.
+        # A state dict that get_state_dict flattened has no list of parameters, only names such as param_groups.w.lr.
         self._above = {name.rpartition(".")[0] for name in names}
         self._parameters = {
             name: {str(parameter) for group in groups for parameter in group.get(_PARAMETERS, ())}
@@ -36,7 +36,7 @@ class SavedOptimizers:
         }
 
     def first_value(self, name: str) -> float | None:
-        """Return what an entry begins with that is missing since its parameter had no gradient; None: it is missing."""
+        """Return the initial value of an entry that is absent because its parameter had no gradient, otherwise None."""
         above, _, entry = name.rpartition(".")
         first = _FIRST.get(entry)
         if first is None or above in self._above:
@@ -50,7 +50,7 @@ class SavedOptimizers:
         return None
 
     def other_order(self, optimizer: str, own: Sequence[Any]) -> str:
-        """Say how the groups of an optimizer of this name have other parameters; empty if the names say the same."""
+        """Return a sentence that names the first parameter with another name in the checkpoint, or an empty one."""
         for i, (group, other) in enumerate(zip(own, self.groups.get(optimizer, ()), strict=False)):
             names, its = group.get(_NAMES) or (), other.get(_NAMES) or ()
             for j, (wanted, found) in enumerate(zip(names, its, strict=False)):
@@ -60,7 +60,7 @@ class SavedOptimizers:
 
 
 def own_groups(state: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Give name and groups of each optimizer whose state is in a state dict."""
+    """Yield the name and the groups of each optimizer whose state is in a state dict."""
     if not isinstance(state, Mapping):
         return
     groups = state.get(_GROUPS)
@@ -85,7 +85,7 @@ def _group(node: Node, leaves: Sequence[LeafRecord]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for own, item in node[1] if isinstance(node, list) and node[0] in DICTS else ():
         is_list = isinstance(item, list) and item[0] == "list"
-        # A long list of numbers is a leaf, and none of it is read: such parameters have no names.
+        # A long list of numbers is a leaf, and is not read: its parameters have no names.
         if own in {_PARAMETERS, _NAMES} and is_list and not any(True for _ in leaf_numbers(item)):
             found[own] = [build_with(one, _no_leaf, leaves) for one in item[1]]
     return found

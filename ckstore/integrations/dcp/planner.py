@@ -29,8 +29,8 @@ class ComparingPlanner(DefaultLoadPlanner):
     """Loads what fits."""
 
     def __init__(self, *, strict: Strict = True) -> None:
-        # A name of the state that the checkpoint lacks, one that no rank has a place for, and what has another shape or
-        # kind there are refused where `strict` says so; everywhere else they are reported.
+        # `strict` says for which names a difference is refused: the checkpoint lacks it, no rank has a place for it, or
+        # its shape or kind is another one. Any other difference is only reported.
         super().__init__(allow_partial_load=strict is not True)
         self._must_fit = must_fit(strict)
         self._globs = globs_of(strict)
@@ -44,12 +44,12 @@ class ComparingPlanner(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """Plan what fits."""
         if self.metadata is None:
-            raise BadInput("a plan was wanted before the checkpoint was looked at")
+            raise BadInput("create_local_plan was called before set_up_planner")
         there = self.metadata.state_dict_metadata
         saved: SavedOptimizers = self.metadata.storage_data
         for glob in self._globs:  # a misspelt one would refuse nothing
             if not any(map(must_fit(glob), {**there, **self.state_dict})):
-                raise BadInput(f"neither the checkpoint nor the state has a name that strict={glob!r} matches")
+                raise BadInput(f"strict={glob!r} matches no name in the checkpoint or the state")
         lacking = [name for name in self.state_dict if name not in there]
         self._first = {name: first for name in lacking if (first := self._first_value(saved, name)) is not None}
         self.missing = tuple(name for name in lacking if name not in self._first)
@@ -64,7 +64,7 @@ class ComparingPlanner(DefaultLoadPlanner):
         return replace(plan, planner_data=tuple(name for name in there if name in self.state_dict))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Compare what the checkpoint has with what all ranks have a place for; the coordinator does."""
+        """Find the names for which no rank has a place, and refuse them if `strict` says so; on the coordinator."""
         # Not on each rank: with pipeline parallelism each has the layers of its own stage only.
         placed = {name for plan in global_plan for name in plan.planner_data}
         there = {} if self.metadata is None else self.metadata.state_dict_metadata
@@ -75,24 +75,25 @@ class ComparingPlanner(DefaultLoadPlanner):
         return [replace(plan, planner_data=self.unexpected) for plan in plans]
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
-        """Take up which names no rank has a place for."""
+        """Keep the names for which no rank has a place, for the report."""
         self.unexpected = new_plan.planner_data
         return super().finish_plan(new_plan)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Set a value at the keys that the state has: torch would add text beside a key that is a number."""
+        """Set a value under the state's own keys: torch would add a key of text beside a number."""
         path = self.mappings[read_item.dest_index.fqn]
+        # No bytes of the store are unpickled: the reader has pickled a value that it built from the manifest.
         set_at(self.original_state_dict, path, torch.load(value, weights_only=False))
 
     def begin_afresh(self) -> None:
-        """Give the entries of parameters that had no gradient the values with which their optimizer begins."""
-        # get_state_dict makes them by a step without gradients, after which the optimizer has counted one.
+        """Set the state of parameters that had no gradient to the initial values of their optimizer."""
+        # get_state_dict makes this state by a step with gradients of zero, which the optimizer has counted.
         with torch.no_grad():
             for name, first in self._first.items():
                 self.state_dict[name].fill_(first)
 
     def report(self, info: CheckpointInfo, read_bytes: int, beyond: Mapping[str, int]) -> LoadReport:
-        """Return what was loaded, and what was not; `beyond`: of names that were converted, values out of range."""
+        """Return the report; `beyond` has the number of values out of range for names that were converted."""
         for name, count in beyond.items():
             self.cast[name] += f", {counted(count, 'value')} out of its range"
         return LoadReport(
@@ -146,20 +147,20 @@ class ComparingPlanner(DefaultLoadPlanner):
                 continue
             if own:
                 yield (
-                    f"{name} is saved by numbers of parameters and wanted by names, or the other way: save and load "
-                    "what get_state_dict gives; store.load_into reads one that is saved by numbers into the optimizer"
+                    f"the state of {name} has numbers of parameters on one side and names on the other: save and load "
+                    "what get_state_dict returns, or load one that has numbers by store.load_into"
                 )
             else:
                 yield (
-                    f"{name} has not stepped, and so has no place for what it keeps: get_state_dict(model, optimizer) "
-                    "of torch.distributed.checkpoint.state_dict makes one, or load it by store.load_into"
+                    f"{name} has not stepped, so it has no state to load into: get_state_dict(model, optimizer) of "
+                    "torch.distributed.checkpoint.state_dict makes it, or load it by store.load_into"
                 )
         if not self.allow_partial_load:
             yield "strict=False loads what fits and reports the rest"
 
 
 def content_of_plan(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:
-    """Return what a rank is to save by its plan; `keys`: those of its state that are no strings."""
+    """Return what a rank saves by its plan; `keys` are the keys of its state that are not strings."""
     shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
     values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
     return content_of(shards, values, chunk_bytes, keys)

@@ -61,7 +61,7 @@ class CkstoreReader(StorageReader):
         info: The checkpoint, once `read_metadata` was called.
         tried: Ids of checkpoints that turned out to be damaged; ``latest-valid`` is the newest before them.
         read_bytes: How many bytes this rank has read from blobs.
-        beyond: Name of a tensor that was converted -> how many values the dtype of the target has no place for.
+        beyond: Name of a tensor that was converted -> how many values were out of the range of the target's dtype.
         load_id: Tells this load from others; `reset` begins another one.
     """
 
@@ -192,7 +192,7 @@ def _read_items(
 
 
 def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner: LoadPlanner) -> int:
-    """Fill a block of a tensor; return how many values its dtype has no place for."""
+    """Fill a block of a tensor, and return how many values were out of the range of its dtype."""
     beyond = 0
     target = planner.resolve_tensor(item)
     out = target.detach()

@@ -1,4 +1,4 @@
-"""Values that several ranks have under one name. A checkpoint keeps those of one rank, so all must have the same."""
+"""Values that several ranks have under one name. A checkpoint keeps those of one rank, so they must be equal."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from ckstore.model.words import some_of
 from ckstore.tensors.capture import capture
 
 _COMPARED_MOST_BYTES = 2**20
-"""Larger tensors are not compared: to hash them would take each rank as long as to save them takes one."""
+"""Larger tensors are not compared: hashing them would take every rank as long as saving them takes one rank."""
 _PLAIN = {int, float, str, bool, type(None)}
 RULES = ("error", "warn")
-_ASIDE = "give each rank a name of its own, such as state[f'rng.{rank}'], or make the values the same on all ranks"
+_CURE = "give each rank a name of its own, such as state[f'rng.{rank}'], or make the values the same on all ranks"
 
 
 def check_rule(if_ranks_differ: str) -> str:
-    """Return what is to be done where ranks differ."""
+    """Return the rule for values that differ between ranks.
+
+    Raises:
+        BadInput: There is no such rule.
+    """
     if if_ranks_differ not in RULES:
         raise BadInput(f"if_ranks_differ must be one of {', '.join(RULES)}, got {if_ranks_differ!r}")
     return if_ranks_differ
 
 
 def digests_of(state: dict[str, Any]) -> dict[str, str]:
-    """Return a digest of each value that a rank does not share with others as shards: by it they are compared."""
+    """Return a digest, by name, of each value that is compared: all that are not tensors, and small plain tensors."""
     return dict(_digests(flatten_state_dict(state)[0]))
 
 
@@ -40,7 +44,7 @@ def _digests(flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif not isinstance(value, torch.Tensor):
             try:
                 yield name, _digest_of_value(value)
-            except CannotStore:  # the save says so, and names it as all that it cannot store
+            except CannotStore:  # the save refuses it, with all others that it cannot store
                 continue
         elif type(value) in {torch.Tensor, torch.nn.Parameter} and _is_compared(value):
             yield name, _digest(value)
@@ -83,11 +87,11 @@ def differing(digests: Sequence[Mapping[str, str]]) -> str:
     if not found:
         return ""
     said = some_of([f"{name} (rank {one} and rank {other})" for name, (one, other) in found.items()])
-    return f"ranks have different values under one name, of which a checkpoint keeps one: {said}"
+    return f"ranks have different values under one name, and a checkpoint keeps one: {said}"
 
 
 def refuse_differing(digests: Sequence[Mapping[str, str]]) -> None:
     """Raise `RankMismatch` if a value is not the same on all ranks that have it."""
     if values := differing(digests):
-        hint = f"{_ASIDE}; if_ranks_differ='warn' keeps those of one rank"
+        hint = f"{_CURE}; if_ranks_differ='warn' keeps those of one rank"
         raise RankMismatch(f"{values}; nothing was published", hint=hint)

@@ -1,4 +1,4 @@
-"""The keys of a state that are no strings: `torch.distributed.checkpoint` makes text of them, ckstore keeps them."""
+"""Keys of a state that are not strings. `torch.distributed.checkpoint` turns them into text; ckstore keeps them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from ckstore.model.manifest.nodes import encode_key
 
 Path = tuple[str | int, ...]
-"""What leads to a value, as `torch.distributed.checkpoint` has it: keys as text, and numbers for places in lists."""
+"""The path of a value in `torch.distributed.checkpoint`: keys as text, and places in lists as numbers."""
 
 
 def own_keys(state: Mapping[Any, Any]) -> list[list[Any]]:
@@ -28,7 +28,7 @@ def _own_keys(value: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]
 
 
 def _is_kept(key: object) -> bool:
-    """Whether a key is no string, and the format holds it; of any other key the text is what there is."""
+    """Whether a key is not a string and the format can store it. Any other key is kept as text."""
     if isinstance(key, str):
         return False
     try:

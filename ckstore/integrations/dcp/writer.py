@@ -66,9 +66,9 @@ class CkstoreWriter(StorageWriter):
         info: What was published, on the coordinator, once the save is done; else None.
         timeout_s: For how long this rank waits for its disk, if that gives no sign of life.
         say: Called with how far this rank is.
-        keys: Those of the state that are no strings, see `own_keys`; `torch.distributed.checkpoint` makes text of them.
-        digests: Of the values that other ranks may have under the same names, see `digests_of`.
-        if_ranks_differ: Whether other values there are an error, or a warning.
+        keys: The keys of the state that are not strings, as `own_keys` returns them.
+        digests: The digests of values that other ranks may have under the same names, as `digests_of` returns them.
+        if_ranks_differ: Whether different values under one name are an ``"error"`` or a ``"warn"``.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class CkstoreWriter(StorageWriter):
         """Compare what the ranks mean; the coordinator does."""
         said = [plan.storage_data for plan in plans]
         are_apart = check_agreement(one for one in said if one is not None)
-        # Here, where nothing is written yet, as far as the plans have the digests; `finish` has those of all ranks.
+        # Early, before anything is written. A cached plan has no digests; `finish` compares those of all ranks.
         if self.if_ranks_differ == "error":
             refuse_differing([{} if one is None else one["digests"] for one in said])
         # A plan without it is of a planner that caches plans, and has what was sent before.

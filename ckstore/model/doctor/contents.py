@@ -119,7 +119,7 @@ def check_pins(facts: PinFacts) -> DoctorFinding:
 
 
 def check_rules(policies: Mapping[str, RetentionPolicy]) -> DoctorFinding | None:
-    """Judge the policies that the store keeps, by the names of their settings; None if there is nothing to say."""
+    """Judge the policies that the store keeps, by the names of their settings; None if no rule is doubtful."""
     doubtful = [
         (name, best, said)
         for name, policy in policies.items()

@@ -28,7 +28,7 @@ class Filling:
         self._copied: dict[int, list[int]] = {}
         self._cast: dict[int, str] = {}
         self._made: dict[int, tuple[Callable[[], Any], str]] = {}
-        self.beyond: Counter[str] = Counter()  # name in the target -> values that its dtype has no place for
+        self.beyond: Counter[str] = Counter()  # name in the target -> number of values out of its dtype's range
 
     def bind(self, target: Any, index: int, *, cast_as: str | None = None) -> bool:
         """Let the values of leaf `index` go to `target`; False if dtype or shape differ.

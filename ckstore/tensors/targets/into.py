@@ -71,7 +71,7 @@ class IntoPlan:
             raise
 
     def name_beyond(self) -> None:
-        """Say of what was converted how many values its dtype has no place for."""
+        """Add to the report of each conversion how many values were out of the range of the new dtype."""
         for name, count in self.filling.beyond.items():
             self.differences.cast[name] += f", {counted(count, 'value')} out of its range"
 

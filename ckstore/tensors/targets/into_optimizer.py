@@ -38,7 +38,7 @@ _TELLING = {
 
 
 _NAMED_MOST = 3
-"""So many names of parameters are in a message."""
+"""The greatest number of names of parameters in a message."""
 
 
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
@@ -115,7 +115,10 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
 
 
 def _orders(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> list[list[int] | None] | None:
-    """Return for each group the places of its parameters in the checkpoint's, None as there; None if names differ."""
+    """Return for each group the places of its parameters in the checkpoint's group, or None if names differ.
+
+    A group is None where the optimizer or the checkpoint has no names: the order is kept.
+    """
     name = name_below(path, "param_groups")
     orders: list[list[int] | None] = []
     fits = True
@@ -189,13 +192,13 @@ class _Optimizer:
         self._places = {one.data_ptr() for one in self._parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def by_parameter(self, found: dict[Any, Node]) -> dict[Any, Node]:
-        """Return what is kept, by the numbers of the groups: `torch.distributed.checkpoint` makes text of them."""
+        """Return the state by the numbers of the parameters, of which `torch.distributed.checkpoint` makes text."""
         numbers = {str(number): number for number in self._parameters if number not in found}
         return {numbers.get(key, key) if isinstance(key, str) else key: node for key, node in found.items()}
 
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
-        # Any other optimizer may keep more, under keys of its own. torch takes up what it finds, and never uses it.
+        # Other optimizers may have more keys of their own. One of torch would load such an entry and never use it.
         if key not in self._parameters and (self._is_torchs or type(key) is int):
             parameters = counted(len(self._parameters), "parameter")
             self.comparison.mismatch(name_below(self.path, key), f"what is kept for one of {parameters}", "another key")

@@ -112,7 +112,7 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
 def fill(target: torch.Tensor, found: object) -> int:
     """Copy the values of a tensor of the same shape into `target`: bit for bit, or converted to its dtype.
 
-    Returns how many of them its dtype has no place for.
+    Returns how many of them are out of the range of its dtype.
     """
     if not isinstance(found, torch.Tensor):
         raise BadInput(f"a tensor can only be filled from a tensor, got {type(found).__qualname__}")
@@ -133,7 +133,7 @@ def streams(target: torch.Tensor, leaf: LeafRecord) -> bool:
 def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryview) -> int:
     """Copy bytes of a leaf, from its byte `start` on, into `target`, whole elements that are converted to its dtype.
 
-    Returns how many of them the dtype has no place for.
+    Returns how many of them are out of the range of the dtype.
     """
     axes = _axes(leaf)
     if axes is None:
