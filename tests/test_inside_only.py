@@ -73,6 +73,7 @@ EXCEPTIONS = {
     "ops/verify/copies.py: os.listdir(path)": "a source of a repair",
     "ops/verify/copies.py: path.resolve()": "a source of a repair",
     "ops/read/export_check.py: path.is_dir()": "an export, outside the store",
+    "ops/read/export_check.py: (folder / record_name).exists()": "an export, outside the store",
     "ops/read/formats/model_files.py: os.path.realpath(path)": "files that are added to an export",
     "ops/read/formats/model_files.py: path.iterdir()": "files that are added to an export",
     "ops/save/gather.py: path.resolve()": "files that are committed",

@@ -380,6 +380,8 @@ def test_other_values_are_refused_where_a_planner_caches_its_plans_as_well(
         assert caching or resolved_count == 0
 
     assert store.info("latest").step == 1
+    # Of two ranks that clear up at once one may leave it to the next opener.
+    Store.open(store.path).close()
     check_store(store.path)
 
 

@@ -593,8 +593,8 @@ test that runs both.
 
 An optimizer has its parameters in an order. Make it of `named_parameters()`, and it has their names as well: where the
 checkpoint and the optimizer have names, what it keeps follows them, and other names are refused. Where one of them has
-no names, parameters are found by their place, as torch does it: two parameters of one shape that changed places get the
-moments of each other, and nothing can tell.
+no names, parameters are found by their position, as torch does it. Two parameters of equal shape that swapped positions
+then get the moments of each other, which nothing can detect.
 
 | What differs | torch | `load_into` | `load_into(…, argument)` |
 | --- | --- | --- | --- |"""
