@@ -278,7 +278,7 @@ def reserve_and_kill(store: Store, path: Path) -> str:
         "assert os.path.exists(sys.argv[2])\n"
         "os.kill(os.getpid(), 9)"
     )
-    command = [sys.executable, "-c", code, store.path, path]
+    command = [sys.executable, "-c", code, str(store.path), str(path)]
     started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     _, said = started.communicate(timeout=120)
     assert started.returncode == -9, said
