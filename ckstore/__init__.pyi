@@ -85,6 +85,7 @@ from ckstore.model.reports.reindex_report import RelinkReport as RelinkReport
 from ckstore.model.reports.retention_report import RemotePruneReport as RemotePruneReport
 from ckstore.model.reports.retention_report import RetentionReport as RetentionReport
 from ckstore.model.reports.retention_report import Skipped as Skipped
+from ckstore.model.reports.touch_report import TouchReport as TouchReport
 from ckstore.model.reports.transfer import EvictReport as EvictReport
 from ckstore.model.reports.transfer import MirrorStatus as MirrorStatus
 from ckstore.model.reports.transfer import StoreClaims as StoreClaims

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.migrate_report import MigrateReport
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
+    from ckstore.model.reports.touch_report import TouchReport
     from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferPlan, TransferReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
@@ -1077,6 +1078,30 @@ class Store:
 
         self._context.check_writable()
         return convert(self._context, by_hand=True)
+
+    @act
+    def touch(self, ref: RefLike | Iterable[RefLike] | None = None, *, run: str | None = None) -> TouchReport:
+        """Renew the modification and access times of checkpoints, so that a filesystem that purges by age keeps them.
+
+        Saves do this for the blobs that they use, at most once a day. This is for checkpoints that no save uses any
+        more: older ones, and those of runs that ended. No data is read or written.
+
+        Args:
+            ref: Which checkpoint, or several. None: all of the store, or of the run that the handle is bound to.
+            run: All checkpoints of this run.
+
+        Returns:
+            How many files have current times now, and which could not be renewed: those of other users. If there are
+            such files, a `CkstoreWarning` says the same.
+
+        Raises:
+            BadInput: Refs and a run were given.
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint, or there is no such run.
+            ReadOnlyStore: The store was opened for reading only.
+        """
+        from ckstore.ops.touch import touch
+
+        return touch(self._context, ref, run)
 
     @act
     def diff(

@@ -17,13 +17,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ckstore.errors import DamagedBlob
+from ckstore.fs import blob_time
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
 from ckstore.fs.inside import Inside, Where
 from ckstore.fs.peek import at, close_quietly, open_at, open_descriptor, open_directory
 
 BLOB_MODE = 0o444
-BLOB_MTIME_NS = 1_000_000_000 * 10**9
-"""The modification time of every blob; another one says that a program wrote into it."""
 
 # O_EXCL with O_NOFOLLOW: a file or symlink that another user put at the name is an error, never written through (rule
 # N).
@@ -200,7 +199,7 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
 
 
 def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
-    """Create the file `path` with these bytes, read-only, with the fixed time, and make its content durable."""
+    """Create the file `path` with these bytes, read-only, with a stamp as its time, and make its content durable."""
     # Of several parts each is written before the next one is asked for; an error of asking is raised, too. The name is
     # durable after `sync_directory` of its parent. Raises FileExistsError: there is such a file. Raises OSError: it
     # could not be written or made durable; do not use the file that is there.
@@ -212,7 +211,7 @@ def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
         # One fsync, on the descriptor that wrote: the kernel reports a failed write-back once, and a second fsync would
         # say success (laws D1, D2).
         os.fchmod(fd, BLOB_MODE)  # whatever the umask is
-        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))
+        blob_time.stamp(fd)
         os.fsync(fd)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ckstore.fs import direct, files
+from ckstore.fs import blob_time, direct, files
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import RunningDigest, algorithm_of
 from ckstore.model.manifest.manifest import BlobRecord
@@ -42,7 +42,7 @@ class How:
 
     buffer: memoryview  # of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile
     may_touch: bool = False  # whether times may be set
-    # Whether a damaged blob loses the fixed time; not if the inode is right under another name.
+    # Whether a damaged blob loses its stamp; not if the inode is right under another name.
     may_distrust: bool = True
     pace: Pace | None = None  # called before each read
     by_size: bool = False  # read nothing of a file that has another size: all in it counts as damaged
@@ -52,8 +52,8 @@ def check_blob(
     directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True
 ) -> Checked:
     """Check a blob of an open checkpoint."""
-    # The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob of another time whose bytes are
-    # right gets the fixed time back, and a damaged one loses it, so that no save relies on it.
+    # The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob without a stamp whose bytes are
+    # right is stamped, and a damaged one loses its stamp, so that no save relies on it.
     pieces = list(pieces)
     try:
         place = directory.blobs.inside / blob.digest
@@ -95,7 +95,7 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
             return _all_bad(problem, pieces)
         bad = {piece: problem for piece in pieces if _compare(file, piece, how)}
         return Checked(problem, bad, sum(piece[2] for piece in pieces), absent=True)
-    # Only a blob that is read whole may get the fixed time back: a part that is right says nothing of the rest.
+    # Only a blob that is read whole may be stamped: a part that is right says nothing of the rest.
     if how.may_touch and whole and not blobs.looks_untouched(status, blob.nbytes):
         checked = _check_touched(file, blob, pieces, how)
     else:
@@ -106,7 +106,7 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
 
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
-    """Check a blob that a program may have written into; one that is right gets the fixed time back."""
+    """Check a blob that a program may have written into; one that is right is stamped."""
     # Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
     # Taken before its time is changed: it may be a user's own file, which gets its time back.
     before = os.fstat(file.fd)
@@ -218,7 +218,9 @@ def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
 
 
 def _distrust(fd: int) -> None:
-    if os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # no save relies on it, and it may be a file that is not a blob
+    if not blob_time.is_stamp(
+        os.fstat(fd).st_mtime_ns
+    ):  # no save relies on it, and it may be a file that is not a blob
         return
     with suppress(OSError):  # another user's file, or a full disk: that must not hide the damage
-        os.utime(fd, ns=(blobs.SUSPECT_NS, blobs.SUSPECT_NS))
+        blob_time.mark_suspect(fd)

@@ -8,16 +8,13 @@ import os
 import stat
 from collections.abc import Callable
 
-from ckstore.fs import direct, files, peek
+from ckstore.fs import blob_time, direct, files, peek
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.fs.inside import Inside, Where
 from ckstore.fs.peek import at
 from ckstore.model.digest import Algorithm, algorithm_of
 
 _READ_BYTES = 4 * 2**20
-# Any time but the fixed one would do: no save relies on a blob that has another.
-SUSPECT_NS = 0
-"""The time of a blob that is to be read before it is relied on."""
 
 
 def has_size(status: os.stat_result | None, nbytes: int) -> bool:
@@ -34,8 +31,8 @@ def why_absent(digest: str, nbytes: int, status: os.stat_result | None) -> str:
 
 
 def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
-    """Whether a blob has its size and the fixed time, so that no program wrote into it by ordinary means."""
-    return has_size(status, nbytes) and status.st_mtime_ns == files.BLOB_MTIME_NS
+    """Whether a blob has its size and a stamp as its time, so that no program wrote into it by ordinary means."""
+    return has_size(status, nbytes) and blob_time.is_stamp(status.st_mtime_ns)
 
 
 def is_sound(path: Where, digest: str, nbytes: int) -> bool:
@@ -45,6 +42,18 @@ def is_sound(path: Where, digest: str, nbytes: int) -> bool:
     if looks_untouched(status, nbytes):
         return True
     return has_size(status, nbytes) and is_right(path, digest, nbytes)
+
+
+def is_sound_to_use(path: Inside, digest: str, nbytes: int) -> bool:
+    """As `is_sound`, for a blob that a save is about to use: its times are renewed if they are a day old."""
+    # A filesystem that purges by age takes what was not used for a week or longer, and a save does use it.
+    status = peek.status(path)
+    if not looks_untouched(status, nbytes):
+        return has_size(status, nbytes) and is_right(path, digest, nbytes)
+    if blob_time.is_due(status.st_mtime_ns):
+        with contextlib.suppress(PermissionError), at(path) as (parent, name):  # another user's, who alone may do it
+            blob_time.stamp(name, dir_fd=parent)
+    return True
 
 
 def is_right(path: Where, digest: str, nbytes: int) -> bool:
@@ -60,27 +69,30 @@ def is_right(path: Where, digest: str, nbytes: int) -> bool:
 def suspect(fd: int) -> None:
     """Mark an open blob that a program touched as being read; an fsync makes it durable as it is, before it is read."""
     # While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
-    os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))
+    blob_time.mark_suspect(fd)
 
 
 def refuse(fd: int, before: os.stat_result) -> None:
     """Let no save rely on an open file whose bytes are wrong; it has the time of before, unless that was a blob's."""
     # It may be a file of the user that another user linked to the name of a blob.
-    time_ns = SUSPECT_NS if before.st_mtime_ns == files.BLOB_MTIME_NS else before.st_mtime_ns
-    os.utime(fd, ns=(time_ns, time_ns))
+    if blob_time.is_stamp(before.st_mtime_ns):
+        blob_time.mark_suspect(fd)
+    else:
+        os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def clear(fd: int) -> bool:
-    """Give a blob whose bytes were right since `suspect` the fixed time; False if a program wrote into it meanwhile."""
-    if os.fstat(fd).st_mtime_ns not in (SUSPECT_NS, files.BLOB_MTIME_NS):  # the latter: another reader was faster
+    """Stamp a blob whose bytes were right since `suspect`; False if a program wrote into it meanwhile."""
+    mtime_ns = os.fstat(fd).st_mtime_ns
+    if not blob_time.is_suspect(mtime_ns) and not blob_time.is_stamp(mtime_ns):  # the latter: another reader was faster
         return False
-    os.utime(fd, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
+    blob_time.stamp(fd)
     return True
 
 
 def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
     """Read a blob whole and return its status if its bytes are what its name says; None if they are not."""
-    # A right one is durable then, read-only, and has the fixed time; a wrong one loses that time, so that no save
+    # A right one is durable then, read-only, and stamped; a wrong one loses its stamp, so that no save
     # relies on it. Its pages in the cache are dropped first: a copy may be right in memory only.
     with files.opened_to_read(path) as fd:
         before = os.fstat(fd)
@@ -97,12 +109,12 @@ def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
         if _digest_or_unreadable(fd, digest) != digest:
             refuse(fd, before)
             return None
-        if untouched and os.fstat(fd).st_mtime_ns != files.BLOB_MTIME_NS:  # a program wrote into it meanwhile
+        if untouched and not blob_time.is_stamp(os.fstat(fd).st_mtime_ns):  # a program wrote into it meanwhile
             return None
         if stat.S_IMODE(before.st_mode) != files.BLOB_MODE:
             # A copy made with cp can be writable, and a program could then write into every checkpoint by this inode.
             os.fchmod(fd, files.BLOB_MODE)
-        # Last: the fixed time says that everything before it was done.
+        # Last: the stamp says that everything before it was done.
         if not untouched and not clear(fd):
             return None
         return os.fstat(fd)
@@ -132,10 +144,10 @@ def has_bytes(path: Where, data: memoryview) -> bool:
 
 def distrust(path: Inside) -> None:
     """Give a blob that was found damaged another time, so that the next save that would use it reads it again."""
-    # The next process that finds its bytes right gives it the fixed time back.
+    # The next process that finds its bytes right stamps it again.
     with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):  # gone, or another user's
-        if os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns == files.BLOB_MTIME_NS:
-            os.utime(name, ns=(SUSPECT_NS, SUSPECT_NS), dir_fd=parent, follow_symlinks=False)
+        if blob_time.is_stamp(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns):
+            blob_time.mark_suspect(name, dir_fd=parent)
 
 
 def digest_of_file(path: Where, like: str) -> str:

@@ -340,6 +340,8 @@ class CheckpointDirectory:
         error = MissingBlob if status is None else DamagedBlob
         problem = blobs.why_absent(blob.digest, blob.nbytes, status)
         hint = "ckstore verify shows which checkpoints are whole"
+        if status is None:
+            hint = f"ckstore does not remove what a checkpoint needs: does this filesystem purge by age? {hint}"
         return error(f"{self.path}: {problem}; {what} needs it", hint=hint, blob=blob.digest, names=(what,))
 
     @contextmanager

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckstore.errors import DamagedBlob, InUse
-from ckstore.fs import files, links, peek
+from ckstore.fs import blob_time, files, links, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
@@ -186,8 +186,8 @@ class Relinker:
         except FileNotFoundError:
             return None
         found = peek.status(fresh)
-        # A number alone may be that of another file by now; a file that was found right has the fixed time.
-        if _inode(found) == right and found.st_mtime_ns == files.BLOB_MTIME_NS:
+        # A number alone may be that of another file by now; a file that was found right has a stamp.
+        if _inode(found) == right and blob_time.is_stamp(found.st_mtime_ns):
             return fresh
         links.unlink(fresh)
         return None

@@ -135,6 +135,7 @@ class Known:
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     # For each run the fingerprints and digests of what its last save found on devices.
     device_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
+    own_files_renewed_s: float = 0.0  # when `ops.touch` last looked whether the store's own files are old
     # How often saves look for marks of damage in all checkpoints.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
 

@@ -54,6 +54,7 @@ COMMANDS = {
     "remote": "remote",
     "verify": "store",
     "reindex": "store",
+    "touch": "store",
     "migrate": "store",
     "doctor": "store",
     "savers": "store",

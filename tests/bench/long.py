@@ -9,7 +9,6 @@ the processor's time, which other programs disturb less.
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ckstore import CkstoreWarning, Store
-from ckstore.fs.files import BLOB_MTIME_NS
+from ckstore.fs import blob_time
 from ckstore.model.digest import algorithm_named, fan_out
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StateTexts, content_digest, render
 from ckstore.model.manifest.parse import parse_manifest
@@ -96,7 +95,7 @@ class _Writer:
         blob = folder / "blobs" / digest
         blob.parent.mkdir(0o700)
         _write_read_only(blob, data)
-        os.utime(blob, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))
+        blob_time.stamp(blob)
         canonical = self._store / "blobs" / fan_out(digest) / digest
         canonical.parent.mkdir(0o700, exist_ok=True)
         canonical.hardlink_to(blob)

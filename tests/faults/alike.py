@@ -28,14 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.catalog import forms
-from ckstore.model.digest import ALGORITHMS
+from ckstore.fs import blob_time
+from ckstore.model.digest import ALGORITHMS, is_digest
 from tests.support.memory import memory_folder
 
 _NOW = dt.datetime(2026, 11, 21, 3, 0, tzinfo=dt.UTC)
 _digest = ALGORITHMS["xxh3_128"].digest
 
-_FIXED_TIMES = (0, 10**18)
-"""Those that the store gives to blobs."""
 _INODE = re.compile(r"\d+")
 _OF_CATALOG = ("-wal", "-shm", "-journal")
 _PRAGMAS = ("integrity_check", "application_id", "user_version", "journal_mode", "page_size")
@@ -85,7 +84,7 @@ def picture(folder: Path) -> str:
         shown = shown.removesuffix(f".{found[path].st_ino}")  # as in quarantine/
         names_of.setdefault(str(found[path].st_ino), shown)
         # Stamps in the catalog: whether they are those of the file counts, and not when that was.
-        for time_ns in {found[path].st_mtime_ns, found[path].st_ctime_ns}.difference(_FIXED_TIMES):
+        for time_ns in {found[path].st_mtime_ns, found[path].st_ctime_ns}:
             names_of[f"{found[path].st_ino} {time_ns}"] = "as the file"
     lines = [_line(path, os.path.relpath(path, folder), found[path], names_of) for path in found]
     return _digest("\n".join(sorted(lines)).encode())
@@ -104,7 +103,8 @@ def _line(path: str, shown: str, status: os.stat_result, names_of: dict[str, str
     if not stat.S_ISREG(status.st_mode):
         return line
     line += f" {status.st_nlink} {first!r}"
-    line += f" {status.st_mtime_ns}" if status.st_mtime_ns in _FIXED_TIMES else ""
+    # When that was does not count, but whether a save would rely on the blob.
+    line += f" stamped: {blob_time.is_stamp(status.st_mtime_ns)}" if is_digest(os.path.basename(path)) else ""
     return line if first != shown else f"{line} {_content(path, names_of)}"
 
 

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, law
 
 _PARENTS = "for path in (run, layout.checkpoints, layout.staging)]"
 _OPENED = "for path in ({})]"
-_CREATE_BLOB = "        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n        os.fsync(fd)\n"
+_CREATE_BLOB = "        blob_time.stamp(fd)\n        os.fsync(fd)\n"
 
 DURABILITY = [
     Mutant(
@@ -14,7 +14,7 @@ DURABILITY = [
         "blob-not-synced",
         "create_blob",
         _CREATE_BLOB,
-        "        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n",
+        "        blob_time.stamp(fd)\n",
         law("first_save"),
         "D1 (",
     ),
@@ -23,7 +23,7 @@ DURABILITY = [
         "blob-synced-by-another-descriptor",
         "create_blob",
         _CREATE_BLOB,
-        "        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n"
+        "        blob_time.stamp(fd)\n"
         "        with opened(path, os.O_RDONLY) as another:\n            os.fsync(another)\n",
         law("first_save"),
         "D1 (",
@@ -33,7 +33,7 @@ DURABILITY = [
         "blob-synced-before-its-time",
         "create_blob",
         _CREATE_BLOB,
-        "        os.fsync(fd)\n        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n",
+        "        os.fsync(fd)\n        blob_time.stamp(fd)\n",
         law("first_save"),
         "D3 (",
     ),
@@ -42,7 +42,7 @@ DURABILITY = [
         "failed-sync-repeated",
         "create_blob",
         _CREATE_BLOB,
-        "        os.utime(fd, ns=(BLOB_MTIME_NS, BLOB_MTIME_NS))\n"
+        "        blob_time.stamp(fd)\n"
         "        try:\n            os.fsync(fd)\n        except OSError:\n            os.fsync(fd)\n",
         law("first_save"),
         "D2 (",

@@ -31,6 +31,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.parties import PARTIES
 from tests.mutants.places import PLACES
 from tests.mutants.publishing import PUBLISHING
+from tests.mutants.purge import PURGE
 from tests.mutants.ranks import RANKS
 from tests.mutants.remotes import REMOTES
 from tests.mutants.sharing import SHARING
@@ -45,6 +46,7 @@ PAGE = ROOT / "docs" / "reliability-mutants.md"
 LISTS = (
     DURABILITY,
     SHARING,
+    PURGE,
     PUBLISHING,
     PLACES,
     DECIDING,

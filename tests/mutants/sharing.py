@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant, law
 
-_TOUCHED = "    return has_size(status, nbytes) and status.st_mtime_ns == files.BLOB_MTIME_NS\n"
+_TOUCHED = "    return has_size(status, nbytes) and blob_time.is_stamp(status.st_mtime_ns)\n"
 
 SHARING = [
     Mutant(
@@ -30,7 +30,7 @@ SHARING = [
         "size-of-a-hit-ignored",
         "looks_untouched",
         _TOUCHED,
-        "    return status.st_mtime_ns == files.BLOB_MTIME_NS\n",
+        "    return blob_time.is_stamp(status.st_mtime_ns)\n",
         "tests/ops/save/test_durability.py::test_a_hit_that_is_too_short_is_healed_though_its_time_is_right",
         "Damaged",
     ),
@@ -93,8 +93,8 @@ SHARING = [
         "a blob that is being checked is not trusted",
         "suspect-not-marked",
         "suspect",
-        "    os.utime(fd, ns=(SUSPECT_NS, SUSPECT_NS))\n",
-        "    os.utime(fd, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))\n",
+        "    blob_time.mark_suspect(fd)\n",
+        "    blob_time.stamp(fd)\n",
         "tests/ops/test_review.py::test_a_blob_that_is_being_checked_is_not_trusted_by_others",
         "assert",
     ),

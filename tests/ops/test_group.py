@@ -523,3 +523,23 @@ def test_a_base_that_another_member_saved_is_stored_once_for_all_runs_of_a_membe
     copies = [path.stat() for path in (two.store / "checkpoints").glob(f"[abc]/*/blobs/{base}")]
     assert len(copies) == 6
     assert {(status.st_uid, status.st_ino) for status in copies} == {(two.user.uid, copies[0].st_ino)}
+
+
+def test_a_member_renews_the_times_of_their_own_files_and_is_told_of_the_others(group: Members) -> None:
+    one, two = group
+    one.do("store.save(state(1, 2), step=1)")
+    two.do("store.save(state(1, 3), step=2)")  # it shares a blob of the other
+    month_s = 30 * 86400
+    for path in {found.stat().st_ino: found for found in one.store.rglob("*") if found.is_file()}.values():
+        status = path.stat()
+        os.utime(path, ns=(status.st_atime_ns - month_s * 10**9, status.st_mtime_ns - month_s * 10**9))
+
+    for member in group:
+        refused = member.do("warnings.simplefilter('ignore'); tell(store.touch().refused)")
+        assert [text.split(" of uid ")[1] for text in refused] == [
+            f"{other.user.uid}, who alone may do it" for other in group if other is not member
+        ]
+
+    fresh = {path: path.stat().st_mtime > path.stat().st_ctime - 3600 for path in one.store.glob("blobs/*/*")}
+    assert all(fresh.values()), "each renewed their own"
+    assert two.do("tell(store.verify(quick=True).ok)")

@@ -11,7 +11,7 @@ from tests.pairs.table import document, page, problems, read
 
 _NAMES = """
 save async ranks commit retention budget undo gc compact push pull mirror evict clone follow remote-prune repair reindex
-rename-run tags-pins replace checkout export group shared read-only make-room quota backup kill read
+touch rename-run tags-pins replace checkout export group shared read-only make-room quota backup kill read
 """
 CAPABILITIES = set(_NAMES.split())
 Said = dict[str, Any]

@@ -11,8 +11,9 @@ shared filesystem:
 - a file that is removed while it is open gets a hidden name, and there are no files without names (``O_TMPFILE``).
 
 Not as there: nothing is cached, so each host sees at once what the other did. It can be told to lack hardlinks
-(``link``), the exchange of names (``exchange``), or the difference between ``A`` and ``a``: in all directories
-(``case``), or in those of one name (``case in refs``), as ext4 with the attribute ``+F``.
+(``link``), the exchange of names (``exchange``), fractions of a second in times (``fractions``), or the difference
+between ``A`` and ``a``: in all directories (``case``), or in those of one name (``case in refs``), as ext4 with the
+attribute ``+F``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 _AT_FDCWD = -100
+_UTIME_NOW = 2**30 - 1
 _STAT = ("st_mode", "st_ino", "st_nlink", "st_uid", "st_gid", "st_size", "st_blocks", "st_blksize")
 _TIMES = ("st_atime", "st_mtime", "st_ctime")
 _ROOM = ("f_bavail", "f_bfree", "f_blocks", "f_bsize", "f_favail", "f_ffree", "f_files", "f_frsize", "f_namemax")
@@ -120,10 +122,10 @@ class Folder:
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
         """Return what stat says."""
         status = os.fstat(fh) if fh is not None else os.lstat(self._at(path))
-        return {
-            **{name: getattr(status, name) for name in _STAT},
-            **{name: getattr(status, f"{name}_ns") for name in _TIMES},
-        }
+        times_ns = {name: getattr(status, f"{name}_ns") for name in _TIMES}
+        if self._lacks == "fractions":
+            times_ns = {name: time_ns - time_ns % 10**9 for name, time_ns in times_ns.items()}
+        return {**{name: getattr(status, name) for name in _STAT}, **times_ns}
 
     def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
         """Return the names, and the inode numbers that go with them."""
@@ -188,7 +190,10 @@ class Folder:
 
     def utimens(self, path: str, times: tuple[int, int]) -> None:
         """Set the times, in nanoseconds."""
-        os.utime(self._at(path), ns=times, follow_symlinks=False)
+        # mfusepy 3.1.1 passes UTIME_NOW on as so many nanoseconds of 1970.
+        now_ns = time.time_ns()
+        atime_ns, mtime_ns = (now_ns if time_ns == _UTIME_NOW else time_ns for time_ns in times)
+        os.utime(self._at(path), ns=(atime_ns, mtime_ns), follow_symlinks=False)
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> None:
         """Set the size."""

@@ -165,6 +165,28 @@ def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
     return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else DoctorFinding("note", "last readings", told, do)
 
 
+_OFTEN_PURGED = ("scratch", "lscratch", "pscratch", "ptmp", "nobackup")
+"""Names of directories that computing centres often purge by age."""
+_PURGED_FROM_S = 7 * 86400.0
+
+
+def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
+    """Return what is to be said of the times of the newest checkpoint's files, the oldest of which is `oldest_s` old.
+
+    `owner`: whose that file is, where another user's, who alone can renew its times; else empty.
+    """
+    told = f"the oldest file of the newest checkpoint has times of {age_words(oldest_s)} ago"
+    named = next((name for name in _OFTEN_PURGED if f"/{name}/" in f"{path}/"), "")
+    if oldest_s < _PURGED_FROM_S and not named:
+        return ok("purge by age", told)
+    do = "a save renews the times of the blobs that it uses, and ckstore touch those of other checkpoints"
+    if owner:
+        do += f"; {owner} has to run it for that file"
+    if named:
+        told += f", and files in /{named} are often deleted by age"
+    return DoctorFinding("note", "purge by age", told, f"{do}; or push to a remote: ckstore push")
+
+
 def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
     """Return what is to be said of checkpoints whose digests are by another hash than those of the store."""
     if strangers:

@@ -27,7 +27,7 @@ from ckstore.model.reports.held import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.elsewhere import holder_names_at
-from ckstore.objects.layout import Layout
+from ckstore.objects.layout import BLOBS, Layout
 from ckstore.ops import fetched
 from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import (
@@ -246,6 +246,19 @@ def _readings(context: Context) -> Findings:
     yield contents.check_readings(count, unread, (now_ns - (oldest_ns or now_ns)) / 1e9)
 
 
+def _ages(context: Context) -> Findings:
+    newest = next(iter(infos(context, newest=1)), None)
+    if newest is None:
+        return
+    path = context.layout.checkpoint(newest.key)
+    found = [status for folder in (path, path / BLOBS) for _, status in peek.statuses(folder)]
+    files = [context.layout.settings, context.layout.config]
+    found += [status for file in files if (status := peek.find(file)) is not None]
+    oldest = min((status for status in found if stat.S_ISREG(status.st_mode)), key=lambda status: status.st_mtime_ns)
+    owner = "" if oldest.st_uid in (os.geteuid(), 0) else survey.user_name(oldest.st_uid)
+    yield contents.check_ages(str(context.layout.path), max(time.time() - oldest.st_mtime, 0.0), owner)
+
+
 def _hashes(context: Context) -> Findings:
     layout = context.layout
     strangers = []
@@ -290,5 +303,6 @@ _LOOKS: tuple[Look, ...] = (
     ("checkpoints", _checkpoints),
     ("damage", _damage),
     ("last readings", _readings),
+    ("purge by age", _ages),
     ("hash", _hashes),
 )

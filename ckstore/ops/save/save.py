@@ -70,6 +70,7 @@ from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
 from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.write import Stored, store_sources
+from ckstore.ops.touch import renew_used
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
 
@@ -316,6 +317,10 @@ def _follow_up(  # noqa: PLR0917
     context.known.last_parents[manifest.run] = manifest_id
     if outcome.older:
         reclaim.give_back(context)
+    try:
+        renew_used(context, published.key if outcome.existing is not None else None)
+    except OSError as error:
+        notes.append(f"{info.name} is saved, but times of files could not be renewed: {why_of(error)}")
     notes += staged.warnings()
     # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
     notes += after_save(context, manifest.run, settings)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, peek
+from ckstore.fs import blob_time, peek
 from ckstore.fs.held import through_parents
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import fan_out, is_digest
@@ -64,7 +64,7 @@ class Names:
                     made.canonical[name] = status
                 elif folder is layout.checkpoints and inode not in (copies := made.used.setdefault(name, {})):
                     copies[inode] = path
-                    if status.st_mtime_ns != files.BLOB_MTIME_NS:
+                    if not blob_time.is_stamp(status.st_mtime_ns):
                         made.touched.append(name)
         return made
 
@@ -198,7 +198,7 @@ def _wrong_name(
         return f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
     if mode == "full":
         return checker.file(path, path.name, status.st_size) or ""
-    if used and status.st_mtime_ns == files.BLOB_MTIME_NS:  # with another time no save relies on it unread
+    if used and blob_time.is_stamp(status.st_mtime_ns):  # without a stamp no save relies on it unread
         sizes = {other.st_size for name in used.values() if (other := peek.find(name)) is not None}
         if status.st_size not in sizes:
             return f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"

@@ -14,7 +14,7 @@ import pytest
 
 from ckstore import Best, RetentionPolicy, Store
 from ckstore.errors import BadInput, CkstoreError, CkstoreWarning, InUse, NewerFormat, NoSuchRef, SaveFailed
-from ckstore.fs import files, links
+from ckstore.fs import blob_time, files, links
 from ckstore.objects import store_locks
 from ckstore.ops.free import gc
 from ckstore.ops.free.retain import carry_out
@@ -168,7 +168,7 @@ def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> No
     assert "kept because it is the newest valid checkpoint of the run main" in said[2]
     assert "does not count, since it is damaged" in said[3]
     assert [entry.step for entry in plan.dropped] == [0, 1]
-    os.utime(blob, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
+    blob_time.stamp(blob)
 
 
 def test_what_turned_out_valid_and_newest_since_the_plan_stays(store: Store) -> None:
@@ -177,7 +177,7 @@ def test_what_turned_out_valid_and_newest_since_the_plan_stays(store: Store) -> 
     os.utime(blob, ns=(1, 1))
     plan = store.plan_retention(RetentionPolicy(keep_every=1000))
     assert [entry.step for entry in plan.dropped] == [2]
-    os.utime(blob, ns=(files.BLOB_MTIME_NS, files.BLOB_MTIME_NS))
+    blob_time.stamp(blob)
 
     report = carry_out(store._context, plan)
 

@@ -53,7 +53,7 @@ def lose_one_blob(place: Path) -> None:
 
 
 def purge(place: Path) -> None:
-    """Remove every file that looks old, as the purge of a scratch filesystem does: blobs have a fixed time."""
+    """Remove every file that looks old, as the purge of a scratch filesystem does."""
     for path in [*place.rglob("*")]:
         if path.is_file() and path.stat().st_mtime < time.time() - 7 * 86400:
             path.unlink()

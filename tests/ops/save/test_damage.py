@@ -13,7 +13,7 @@ import pytest
 import ckstore
 from ckstore import Store
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.fs import held, links
+from ckstore.fs import blob_time, held, links
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.damage import cut
 from tests.support.look import directory_of
@@ -97,7 +97,7 @@ def test_a_blob_that_was_only_touched_is_used_further(store: Store) -> None:
         os.utime(blob)
 
     assert store.save(state()).new_bytes == 0
-    assert {blob.stat().st_mtime_ns for blob in blobs_of(store)} == {10**18}
+    assert all(blob_time.is_stamp(blob.stat().st_mtime_ns) for blob in blobs_of(store))
 
 
 def test_a_truncated_blob_is_a_miss(store: Store) -> None:

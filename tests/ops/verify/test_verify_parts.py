@@ -15,7 +15,7 @@ import pytest
 
 from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput
-from ckstore.fs import direct
+from ckstore.fs import blob_time, direct
 from ckstore.model.reports.verify_report import StoreFinding, VerifyReport
 from ckstore.ops import pace
 from tests.support.checkpoint_dirs import checkpoint_dir
@@ -112,7 +112,7 @@ def test_what_no_checkpoint_uses_is_told_and_gc_learns_of_it(store: Store) -> No
     path = store.path / "blobs" / digest.partition("-")[2][:2] / digest
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
-    os.utime(path, ns=(10**18, 10**18))
+    blob_time.stamp(path)
 
     report = store.verify(quick=True)
 

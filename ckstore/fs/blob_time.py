@@ -1,0 +1,80 @@
+"""The modification time of a blob: when a save wrote or last used it, in a form that other programs do not set.
+
+A program that writes into a file, and `touch`, give it the time of the clock. A *stamp* is a time of the clock moved
+up to the next one whose digits below the second are `_STAMP.nanoseconds`. On a filesystem that keeps whole seconds
+only (Lustre, ext4 with inodes of 128 bytes) it is moved up to the next one that is `_STAMP.seconds` after a multiple of
+`_PERIOD_S`. Source: docs/format/v1.md, "Blobs"; docs/adr/0029 says why and what was measured.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+_SECOND_NS = 10**9
+# It divides an hour, so that a copy that is off by a time zone is no different from others.
+_PERIOD_S = 300
+RENEW_AFTER_S = 24 * 3600
+"""Stamps that are younger are as good as new. Places that purge by age keep files for a week and longer."""
+_DRAFT_NS = 10**18
+"""The time of every blob in stores of the draft before; it is renewed as any old stamp is."""
+
+
+class _Digits(NamedTuple):
+    """What tells times of one kind from others."""
+
+    nanoseconds: int  # Whole microseconds: all that some filesystems keep.
+    seconds: int  # Even, since FAT keeps even seconds only; of no full minute, since people choose those.
+
+
+_STAMP = _Digits(nanoseconds=271_828_000, seconds=38)
+_SUSPECT = _Digits(nanoseconds=314_159_000, seconds=94)
+
+
+def is_stamp(mtime_ns: int) -> bool:
+    """Whether a blob has a time that only ckstore gives, so that no program wrote into it by ordinary means."""
+    return mtime_ns == _DRAFT_NS or _is(_STAMP, mtime_ns)
+
+
+def is_suspect(mtime_ns: int) -> bool:
+    """Whether a blob has the time of `mark_suspect`."""
+    return _is(_SUSPECT, mtime_ns)
+
+
+def is_due(mtime_ns: int) -> bool:
+    """Whether a stamp is so old that it should be renewed when the blob is used."""
+    return time.time_ns() - mtime_ns > RENEW_AFTER_S * _SECOND_NS
+
+
+def stamp(file: int | str | Path, *, dir_fd: int | None = None) -> None:
+    """Give an open blob, or the one of this name in `dir_fd`, the current time as a stamp, also as its access time."""
+    _set(_STAMP, file, dir_fd)
+
+
+def mark_suspect(file: int | str | Path, *, dir_fd: int | None = None) -> None:
+    """Give a blob a current time that is no stamp and that a program does not set: it is read before it is used."""
+    _set(_SUSPECT, file, dir_fd)
+
+
+def _is(digits: _Digits, mtime_ns: int) -> bool:
+    seconds, rest_ns = divmod(mtime_ns, _SECOND_NS)
+    return rest_ns == digits.nanoseconds or (rest_ns == 0 and seconds % _PERIOD_S == digits.seconds)
+
+
+def _set(digits: _Digits, file: int | str | Path, dir_fd: int | None) -> None:
+    now_ns = time.time_ns()
+    # Never before now: a backup that takes what was written since its last run would miss the blob.
+    fine_ns = now_ns + (digits.nanoseconds - now_ns) % _SECOND_NS
+    if _set_and_read(file, dir_fd, now_ns, fine_ns) != fine_ns:
+        now_s = -(-now_ns // _SECOND_NS)
+        _set_and_read(file, dir_fd, now_ns, (now_s + (digits.seconds - now_s) % _PERIOD_S) * _SECOND_NS)
+
+
+def _set_and_read(file: int | str | Path, dir_fd: int | None, atime_ns: int, mtime_ns: int) -> int:
+    if isinstance(file, int):
+        os.utime(file, ns=(atime_ns, mtime_ns))
+        return os.fstat(file).st_mtime_ns
+    os.utime(file, ns=(atime_ns, mtime_ns), dir_fd=dir_fd, follow_symlinks=False)
+    return os.stat(file, dir_fd=dir_fd, follow_symlinks=False).st_mtime_ns

@@ -1,0 +1,32 @@
+"""What `Store.touch` did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckstore.model.brief import brief
+from ckstore.model.sizes import size_text
+from ckstore.model.words import counted, in_lines, printable
+
+
+@brief()
+@dataclass(frozen=True, slots=True)
+class TouchReport:
+    """The files whose times `Store.touch` renewed, and those that it could not.
+
+    Attributes:
+        checkpoint_count: Checkpoints whose files were renewed.
+        blob_count: Blobs of these, each once.
+        blob_bytes: Their sizes.
+        refused: Files that keep their times, each group with the reason.
+    """
+
+    checkpoint_count: int
+    blob_count: int
+    blob_bytes: int
+    refused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        blobs = f"{counted(self.blob_count, 'blob')}, {size_text(self.blob_bytes)}"
+        done = f"renewed the times of {counted(self.checkpoint_count, 'checkpoint')} ({blobs})"
+        return in_lines((f"not renewed: {printable(text)}" for text in self.refused), [done])

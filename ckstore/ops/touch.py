@@ -1,0 +1,129 @@
+"""Renew the times of a store's files, so that a filesystem that purges by age keeps them: docs/how-to/scratch.md.
+
+Saves renew the blobs that they claim (`objects.blobs.is_sound_to_use`), and the store's own small files once a day.
+`touch` renews everything on request.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ckstore.errors import BadInput, InUse
+from ckstore.fs import blob_time, locks, peek
+from ckstore.fs.inside import Inside
+from ckstore.model.digest import is_digest
+from ckstore.model.names import CheckpointKey
+from ckstore.model.reports.touch_report import TouchReport
+from ckstore.model.words import counted
+from ckstore.objects import trash
+from ckstore.objects.layout import BLOBS, MARK
+from ckstore.ops.acts import why_of
+from ckstore.ops.context import Context
+from ckstore.ops.notices import warn
+from ckstore.ops.refs.find import AnyRef, find
+from ckstore.ops.refs.listing import no_such_run
+
+# What they hold directly. Of `remotes/` that leaves out the cache, where times say what is used least.
+_SMALL = ("refs", "pins", "remotes", "locks")
+
+
+def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: str | None = None) -> TouchReport:
+    """Renew the times of checkpoints, of those of a run, or of all; see `ckstore.Store.touch`."""
+    context.check_writable()
+    layout = context.layout
+    if ref is not None and run is not None:
+        raise BadInput("refs were given, and a run as well", hint="leave one of them out")
+    if ref is None:
+        keys = [key for key, _ in layout.published(context.run if run is None else run)]
+        if not keys and run is not None:
+            raise no_such_run(layout, run)
+    else:
+        refs = [ref] if isinstance(ref, str) or not isinstance(ref, Iterable) else [*ref]
+        keys = [*dict.fromkeys(find(context, one).key for one in refs)]
+    renewal = _Renewal()
+    count = sum(renewal.checkpoint(layout.checkpoint(key)) for key in sorted(keys))
+    if ref is None:  # what `undelete` can bring back, too
+        waiting = [name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None]
+        count += sum(renewal.checkpoint(layout.trash / name) for name in waiting)
+    renewal.own_files(layout.root)
+    report = TouchReport(count, len(renewal.blobs), sum(renewal.blobs.values()), renewal.refused())
+    if report.refused:
+        warn(str(report))
+    return report
+
+
+def renew_used(context: Context, existing: CheckpointKey | None) -> None:
+    """After a save, renew the times of the store's own files, and of the checkpoint of equal content that it found."""
+    # The blobs of a new checkpoint have current times: the save wrote or claimed them.
+    layout, known = context.layout, context.known
+    renewal = _Renewal(only_due=True)
+    if existing is not None:
+        renewal.checkpoint(layout.checkpoint(existing))
+    now_s = time.time()
+    if now_s - known.own_files_renewed_s > blob_time.RENEW_AFTER_S:
+        known.own_files_renewed_s = now_s
+        renewal.own_files(layout.root)
+
+
+class _Renewal:
+    """Gives files current times, and counts those of other users, who alone can do that."""
+
+    def __init__(self, *, only_due: bool = False) -> None:
+        self.blobs: dict[tuple[int, int], int] = {}  # (device, inode) -> size
+        self._only_due = only_due  # leave those alone that have times of the last day
+        self._owners: Counter[int] = Counter()
+        self._closed: list[str] = []
+
+    def checkpoint(self, path: Inside) -> bool:
+        """Renew the files of a checkpoint; False if it is gone, or may not be touched."""
+        try:
+            # As a reader: nothing takes it apart meanwhile.
+            with locks.lock_shared(path) as lock:
+                for name, status in peek.statuses(lock.inside):
+                    # A repair knows a mark of damage by its times.
+                    if stat.S_ISREG(status.st_mode) and name != MARK:
+                        self._renew(lock.inside / name, status)
+                for name, status in peek.statuses(lock.inside / BLOBS):
+                    if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in self.blobs:
+                        self._renew(lock.inside / BLOBS / name, status)
+        except (FileNotFoundError, NotADirectoryError):  # dropped meanwhile
+            return False
+        except (InUse, PermissionError) as error:
+            self._closed.append(f"{path.inner}: {why_of(error)}")
+            return False
+        return True
+
+    def own_files(self, root: Inside) -> None:
+        """Renew the small files that every use of the store needs: settings, tags, pins, what is known of remotes."""
+        for folder in (root, *(root / name for name in _SMALL)):
+            for name, status in peek.statuses(folder):
+                if not stat.S_ISDIR(status.st_mode):
+                    self._renew(folder / name, status)
+
+    def _renew(self, place: Inside, status: os.stat_result) -> None:
+        is_blob = is_digest(place.name)
+        with suppress(FileNotFoundError), peek.at(place) as (parent, name):
+            try:
+                if self._only_due and not blob_time.is_due(status.st_mtime_ns):
+                    pass
+                elif not is_blob:
+                    os.utime(name, dir_fd=parent, follow_symlinks=False)
+                elif blob_time.is_stamp(status.st_mtime_ns):
+                    blob_time.stamp(name, dir_fd=parent)
+                else:  # it stays as suspect as it is, and gets a time that a purge spares
+                    blob_time.mark_suspect(name, dir_fd=parent)
+            except PermissionError:
+                self._owners[status.st_uid] += 1
+                return
+            if is_blob:
+                self.blobs[status.st_dev, status.st_ino] = status.st_size
+
+    def refused(self) -> tuple[str, ...]:
+        """Say which files kept their times, and why."""
+        owned = (f"{counted(count, 'file')} of uid {uid}, who alone may do it" for uid, count in self._owners.items())
+        return (*owned, *self._closed)

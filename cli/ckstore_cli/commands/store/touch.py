@@ -1,0 +1,42 @@
+"""``ckstore touch``: renew the times of checkpoints where a filesystem purges by age."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore_cli._errors import HELD
+from ckstore_cli._frame import Frame, framed
+from ckstore_cli._refs import complete_ref, complete_run
+
+
+@click.command()
+@click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="All checkpoints of this run.")
+@framed
+def touch(frame: Frame, refs: tuple[str, ...], run: str | None) -> int:
+    """Renew the times of the checkpoints REF, or of all.
+
+    Places for temporary data, such as /scratch, delete files that were not
+    modified or read for some weeks. A save renews the times of the blobs that it
+    uses. Run this for checkpoints that no save uses any more, if the rules of the
+    place allow it. No data is read or written.
+
+    \b
+    Example:
+      ckstore touch
+      ckstore touch main@1000 best:loss
+      ckstore touch --run sweep-7
+
+    \b
+    Exit status:
+      0  done
+      2  wrong usage
+      4  there is no such store, run or checkpoint
+      7  done, but files of other users keep their times; the warnings say which
+    """
+    out = frame.output()
+    with frame.writing() as store:
+        report = store.touch(refs or None, run=run)
+    out.document(report)
+    out.line(str(report).splitlines()[0])
+    return HELD if report.refused else 0
