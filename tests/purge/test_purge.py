@@ -25,7 +25,7 @@ from tests.support.stores import check_store
 pytestmark = [pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")]
 
 _DAY_NS = 86400 * 10**9
-_PLACES = ("memory", "ext4", "ext4 with whole seconds", "xfs", "btrfs", "FUSE with whole seconds")
+_PLACES = ("memory", "ext4", "ext4 with whole seconds", "xfs", "btrfs", "shared", "shared with whole seconds")
 _COUNT, _FULL_COUNT = 6, 500
 _BASE = torch.arange(300_000.0)
 
@@ -36,9 +36,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     with ExitStack() as mounted:
         if request.param == "memory":
             yield tmp_path
-        elif request.param == "FUSE with whole seconds":
+        elif request.param.startswith("shared"):
             (tmp_path / "real").mkdir()
-            yield mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / "shown", lacks="fractions"))
+            lacks = "fractions" if "whole" in request.param else ""
+            yield mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / "shown", lacks=lacks, locks=True))
         else:
             kind = request.param.partition(" ")[0]
             small = ("-I", "128") if "whole" in request.param else ()
