@@ -189,11 +189,12 @@ def _restore_from(
         target["extra"] = extra
     # Before the load: from its first byte on these parts may be touched.
     begun |= dict.fromkeys(restored, info.name)
+    cast: Mapping[str, str] = {}
     if target:
         # Only these names are read: the random states of other ranks, say, stay on the disk.
         of_rank = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
         select = [f"{name}.{source}" if name in of_rank else name for name in target]
-        store.load_into(target, info, select=select)
+        cast = store.load_into(target, info, select=select).cast
     if "scheduler" in restored and "optimizer" not in restored:
         _set_rates(wanted["scheduler"])
     if record["version"] == 1 and loader is not None:
@@ -216,6 +217,7 @@ def _restore_from(
         *differences(before, now, (rank,), rng=rng),
         *(reading(loader, record["loader"], before.world_size, world_size) if resumes else ()),
         *random.differing,
+        *(f"{name} was converted: {how}" for name, how in cast.items()),
     )
     if inexact:
         warn(f"{info.name} restored, but: {'; '.join(inexact)}")

@@ -180,7 +180,7 @@ def test_tensors_inside_objects_go_where_the_parameter_is() -> None:
     ckstore.add_safe_globals([Projector])
     node = Saved({"projector": Projector(3), "step": torch.ones(1)}).manifest.state
     work = object.__new__(into_optimizer._Optimizer)
-    work._parameters = {0: torch.empty(3, device="meta"), 1: torch.empty(3)}
+    work.parameters = {0: torch.empty(3, device="meta"), 1: torch.empty(3)}
 
     assert work.placed(0, node, lambda _: torch.ones(3))(0).device.type == "meta"  # type: ignore[attr-defined]
     assert work.placed(0, node, lambda _: torch.ones(3))(1).device.type == "cpu"  # type: ignore[attr-defined]

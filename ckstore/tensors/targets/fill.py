@@ -43,6 +43,14 @@ class Filling:
         self._bound[index] = target
         return True
 
+    def keeps_dtype(self, tensor: Any) -> bool:
+        """Whether a torch tensor is filled with values of the dtype that it has, so far as `bind` has heard of it."""
+        place = tensor.data_ptr()
+        return any(
+            is_tensor(target) and target.data_ptr() == place and index not in self._cast
+            for index, target in self._bound.items()
+        )
+
     def bind_later(self, make: Callable[[], Any], index: int, name: str) -> None:
         """Let the values of leaf `index` go to a tensor that `make` gives when it is decided; it takes the leaf."""
         self._made[index] = make, name

@@ -37,6 +37,8 @@ _TELLING = {
 """Settings by which one optimizer of torch is told from another."""
 
 
+_ITERATED = "<generator object "
+"""With this begins what `load_state_dict` of torch 2.13 makes of each string in the state of a parameter."""
 _NAMED_MOST = 3
 """The greatest number of names of parameters in a message."""
 
@@ -51,7 +53,15 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
     # A hook may rename groups or parameters: a comparison of the raw state would refuse what it makes fit.
     if optimizer._optimizer_load_state_dict_pre_hooks:  # noqa: SLF001 - torch has no other way to ask for them
         make = comparison.new(node)  # the hooks may change what is compared below, so that it is for them to judge
-        comparison.steps.append(lambda leaf: hand_over(optimizer, make(leaf), path))
+
+        def load_whole(leaf: Leaf) -> None:
+            state: Any = make(leaf)
+            hand_over(optimizer, state, path)
+            numbers = chain.from_iterable(group["params"] for group in state["param_groups"])
+            parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            _put_back(comparison, optimizer, state["state"], dict(zip(numbers, parameters, strict=False)), path)
+
+        comparison.steps.append(load_whole)
         return
     groups: Any = build_with(parts["param_groups"], comparison.early, comparison.leaves)
     orders = _orders(comparison, optimizer, groups, path) if _fits_groups(comparison, optimizer, groups, path) else None
@@ -71,13 +81,62 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
             key: build_with(item, work.placed(key, item, leaf), comparison.leaves) for key, item in kept.items()
         }
         hand_over(optimizer, state, path)
+        _put_back(comparison, optimizer, state["state"], work.parameters, path)
         for index in chain.from_iterable(map(leaf_numbers, kept.values())):
-            if index in work.converted:
+            name = comparison.leaves[index].name
+            if index in work.converted and name in comparison.differences.cast:
                 value: Any = leaf(index)
                 if count := count_beyond(value, work.converted[index]):
-                    comparison.filling.beyond[comparison.leaves[index].name] += count
+                    comparison.filling.beyond[name] += count
 
     comparison.steps.append(load)
+
+
+def _put_back(comparison: Comparison, optimizer: Any, saved: Any, parameters: dict[Any, Any], path: str) -> None:
+    """Put back strings, and give state the dtype that it was saved with, or report that torch converted it.
+
+    If the parameter itself was saved with its dtype, the optimizer keeps such state by design, as in double precision.
+    Else the run continues with parameters of another dtype, and torch's conversion is wanted.
+    """
+    for number, found in saved.items():
+        parameter = parameters.get(number)
+        own = optimizer.state.get(parameter)
+        if parameter is not None and isinstance(own, dict) and isinstance(found, dict):
+            is_kept = comparison.filling.keeps_dtype(parameter)
+            cast = comparison.differences.cast
+            name = name_below(name_below(path, "state"), number)
+            own |= _as_saved(own, found, parameter.dtype, name, cast, is_kept=is_kept)
+
+
+def _as_saved(own: Any, saved: Any, dtype: Any, name: str, cast: dict[str, str], *, is_kept: bool) -> Any:
+    """Return `own` with values of `saved` in the place of strings, and of tensors that torch converted to `dtype`."""
+    if isinstance(own, dict) and isinstance(saved, dict):
+        return {
+            key: _as_saved(item, saved[key], dtype, name_below(name, key), cast, is_kept=is_kept)
+            if key in saved
+            else item
+            for key, item in own.items()
+        }
+    if type(own) in (list, tuple) and type(saved) is type(own) and len(own) == len(saved):
+        return type(own)(
+            _as_saved(one, its, dtype, join_index(name, i), cast, is_kept=is_kept)
+            for i, (one, its) in enumerate(zip(own, saved, strict=True))
+        )
+    if type(own) is str and type(saved) is str and own.startswith(_ITERATED):
+        return saved
+    if not all(is_tensor(one) and torch_targets.can_be_filled(one) for one in (own, saved)):
+        return own
+    if not (own.dtype == dtype != saved.dtype and own.shape == saved.shape and saved.is_floating_point()):
+        return own
+    # A hook may have made something else of it: only what is the converted value is replaced.
+    converted = saved.to(own)
+    if not bool(((own == converted) | (own.isnan() & converted.isnan())).all()):
+        return own
+    if not is_kept:
+        cast.setdefault(name, f"{torch_targets.dtype_name(saved)} to {torch_targets.dtype_name(own)}")
+        return own
+    cast.pop(name, None)
+    return saved.to(own.device)
 
 
 def _is_dict(node: Node) -> bool:
@@ -187,25 +246,25 @@ class _Optimizer:
         self._held = optimizer.state  # not its state_dict(), which is foreign code, and need not show what it holds
         numbers = chain.from_iterable(group["params"] for group in groups)
         parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        self._parameters = dict(zip(numbers, parameters, strict=True))
+        self.parameters = dict(zip(numbers, parameters, strict=True))
         # A state tensor that is a parameter's own memory must not be filled: it would overwrite weights.
-        self._places = {one.data_ptr() for one in self._parameters.values() if torch_targets.can_be_filled(one)} - {0}
+        self._places = {one.data_ptr() for one in self.parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def by_parameter(self, found: dict[Any, Node]) -> dict[Any, Node]:
         """Return the state by the numbers of the parameters, of which `torch.distributed.checkpoint` makes text."""
-        numbers = {str(number): number for number in self._parameters if number not in found}
+        numbers = {str(number): number for number in self.parameters if number not in found}
         return {numbers.get(key, key) if isinstance(key, str) else key: node for key, node in found.items()}
 
     def take(self, key: Any, node: Node) -> bool:
         """Plan to load what is kept for one parameter; False if a part of it does not fit."""
         # Other optimizers may have more keys of their own. One of torch would load such an entry and never use it.
-        if key not in self._parameters and (self._is_torchs or type(key) is int):
-            parameters = counted(len(self._parameters), "parameter")
+        if key not in self.parameters and (self._is_torchs or type(key) is int):
+            parameters = counted(len(self.parameters), "parameter")
             self.comparison.mismatch(name_below(self.path, key), f"what is kept for one of {parameters}", "another key")
             return False
         indexes = list(leaf_numbers(node))
         inside = _below(node, "parts") | _below(node, "object")  # with shapes of their own
-        parameter = self._parameters.get(key)
+        parameter = self.parameters.get(key)
         held = {} if parameter is None else self._held.get(parameter, {})
         live = dict(_tensors_in(held, name_below(self.path, key)))
         misfits = [index for index in indexes if index not in inside and not self._fits(index, parameter, live)]
@@ -218,7 +277,7 @@ class _Optimizer:
     def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
         """Return what gives leaves, those inside objects on the device of their parameter."""
         # torch moves the tensors of a state there, but looks into no object.
-        parameter, inside = self._parameters.get(key), _below(node, "object")
+        parameter, inside = self.parameters.get(key), _below(node, "object")
         if parameter is None or parameter.device.type == "cpu" or not inside:
             return leaf
 
