@@ -49,6 +49,7 @@ class Run:
         advice: Of a run that is refused; None: it is stored.
         allow: Whether the refusal says by which line its classes are allowed; then it is stored.
         again: Whether parts that were used take the state up as fresh ones do, in torch's own way.
+        exact: Whether it continues as the run that did not stop, where torch's own way changes its state.
         by_hand: Where fresh parts refuse the state in torch's own way: does what the hint says after strict=False.
     """
 
@@ -58,6 +59,7 @@ class Run:
     advice: Advice | None = None
     allow: bool = False
     again: bool = True
+    exact: bool = False
     by_hand: Callable[[Parts, Any], object] | None = None
 
     def made(self, seed: int) -> Parts:
@@ -195,7 +197,11 @@ def _goes_on(row: Run, state: Any, load: Callable[[Parts], object], how: str, *,
     assert any(differences(state, state_of(ours))), "the fresh parts are those that were saved: this proves nothing"
 
     load(ours)
-    take(theirs, torch_trip(state))
+    if row.exact:
+        theirs = row.made(0)
+        row.go_on(theirs, range(STEPS))
+    else:
+        take(theirs, torch_trip(state))
 
     same(state_of(theirs), state_of(ours), how)
     steps = range(STEPS, 2 * STEPS)
