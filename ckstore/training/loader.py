@@ -18,6 +18,8 @@ from ckstore.training.stateful_dataset import StatefulDataset
 _CURE = "ckstore.training.ElasticSampler reads each once"
 _INSTALL = "ckstore.integrations.accelerate.install(accelerator, store)"
 _TORCHDATA = "torchdata.stateful_dataloader"
+_NODES = "torchdata.nodes"
+_NODES_MOST = 10_000
 STATEFUL = f"{_TORCHDATA}.StatefulDataLoader"
 
 
@@ -154,6 +156,8 @@ def losses(loader: Any) -> Iterator[str]:
         )
     elif _is_of(_TORCHDATA, "StatefulDataLoader", loader):
         yield from _losses_of_torchdata(loader)
+    elif _is_of(_NODES, "Loader", loader):
+        yield from _losses_of_nodes(loader)
     elif not is_stateful(loader):
         # Where a loader that is not of torch is in its data, it does not say.
         if is_inside_epoch(loader) or not _is_of("torch.utils.data", "DataLoader", loader):
@@ -184,6 +188,27 @@ def _losses_of_torchdata(loader: Any) -> Iterator[str]:
             f"random numbers that {type_name(type(loader.dataset))} draws in the worker processes begin again as at "
             "the start of the epoch; give the data loader ckstore.training.StatefulDataset(dataset)"
         )
+
+
+def _losses_of_nodes(loader: Any) -> Iterator[str]:
+    """Name the samplers whose order a loader of torchdata's nodes draws anew when it takes up its state."""
+    waiting, seen = [loader.root], set[int]()
+    while waiting and len(seen) < _NODES_MOST:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, list | tuple | dict):
+            waiting += node.values() if isinstance(node, dict) else node
+        elif _is_of(_NODES, "BaseNode", node):
+            waiting += vars(node).values()
+        sampler = getattr(node, "sampler", None) if _is_of(_NODES, "SamplerWrapper", node) else None
+        # It skips as many samples as it gave, in an order that it asks the sampler for.
+        if sampler is not None and not hasattr(sampler, "set_epoch") and _draws_order(sampler):
+            yield (
+                f"{type_name(type(sampler))} in a SamplerWrapper gives the rest of the epoch in another order, so that "
+                "samples are read a second time and others never; use ckstore.training.ElasticSampler"
+            )
 
 
 def _is_of(module: str, name: str, value: object) -> bool:
@@ -222,10 +247,16 @@ def _placeless(sampler: Any) -> Any:
     # Its own sampler of batches keeps the state of what it draws from, that of torch does not.
     if _is_of(of_torchdata, "BatchSampler", sampler):
         return _placeless(sampler.sampler)
+    return sampler if _draws_order(sampler) else None
+
+
+def _draws_order(sampler: Any) -> bool:
+    """Whether a sampler may give another order each time that it is asked; one with a state of its own does not."""
     order = sampler.sampler if _is_of("torch.utils.data", "BatchSampler", sampler) else sampler
     # These give the same order whenever they are asked, and a stream has none.
     repeats = any(_is_of("torch.utils.data", name, order) for name in ("SequentialSampler", "DistributedSampler"))
-    return None if repeats or _is_of("torch.utils.data.dataloader", "_InfiniteConstantSampler", order) else sampler
+    is_stream = _is_of("torch.utils.data.dataloader", "_InfiniteConstantSampler", order)
+    return not (repeats or is_stream or is_stateful(sampler) or isinstance(order, list | tuple | range))
 
 
 def is_inside_epoch(loader: Any) -> bool:

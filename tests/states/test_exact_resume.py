@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from ckstore import DoesNotFit, Store
-from ckstore.training import StatefulDataset, capture, restore
+from ckstore.training import ElasticSampler, StatefulDataset, capture, restore
 from tests.support.stores import check_store
 from tests.training.exact_cases import POSITIONS, Case, stateful
 
@@ -209,3 +209,44 @@ def test_a_stateful_loader_that_accelerate_prepared_is_named(tmp_path: Path) -> 
     assert sentence.startswith(
         "the data loader was prepared by accelerate, which reads a batch ahead and counts epochs"
     )
+
+
+def node_loader(sampler: Any) -> Any:
+    """Return a loader of torchdata's nodes, with a sampler below other nodes."""
+    nodes = importlib.import_module("torchdata.nodes")
+    return nodes.Loader(nodes.Batcher(nodes.Prefetcher(nodes.SamplerWrapper(sampler), 2), 3, drop_last=False))
+
+
+NODE_SAMPLERS: dict[str, Callable[[], Any]] = {
+    "RandomSampler": lambda: RandomSampler(range(16), generator=torch.Generator().manual_seed(3)),
+    "RandomSampler of the process": lambda: RandomSampler(range(16)),
+    "DistributedSampler": lambda: DistributedSampler(NUMBERS, 1, 0, seed=3),
+    "ElasticSampler": lambda: ElasticSampler(range(16), seed=3),
+    "a range": lambda: range(16),
+}
+
+
+@pytest.mark.parametrize("name", NODE_SAMPLERS)
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_loader_of_nodes_goes_on_exactly_or_the_report_names_its_sampler(
+    name: str, epochs: int, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    loader = node_loader(NODE_SAMPLERS[name]())
+    for _ in range(epochs):
+        list(loader)
+    rest = iter(loader)
+    given = [next(rest), next(rest)]
+    model = torch.nn.Linear(1, 1)
+    with Store.init(tmp_path / "store") as store:
+        store.save(capture(model, dataloader=loader), step=1)
+        wanted = [*rest], [*loader]
+        torch.manual_seed(7)
+        again = node_loader(NODE_SAMPLERS[name]())
+        report = restore(store, model=model, dataloader=again)
+
+    assert any("SamplerWrapper" in line for line in report.inexact) == name.startswith("RandomSampler"), report
+    found = [*again], [*again]
+    assert report.inexact or found == wanted
+    assert len(given) == 2
+    check_store(tmp_path / "store")
