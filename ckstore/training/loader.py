@@ -191,7 +191,7 @@ def _losses_of_torchdata(loader: Any) -> Iterator[str]:
 
 
 def _losses_of_nodes(loader: Any) -> Iterator[str]:
-    """Name the samplers whose order a loader of torchdata's nodes draws anew when it takes up its state."""
+    """Name the samplers whose order a loader of torchdata's nodes does not keep in its state."""
     waiting, seen = [loader.root], set[int]()
     while waiting and len(seen) < _NODES_MOST:
         node = waiting.pop()
