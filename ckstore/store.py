@@ -921,6 +921,9 @@ class Store:
         timeout_s: float | None = None,
         remote: RemoteLike | None = None,
         poll_s: float | None = None,
+        lacking: str | Iterable[str] | None = None,
+        newest_first: bool = False,
+        attempts: int | None = 3,
     ) -> Follower:
         """Give each checkpoint of a run as it becomes durable: for evaluators, and for processes that take new weights.
 
@@ -928,6 +931,11 @@ class Store:
         there are. A checkpoint that is dropped before its turn is not given. Together with
         ``load_into(target, info, since=report)`` only what differs from the one before is read. It is an iterator, and
         holds a descriptor until it ends, is closed (also by ``with``), or is freed.
+
+        With `lacking` only checkpoints without that metric are given, and each to one of the evaluators of the store,
+        whichever process or host they are in. The evaluator adds the metric (`annotate`) before it asks for the next
+        one. If it fails, or is killed, another evaluator, or the same one after a restart, gets the checkpoint. Rules
+        and `delete` leave it alone meanwhile, for `StoreConfig.evaluation_patience_s` at most.
 
         Args:
             run: None: that of `open`, else the only one, else ``main``; it need not be there yet.
@@ -938,18 +946,31 @@ class Store:
                 `clone`, and loads fetch what they read. None: only what is here; of a store that was opened by a URL,
                 what is there.
             poll_s: Ask the remote so often, by one request when nothing is new. None: every 5 seconds.
+            lacking: Give only checkpoints that lack this metric, or at least one of these metrics. One evaluation of a
+                checkpoint for a metric goes on at a time.
+            newest_first: Of the checkpoints that lack the metric give the newest one first, not the oldest.
+            attempts: After so many evaluations in a row that ended without the metric, in whatever process, a
+                checkpoint is left out, and a warning names it. None: it is given each time.
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
             NoSuchRef: `after` names none.
-            BadInput: `run`, `after`, `timeout_s` or `poll_s` is invalid.
+            BadInput: An argument is invalid; or `lacking` is given for a remote, where evaluators of other stores
+                would not be seen.
+            ReadOnlyStore: `lacking` is given, and the store was opened for reading only.
+            UnsafePlace: `lacking` is given, and files cannot be locked on the filesystem of the store.
             NoSuchRemote: There is no remote of that name.
         """
         from ckstore.ops.refs.follow import follow
 
         context = self._listing or self._context
         if remote is None and self._listing is None:
-            return follow(context, run, after, timeout_s)
+            return follow(context, run, after, timeout_s, lacking=lacking, newest_first=newest_first, attempts=attempts)
+        if lacking is not None:
+            raise BadInput(
+                "lacking= needs a store on a filesystem: at a remote no evaluator is told of the others",
+                hint="follow without lacking=, and pass over those that have the metric in info.metrics",
+            )
         from ckstore.remote.elsewhere.clone import POLL_S, News
 
         if poll_s is not None and not poll_s > 0:

@@ -15,7 +15,7 @@ import uuid
 from contextlib import suppress
 from typing import Self
 
-from ckstore.errors import InUse
+from ckstore.errors import InUse, UnsafePlace
 from ckstore.fs import files, links, peek
 from ckstore.fs.inside import Inside
 from ckstore.fs.peek import open_at
@@ -29,6 +29,7 @@ _TRIES = 100
 # As private or as shared as the folder: a user who may write to the store may lock it.
 _OWNER = 0o600
 _OTHERS = 0o666
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _MARK_BYTES = 32
 _TEMPORARY = ".new-"
 # flock says EAGAIN; NFS, which makes it a lock of the server, can say EACCES.
@@ -70,6 +71,45 @@ class LockFile:
             lock.close()
         raise InUse(f"{path} was replaced {_TRIES} times while it was being locked")
 
+    @classmethod
+    def make(cls, path: Inside, data: bytes) -> Self:
+        """Make the file with this content, locked before it has its name: no other process sees it without its owner.
+
+        Raises:
+            FileExistsError: There is a file of that name.
+            UnsafePlace: Files cannot be locked here.
+        """
+        for _ in range(_TRIES):
+            lock, fresh = cls(path, fcntl.LOCK_EX), _temporary_in(path.parent)
+            try:
+                lock._fd = open_at(fresh, _NEW, _OWNER)
+                _share_as_folder(lock._fd, path.parent)
+                lock._lock_fresh()
+                files.write_all(lock._fd, memoryview(data))
+                # Another host reads it as soon as it has its name, and must not find it empty.
+                os.fsync(lock._fd)
+                links.link(fresh, path)
+            except FileNotFoundError:  # gc took the file for one that a dead process left
+                lock.close()
+            except BaseException:
+                lock.close()
+                raise
+            else:
+                return lock
+            finally:
+                with suppress(FileNotFoundError):
+                    links.unlink(fresh)
+        raise InUse(f"{path} was removed {_TRIES} times while it was being made")
+
+    def _lock_fresh(self) -> None:
+        try:
+            fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NONE_HERE:
+                msg = f"files in {self.path.parent} cannot be locked, so nothing tells when the owner of one ends"
+                raise UnsafePlace(msg, hint="mount the filesystem with locks (Lustre: -o flock)") from error
+            raise _not_lockable(self.path, error) from error
+
     def _wait(self, deadline: float) -> None:
         pause_s = _POLL_FIRST_S
         while not self._asked():
@@ -89,9 +129,7 @@ class LockFile:
             if error.errno in _BUSY:
                 return False
             if error.errno not in _NONE_HERE:
-                msg = f"{self.path} cannot be locked: {os.strerror(error.errno or 0)}"
-                hint = "look after the lock service of this filesystem (on NFS 3, lockd and statd), then try again"
-                raise InUse(msg, hint=hint) from error
+                raise _not_lockable(self.path, error) from error
         return True
 
     def _begin(self, *, exclusive: bool) -> None:
@@ -170,6 +208,27 @@ def service_failed(error: InUse) -> bool:
     return isinstance(error.__cause__, OSError)
 
 
+def is_locked(path: Inside) -> bool:
+    """Whether a process has the file locked against all others, as far as this host sees it."""
+    # Shared: two processes that ask at once must not take each other for the owner.
+    fd = open_at(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _BUSY:
+            return True
+        if error.errno not in _NONE_HERE:
+            raise _not_lockable(path, error) from error
+    finally:
+        os.close(fd)
+    return False
+
+
+def _not_lockable(path: Inside, error: OSError) -> InUse:
+    msg = f"{path} cannot be locked: {os.strerror(error.errno or 0)}"
+    return InUse(msg, hint="look after the lock service of this filesystem (on NFS 3, lockd and statd), then try again")
+
+
 def _opened(path: Inside) -> int:
     for _ in range(_TRIES):
         try:
@@ -181,11 +240,10 @@ def _opened(path: Inside) -> int:
 
 def _make(path: Inside) -> None:
     """Make the file with the permissions that its directory gives; others see it with these only."""
-    fresh = path.parent / f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
-    fd = open_at(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, _OWNER)
+    fresh = _temporary_in(path.parent)
+    fd = open_at(fresh, _NEW, _OWNER)
     try:
-        # Before the link: a file that others see with narrower rights would refuse their lock.
-        os.fchmod(fd, _OWNER | peek.status(path.parent).st_mode & _OTHERS)
+        _share_as_folder(fd, path.parent)
         with suppress(FileExistsError, FileNotFoundError):  # another process was faster, or swept it as a dead one's
             # A link, not a rename: rename would put a new inode over a lock that another host holds.
             links.link(fresh, path)
@@ -193,6 +251,15 @@ def _make(path: Inside) -> None:
         os.close(fd)
         with suppress(FileNotFoundError):
             links.unlink(fresh)
+
+
+def _temporary_in(folder: Inside) -> Inside:
+    return folder / f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
+
+
+def _share_as_folder(fd: int, folder: Inside) -> None:
+    # Before the link: a file that others see with narrower rights would refuse their lock.
+    os.fchmod(fd, _OWNER | peek.status(folder).st_mode & _OTHERS)
 
 
 def leftovers(folder: Inside) -> list[Inside]:

@@ -41,6 +41,20 @@ def lock_small_files(layout: Layout, *, timeout_s: float) -> locks.DirectoryLock
     return _followed(layout, lock, _STORE, exclusive=True, timeout_s=timeout_s)
 
 
+def make_locked(layout: Layout, name: str, data: bytes) -> locks.DirectoryLock:
+    """Make a file in ``locks/`` that this process has locked as long as it lives; `FileExistsError` if there is one."""
+    links.make_directory(layout.locks)
+    # With the directory, as all locks on files: its lock is closed in a forked child, which must not outlive its parent
+    # as the owner.
+    lock = locks.lock_shared(layout.locks)
+    try:
+        lock.file = LockFile.make(layout.locks / name, data)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
 def _tried(layout: Layout, lock: locks.DirectoryLock | None, name: str) -> locks.DirectoryLock | None:
     if lock is None:
         return None

@@ -209,6 +209,13 @@ class StoreConfig:
     What a budget or `make_room` drops is freed at once, since its space is needed.
     """
 
+    evaluation_patience_s = _plain(config_file.EVALUATION_PATIENCE_S)
+    """For how many seconds an evaluation keeps its checkpoint from being dropped; see `Store.follow`.
+
+    After that a rule may drop the checkpoint, and says so. On a shared filesystem the checkpoint is also given to an
+    evaluator on another host, if the lock of the first one is not seen there. Default: 3600.
+    """
+
     shared = _plain(config_file.SHARED)
     """Whether other hosts use the store; None: its filesystem says so, as ``ckstore doctor`` shows.
 

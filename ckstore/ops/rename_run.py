@@ -30,6 +30,7 @@ from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, gone, held
@@ -90,6 +91,7 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
         # Exclusive is what the drop needs: a reader is found out before anything is copied.
         if trash.in_use(layout.checkpoint(info.key)):
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
+        check_not_evaluated(context, info)
     _check_free(context, found, new)
     if {old, new} <= config_file.policies_by_run(layout).keys():  # one of them would be lost, and what it keeps
         raise BadInput(

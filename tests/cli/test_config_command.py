@@ -29,6 +29,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "recheck  --share 0.005",
         "undo  off: what is dropped is freed at once",
         "grace  --time 1h",
+        "evaluation  --time 1h",
         "shared  as its filesystem is",
         "threads  as the machine has use for",
         "mirror  off: checkpoints are here alone",
@@ -48,6 +49,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "undo_by_hand_s": 0,
         "undo_by_rule_s": 0,
         "grace_s": 3600,
+        "evaluation_patience_s": 3600,
         "shared": None,
         "threads": None,
         "mirror": None,
@@ -72,6 +74,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "read-back", "--on", "--store", path)
     run("config", "push-deltas", "--on", "--store", path)
     run("config", "grace", "--time", "90m", "--store", path)
+    run("config", "evaluation", "--time", "2h", "--store", path)
     run("config", "shared", "--on", "--store", path)
     run("config", "threads", "--count", "8", "--store", path)
     run("config", "recheck", "--share", "0.25", "--store", path)
@@ -85,6 +88,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "recheck  --share 0.25",
         "undo  off: what is dropped is freed at once",
         "grace  --time 90m",
+        "evaluation  --time 2h",
         "shared  on: other hosts use the store",
         "threads  8",
         "mirror  off: checkpoints are here alone",
@@ -101,7 +105,8 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         assert store.config.push_deltas
         assert store.config.threads == 8
         assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.25, 5400, True)
-    for setting in ("retention", "make-room", "read-back", "recheck", "grace", "shared", "push-deltas"):
+        assert store.config.evaluation_patience_s == 7200
+    for setting in ("retention", "make-room", "read-back", "recheck", "grace", "evaluation", "shared", "push-deltas"):
         run("config", setting, "--off", "--store", path)
     with Store.open(path) as store:
         assert (store.config.retention, store.config.make_room, store.config.read_back, store.config.recheck_share) == (
@@ -110,13 +115,15 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
             False,
             0,
         )
-        assert (store.config.grace_s, store.config.shared) == (0, False)
+        assert (store.config.grace_s, store.config.evaluation_patience_s, store.config.shared) == (0, 0, False)
     for setting in ("shared", "threads"):
         run("config", setting, "--auto", "--store", path)
     run("config", "recheck", "--on", "--store", path)
     run("config", "grace", "--on", "--store", path)
+    run("config", "evaluation", "--on", "--store", path)
     with Store.open(path) as store:
         assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.005, 3600, None)
+        assert store.config.evaluation_patience_s == 3600
         assert store.config.threads is None
 
 

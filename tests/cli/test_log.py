@@ -42,6 +42,22 @@ def test_n_takes_the_newest_and_run_only_that_run(run: Run, saved: Path) -> None
     assert steps_of(of_run) == ["STEP", "150", "200", "100"]
 
 
+def test_lacks_takes_those_without_a_metric_before_they_are_counted(run: Run, own_saved: Path) -> None:
+    saved = own_saved
+    assert steps_of(run("log", "--lacks", "loss", "--store", saved).stdout) == ["STEP", "150", "8", "7"]
+    few = run("log", "--lacks", "loss", "-n", 3, "--run", "main", "--store", saved)
+    assert steps_of(few.stdout) == ["STEP", "150"]
+    _, shown = on_terminal("log", "--lacks", "loss", "-n", 1, "--store", saved)
+    assert "2 older; -n 3 shows them all" in shown
+    with Store.open(saved) as store:
+        for info in store.checkpoints():
+            store.annotate(info, metrics={"bleu": 1})
+    none = run("log", "--lacks", "bleu", "--store", saved)
+    assert (none.exit_code, none.stdout) == (0, "")
+    assert "no checkpoint lacks bleu" in none.stderr
+    assert run("log", "--lacks", "bleu", "--json", "--store", saved).stdout == ""
+
+
 def test_a_run_that_is_not_there_is_an_error_with_those_that_are(run: Run, saved: Path) -> None:
     shown = run("log", "--run", "mian", "--store", saved)
 

@@ -14,6 +14,7 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "read_back": (False, True),
     "recheck_share": (0.005, 0.25),
     "grace_s": (3600.0, 60.0),
+    "evaluation_patience_s": (3600.0, 60.0),
     "shared": (None, False),
     "threads": (None, 7),
     "retention_by_run": ({}, {"gpt-*": RetentionPolicy(keep_last=2)}),

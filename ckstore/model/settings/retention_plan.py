@@ -1,10 +1,10 @@
 """Retention: which checkpoints are kept, and why. Values in, a plan out; no files and no clock.
 
 Each rule of a policy is applied to each run by itself, and what any rule keeps is kept. Whatever the policy says, these
-are never dropped: what a tag or an unexpired pin names, what a process has open, what waits for the mirror of the
-store, and the newest valid checkpoint of each run (so of the store, too). Order is the order of commits, never the
-step, the name or the clock: after training was resumed from an older step, or a run was begun again in the same store,
-the newest is what was saved last. A clock matters to `keep_within`, and to hours, days and weeks, alone.
+are never dropped: what a tag or an unexpired pin names, what a process has open or evaluates, what waits for the mirror
+of the store, and the newest valid checkpoint of each run (so of the store, too). Order is the order of commits, never
+the step, the name or the clock: after training was resumed from an older step, or a run was begun again in the same
+store, the newest is what was saved last. A clock matters to `keep_within`, and to hours, days and weeks, alone.
 
 A damaged checkpoint never takes the place of a whole one: `keep_last=3` goes back until it has three valid ones, and
 keeps what it met on the way. A budget comes last, and drops the oldest of what rules keep, but nothing of what is
@@ -41,6 +41,8 @@ class Candidate:
     damage: str = ""
     doubt: str = ""  # why its metrics cannot be known; then it is kept
     wanted_by: str = ""  # why the mirror of the store needs it; then it is kept
+    evaluated: str = ""  # that a process evaluates it, and which; then it is kept
+    overdue: str = ""  # that its evaluation takes too long to be waited for, and whose it is
     # Digest -> size of each blob in its directory; looked at where there is a budget.
     blobs: Mapping[str, int] = field(default_factory=dict)
 
@@ -252,6 +254,9 @@ class _Run:
         for candidate in reversed(self._history):
             name = candidate.info.name
             kept = self._kept[name]
+            if candidate.overdue and not kept:
+                self._not_kept[name].append(candidate.overdue)
+                self.notes.append(f"{name} is dropped while it is being evaluated: {candidate.overdue}")
             reasons = tuple(dict.fromkeys(kept or self._not_kept[name]))
             made.append(
                 PlanEntry(candidate.info, bool(kept), reasons, name in self._relied_on, name in self._protected)
@@ -300,6 +305,7 @@ class _Run:
             kept += ["it is open for reading"] if candidate.in_use else []
             kept += [candidate.doubt] if candidate.doubt else []
             kept += [candidate.wanted_by] if candidate.wanted_by else []
+            kept += [candidate.evaluated] if candidate.evaluated else []
         # The one that a resume loads: a policy that dropped it would end the run.
         newest = next((c for c in self._history if c.valid), None)
         if newest is not None:

@@ -23,6 +23,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
+from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.find import AnyRef, find, torn_at
 from ckstore.ops.refs.protection import check_unprotected, gone
 
@@ -163,6 +164,7 @@ def check_droppable(context: Context, info: CheckpointInfo) -> None:
     with ExitStack() as held:
         held.enter_context(_taken(info, context.layout.checkpoint(info.key)))
         check_unprotected(context, info.key, info)
+        check_not_evaluated(context, info)
         _others_taken(context.layout, info, held)
 
 
@@ -193,6 +195,7 @@ def drop(
         lock = held.enter_context(_taken(info, path))
         if not is_former_form:
             check_unprotected(context, info.key, info)
+            check_not_evaluated(context, info)
         # What was found by its ref may have been dropped, and another directory moved there by hand.
         if id_at(path) != info.id:
             raise gone(info)

@@ -25,7 +25,8 @@ from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import files, peek
 from ckstore.fs.inside import NotInStore
 from ckstore.fs.lock_holders import lock_holders, named_holders
-from ckstore.model.names import CheckpointKey
+from ckstore.model.digest import short_id
+from ckstore.model.names import SHORT_DIGITS, CheckpointKey, parse_directory
 from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention import RetentionPolicy
@@ -33,6 +34,7 @@ from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
 from ckstore.objects.collector import Collector
+from ckstore.objects.documents import evaluations
 from ckstore.objects.generations import other_generations
 from ckstore.objects.shared import grace as graces
 from ckstore.objects.shared.grace import Grace
@@ -211,6 +213,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     all_failed = collector.collected.failed
     swept = trash.sweep_staging(layout, all_failed, grace, plan.dead_stagings)
     trash.sweep_locks(layout, grace)
+    _sweep_evaluations(context)
     # (b) Before the blobs, which lose names by this.
     names = [*plan.trash, *swept.values()]
     failed = _empty(collector, names)
@@ -227,6 +230,15 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     if failures:
         warn(f"could not be removed, and still uses space: {some_of(failures, 3)}; gc did the rest")
     return swept
+
+
+def _sweep_evaluations(context: Context) -> None:
+    """Remove the records of evaluations of checkpoints that are gone."""
+    if evaluations.records(context.layout):  # most stores have none, and are not listed for it
+        names = (parse_directory(key.directory) for key, _ in context.layout.published())
+        digits = {name.digits[:SHORT_DIGITS] for name in names if name is not None}
+        # The directories of a draft have no digits; then every record stays.
+        evaluations.sweep(context.layout, lambda id: short_id(id, SHORT_DIGITS) in digits or "" in digits)
 
 
 def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:

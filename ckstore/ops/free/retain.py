@@ -29,6 +29,7 @@ from ckstore.ops.free.still_needed import with_needed_bytes
 from ckstore.ops.index.facts import sure as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
 from ckstore.ops.mirrored import behind, not_yet, spared
+from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_id
 
@@ -220,6 +221,7 @@ def _history(
     check_tags(context.layout)
     looked_at = [*looked_at]
     waiting = {} if urgent else spared(context, looked_at)
+    evaluated = kept_for_evaluation(context)
     pins = pins_by_id(context, now)
     return {
         info.name: Candidate(
@@ -229,6 +231,8 @@ def _history(
             damage=_misplaced(context, info),
             doubt=context.notices.problems.get(annotation_problem(info), ""),
             wanted_by=waiting.get(info.name, ""),
+            evaluated=evaluated.waited_for.get(info.id, ""),
+            overdue=evaluated.overdue.get(info.id, ""),
             blobs=_blobs(context, info) if budget is not None or _has_budget(rules, info.run) else {},
         )
         for info in looked_at

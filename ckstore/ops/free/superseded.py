@@ -29,6 +29,7 @@ from ckstore.ops.free.drop import drop, drop_torn, make_kept_durable
 from ckstore.ops.index.facts import facts_at
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.notices import warn
+from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_tags, pins_by_id
 
@@ -126,6 +127,7 @@ def due(
     for info in infos(context, at=stamps(context, keys)):
         complete[info.key.run_step].append(info)
     pins = None if forms_only else _pins(context)
+    evaluated = kept_for_evaluation(context).waited_for
     found = []
     for key in keys:
         of_step = complete[key.run_step]
@@ -133,7 +135,7 @@ def due(
         one = None if older is None else _due(context, older, of_step)
         if one is None or trash.in_use(context.layout.checkpoint(key)):
             continue
-        is_free = pins is not None and not one.info.tags and one.info.id not in pins
+        is_free = pins is not None and not one.info.tags and one.info.id not in pins and one.info.id not in evaluated
         if one.is_former_form or (is_free and _is_over(context, key, purge=purge, grace=grace)):
             found.append(one)
     return found

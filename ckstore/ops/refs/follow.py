@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self
@@ -17,11 +17,13 @@ from typing import Self
 from ckstore.errors import BadInput
 from ckstore.fs import files
 from ckstore.fs.notify import Watch
+from ckstore.model.checkpoint.evaluation import check_metrics
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run, key_of
 from ckstore.ops.acts import act, places_of
 from ckstore.ops.context import Context
+from ckstore.ops.refs.evaluations import ATTEMPTS, Evaluator
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.latest import in_one_run, run_meant
 from ckstore.ops.refs.listing import infos
@@ -44,10 +46,13 @@ class Follower:
         run: str,
         after: CheckpointInfo | None,
         timeout_s: float | None,
+        *,
         bring: Callable[[], None] = lambda: None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         self.run = run
         self._bring = bring
+        self._evaluator = evaluator  # picks among those that lack a metric; None: each one is given
         self._context = context
         self._after = after
         self._timeout_s = timeout_s
@@ -71,6 +76,8 @@ class Follower:
             CkstoreError: The directory of the run cannot be read.
         """
         with self._in_use:
+            if self._evaluator is not None:
+                self._end_evaluation(self._evaluator)
             if not self._closed:
                 found = self._next()
                 if found is not None:
@@ -81,12 +88,15 @@ class Follower:
     def _next(self) -> CheckpointInfo | None:
         """Return the next checkpoint; None: time is up, or `close` was called."""
         deadline_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        if self._ready:
+        if self._ready and self._evaluator is None:
             return self._ready.popleft()
         names = self._wait(0.0)
         while not self._closed:
             self._look(names | self._torn if names is not None else None)
-            if self._ready:
+            if self._evaluator is not None:
+                if (found := self._pick(self._evaluator)) is not None:
+                    return found
+            elif self._ready:
                 return self._ready.popleft()
             left_s = _LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - time.monotonic())
             if left_s <= 0:
@@ -95,11 +105,21 @@ class Follower:
         return None
 
     def close(self) -> None:
-        """End it; a thread that waits for the next checkpoint ends within a second."""
+        """End it; a thread that waits for the next checkpoint ends within a second.
+
+        Of a checkpoint that was given because it lacks a metric, and still does, another evaluator can have the next
+        try; it does not count as an evaluation that failed.
+        """
+        self._close(tried=False)
+
+    def _close(self, *, tried: bool) -> None:
         self._closed = True
         if self._in_use.acquire(blocking=False):  # else a thread is waiting with the descriptor, and closes it
             try:
                 self._stop_watching()
+                if self._evaluator is not None:
+                    with suppress(OSError):  # its lock is released anyway, which tells this host
+                        self._evaluator.end(tried=tried)
             finally:
                 self._in_use.release()
 
@@ -111,11 +131,12 @@ class Follower:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Ctrl-C and an exit say nothing of the checkpoint that was being evaluated.
+        self._close(tried=kind is not None and issubclass(kind, Exception))
 
     def __del__(self) -> None:
-        self.close()
+        self._close(tried=True)  # left by an error, or by `break`
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self._context.layout.path)
@@ -153,6 +174,16 @@ class Follower:
         self._ids |= {info.id for info in new}
         self._ready.extend(info for info in new if self._after is None or info.order > self._after.order)
 
+    @act
+    def _end_evaluation(self, evaluator: Evaluator) -> None:
+        evaluator.end(tried=True)
+
+    @act
+    def _pick(self, evaluator: Evaluator) -> CheckpointInfo | None:
+        evaluator.add(self._ready)
+        self._ready.clear()
+        return evaluator.pick()
+
     def _stamps(self, names: set[str] | None) -> dict[CheckpointKey, Stamp]:
         layout = self._context.layout
         if names is None:
@@ -182,8 +213,17 @@ def follow(
     after: AnyRef | None,
     timeout_s: float | None,
     bring: Callable[[], None] = lambda: None,
+    *,
+    lacking: str | Iterable[str] | None = None,
+    newest_first: bool = False,
+    attempts: int | None = ATTEMPTS,
 ) -> Follower:
     """Follow a run; see `ckstore.Store.follow`. `bring` is called before each look, and may add checkpoints."""
+    evaluator = None
+    if lacking is not None:
+        evaluator = Evaluator(context, check_metrics(lacking), newest_first=newest_first, attempts=attempts)
+    elif newest_first:
+        raise BadInput("newest_first=True needs lacking=", hint="without it the checkpoints come in order of commits")
     if timeout_s is not None and not timeout_s >= 0:
         raise BadInput(f"timeout_s must be a number of seconds, 0 or more, or None, got {timeout_s!r}")
     bring()
@@ -193,4 +233,4 @@ def follow(
     check_run(run)
     of_run = replace(context, run=run)  # a ref that names no run means a checkpoint of the one that is followed
     start = after if after is None or isinstance(after, CheckpointInfo) else find(of_run, after)
-    return Follower(context, run, start, timeout_s, bring)
+    return Follower(context, run, start, timeout_s, bring=bring, evaluator=evaluator)

@@ -23,6 +23,7 @@ from ckstore.model.names import CheckpointKey, check_tag
 from ckstore.model.times import expiry, text_of_time
 from ckstore.objects.checkpoints import key_with_id
 from ckstore.objects.documents.annotations import add_annotations
+from ckstore.objects.documents.evaluations import remove_of
 from ckstore.objects.documents.pins import read_pins, remove_pin, write_pin
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, annotated
@@ -183,4 +184,6 @@ def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, n
             raise
         if not lock.names(context.layout.checkpoint(info.key)):  # what was added went with it
             raise gone(info)
+    # After the metrics are durable: an evaluator that finds no record looks at the metrics next.
+    remove_of(context.layout, info.id, more.metrics)
     return annotated(context, info)

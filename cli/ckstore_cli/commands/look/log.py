@@ -36,6 +36,7 @@ _ALIGN = "><<<>>"
 )
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
 @click.option("--since", metavar="TIME", help="Only those saved in the last 90m, 36h, 7d ….")
+@click.option("--lacks", metavar="METRIC", help="Only those without this metric.")
 @click.option("--all", "superseded", is_flag=True, help="Also checkpoints whose step has a newer one.")
 @click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
 @framed
@@ -46,6 +47,7 @@ def log(  # noqa: PLR0917 - one for each option
     count: int | None,
     run: str | None,
     since: str | None,
+    lacks: str | None,
     superseded: bool,  # noqa: FBT001 - click's
     oneline: bool,  # noqa: FBT001 - click's
 ) -> None:
@@ -63,6 +65,7 @@ def log(  # noqa: PLR0917 - one for each option
       ckstore log -n 5
       ckstore log --run sweep-7 --oneline
       ckstore log --since 1d
+      ckstore log --lacks bleu
       ckstore log --json | jq -r 'select(.metrics.loss < 2) | .id'
 
     \b
@@ -81,11 +84,15 @@ def log(  # noqa: PLR0917 - one for each option
         # Only on a terminal: a program that reads the list must get all of it.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
-        found = store.checkpoints(run, newest=count, superseded=superseded)
+        # Which lack a metric is known when all are listed.
+        found = store.checkpoints(run, newest=count if lacks is None else None, superseded=superseded)
         # It raises if checkpoints exist that are not whole: that there is none yet would be wrong.
         if not found and store.latest(run) is None and run is not None:
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
+    if lacks is not None:
+        _show_lacking(shown, lacks, count, out, oneline=oneline)
+        return
     if out.as_json:
         out.documents(shown)
         return
@@ -98,6 +105,21 @@ def log(  # noqa: PLR0917 - one for each option
         total = _count(store.path, run, superseded=superseded)
         if total > count:
             out.note(f"{total - count} older; -n {total} shows them all")
+
+
+def _show_lacking(
+    infos: Sequence[CheckpointInfo], metric: str, count: int | None, out: Output, *, oneline: bool
+) -> None:
+    lacking = [info for info in infos if metric not in info.metrics]
+    shown = lacking[:count]
+    if out.as_json:
+        out.documents(shown)
+        return
+    out.lines(_short(shown, out) if oneline else _table(shown, out))
+    if not shown:
+        out.note(f"no checkpoint lacks {printable(metric)}")
+    elif len(lacking) > len(shown):
+        out.note(f"{len(lacking) - len(shown)} older; -n {len(lacking)} shows them all")
 
 
 def _count(store: Path, run: str | None, *, superseded: bool) -> int:

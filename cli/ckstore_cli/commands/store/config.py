@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
+EVALUATION = "evaluation"
 KEEP_LOCAL, KEEP_REMOTE, CACHE, DELTAS, COMPACT = "keep-local", "keep-remote", "cache", "push-deltas", "compact"
 _ATTRIBUTES = {
     RETENTION: "retention",
@@ -31,6 +32,7 @@ _ATTRIBUTES = {
     RECHECK: "recheck_share",
     UNDO: "undo_by_hand_s",
     GRACE: "grace_s",
+    EVALUATION: "evaluation_patience_s",
     SHARED: "shared",
     THREADS: "threads",
     MIRROR: "mirror",
@@ -93,7 +95,8 @@ _THREADS_HOW = "ckstore config threads --count 8"
     "--time",
     "wait",
     metavar="TIME",
-    help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for mirror: "
+    help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for evaluation: "
+    "how long an evaluator keeps its checkpoint; for mirror: "
     "how long a checkpoint may be here alone before ckstore doctor warns; for compact: how old it is.",
 )
 @click.option("--bwlimit", metavar="SIZE", help="For mirror: bytes a second that it sends at most, such as 200MB.")
@@ -129,6 +132,7 @@ def config(  # noqa: PLR0917 - one for each option
                    default; --on: also, for an hour, what rules drop and saves replace;
                    --off: nothing
       grace        how long dropped data waits on a filesystem of several hosts
+      evaluation   how long rules wait for a checkpoint that is being evaluated
       shared       whether other hosts use the store, if its filesystem cannot tell
       threads      how many threads a save, a load or a verification uses
       mirror       the remote NAME that gets each checkpoint once it is durable here
@@ -207,6 +211,7 @@ def config(  # noqa: PLR0917 - one for each option
                 RECHECK: 0 if wanted is False else share,
                 UNDO: undo_s,
                 GRACE: 0 if wanted is False else grace_s,
+                EVALUATION: 0 if wanted is False else grace_s,
                 SHARED: wanted,
                 THREADS: count,
             }
@@ -235,6 +240,8 @@ def _words(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     undo = f"--time {_time(found['undo_by_hand_s'])}, {by_rule} for what rules drop"
     yield UNDO, undo if found["undo_by_hand_s"] else "off: what is dropped is freed at once"
     yield GRACE, f"--time {_time(grace_s)}" if grace_s else "off: gc frees at once, whatever other hosts have open"
+    patience_s = found["evaluation_patience_s"]
+    yield EVALUATION, f"--time {_time(patience_s)}" if patience_s else "off: rules drop what is being evaluated"
     yield SHARED, _SHARED_WORDS[found["shared"]]
     yield THREADS, str(found["threads"] or "as the machine has use for")
     yield MIRROR, _mirror_words(found)
@@ -262,7 +269,7 @@ def _check(
         raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
     if setting != RECHECK and share is not None:
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
-    if setting not in (GRACE, UNDO) and wait is not None:
+    if setting not in (GRACE, EVALUATION, UNDO) and wait is not None:
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
     if setting in _POLICIES and (policy is None) != (wanted is False):
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
@@ -270,7 +277,7 @@ def _check(
         raise BadInput(f"{setting} is either --on or --off", hint=f"ckstore config {setting} --on")
     if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
-    if setting in (GRACE, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
+    if setting in (GRACE, EVALUATION, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --time", hint=f"ckstore config {setting} --time 2h")
     if setting == SHARED and policy is not None:
         raise BadInput(f"{setting} has no rules", hint=_SHARED_HOW)

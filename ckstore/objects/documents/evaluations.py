@@ -1,0 +1,168 @@
+"""Records of evaluations, files in ``locks/``. Source: docs/format/v1.md, "Evaluations".
+
+Of one checkpoint and one metric they are numbered: the process that makes the next number is the one that evaluates,
+and its lock on the file ends with it. A process that ends an evaluation without the metric renames the record; what a
+killed one left is told by its free lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ckstore.errors import CkstoreError
+from ckstore.fs import files, links, lock_files, locks, peek
+from ckstore.model.checkpoint.evaluation import (
+    EVALUATION_MAX_BYTES,
+    Evaluation,
+    RecordName,
+    metric_key,
+    parse_evaluation,
+    parse_record_name,
+)
+from ckstore.model.doctor.place import reach_of_locks
+from ckstore.model.seal import read, to_write
+from ckstore.model.times import text_of_time
+from ckstore.objects import store_locks
+from ckstore.objects.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An evaluation that has not ended, as far as this host sees it."""
+
+    name: RecordName
+    says: Evaluation | None  # None: the record cannot be read
+    since: float  # when it began, in seconds since 1970
+    # Whether its lock is held. If not, it is one of another host, whose locks may not reach this one.
+    is_locked: bool
+
+
+def records(layout: Layout) -> list[RecordName]:
+    """Return the names of all records, sorted."""
+    try:
+        names = peek.names(layout.locks)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(name for text in names if (name := parse_record_name(text)) is not None)
+
+
+def running(layout: Layout, name: RecordName) -> Running | None:
+    """Return the evaluation of a record; None if it has ended."""
+    if name.is_over:
+        return None
+    path = layout.locks / name.text
+    found = peek.find(path)
+    if found is None:
+        return None
+    try:
+        is_locked = lock_files.is_locked(path)
+    except FileNotFoundError:  # it ended at this moment
+        return None
+    except PermissionError:  # another user's, in a store whose directories were closed since
+        return Running(name, None, found.st_ctime, is_locked=True)
+    says = _read(layout, name)
+    if not is_locked and _would_see_lock(layout, says):
+        return None
+    # The link to the record's name set ctime, which no user can set back.
+    return Running(name, says, found.st_ctime, is_locked)
+
+
+def _would_see_lock(layout: Layout, says: Evaluation | None) -> bool:
+    """Whether a lock of the process that made a record is seen from here as long as it is held."""
+    # Processes of one start of one machine see each other's locks, in containers too.
+    if not layout.shared or (says is not None and says.boot == _boot()):
+        return True
+    # Both mounts have to pass locks on to the server.
+    return says is not None and says.locks_reach_hosts and _locks_reach_hosts(layout)
+
+
+def _locks_reach_hosts(layout: Layout) -> bool:
+    from ckstore.fs.host.mounts import examine
+
+    place = examine(layout.path)
+    return reach_of_locks(place.kind, place.options).hosts is True
+
+
+def _read(layout: Layout, name: RecordName) -> Evaluation | None:
+    path = layout.locks / name.text
+    try:
+        return read(files.read_file(path, most_bytes=EVALUATION_MAX_BYTES), parse_evaluation, str(path))
+    except (CkstoreError, OSError):  # it is for people, and its lock says that there is one
+        return None
+
+
+def _boot() -> str:
+    from ckstore.fs.host import machine  # seldom needed: only where there is a record
+
+    return machine.boot_id()
+
+
+def begin(layout: Layout, id: str, metric: str, number: int) -> locks.DirectoryLock | None:
+    """Make the record of an evaluation that begins; None: another process was faster.
+
+    The lock is that of the record: it is released at the end of the evaluation, or with this process.
+    """
+    name = RecordName(id, metric_key(metric), number)
+    reach = layout.shared and _locks_reach_hosts(layout)
+    says = Evaluation(metric, text_of_time(datetime.now(UTC)), os.uname().nodename, _boot(), os.getpid(), reach)
+    path = layout.locks / name.text
+    data = to_write(says, parse_evaluation, most_bytes=EVALUATION_MAX_BYTES, where=str(path))
+    try:
+        lock = store_locks.make_locked(layout, name.text, data)
+    except FileExistsError:
+        return None
+    # A process that listed the records long ago may have made a number that is over, and removed, by now.
+    if any(other.number >= number and other != name for other in of_metric(records(layout), id, metric)):
+        give_back(layout, name, lock)
+        return None
+    return lock
+
+
+def of_metric(names: Iterable[RecordName], id: str, metric: str) -> list[RecordName]:
+    """Return the records of one checkpoint and one metric, the first evaluation first."""
+    key = metric_key(metric)
+    return sorted((name for name in names if (name.id, name.metric) == (id, key)), key=lambda name: name.number)
+
+
+def give_back(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
+    """End an evaluation that was not tried: its record goes, and its number is free again."""
+    with lock:
+        if _is_owner(lock):
+            remove(layout, [name])
+
+
+def end(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
+    """End an evaluation; if its record is still there, it did not give the metric, and other hosts are told so."""
+    with lock:
+        if _is_owner(lock):
+            with suppress(FileNotFoundError):  # it was removed, since the checkpoint has the metric
+                links.rename(layout.locks / name.text, layout.locks / name._replace(is_over=True).text)
+
+
+def _is_owner(lock: locks.DirectoryLock) -> bool:
+    """Whether this process took the lock; a forked child has a closed copy, and must leave its parent's record."""
+    return lock.fd >= 0
+
+
+def remove_of(layout: Layout, id: str, metrics: Iterable[str]) -> None:
+    """Remove the records of a checkpoint that has these metrics now: nothing is left to evaluate."""
+    keys = {metric_key(metric) for metric in metrics}
+    remove(layout, [name for name in records(layout) if name.id == id and name.metric in keys])
+
+
+def sweep(layout: Layout, is_there: Callable[[str], bool]) -> None:
+    """Remove the records of checkpoints whose id is not there any more, but for those of running evaluations."""
+    gone = [name for name in records(layout) if not is_there(name.id)]
+    remove(layout, [name for name in gone if running(layout, name) is None])
+
+
+def remove(layout: Layout, names: Iterable[RecordName]) -> None:
+    """Remove records."""
+    for name in names:
+        # In a directory with the sticky bit another user's stays until that user, or the owner of the store, runs gc.
+        with suppress(FileNotFoundError, PermissionError):
+            links.unlink(layout.locks / name.text)

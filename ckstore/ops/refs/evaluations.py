@@ -1,0 +1,197 @@
+"""Evaluations: which checkpoint lacks a metric, which process evaluates it, and for how long it is kept meanwhile.
+
+An evaluation is a record that its process has locked (`ckstore.objects.documents.evaluations`). It ends when the
+checkpoint gets the metric, when the evaluator asks for the next checkpoint, or with its process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from ckstore.errors import BadInput, InUse, NoSuchRef
+from ckstore.fs import locks
+from ckstore.model.checkpoint.evaluation import RecordName, metric_key
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.times import seconds_text
+from ckstore.model.words import some_of
+from ckstore.objects.documents import evaluations
+from ckstore.objects.documents.evaluations import Running
+from ckstore.ops.config_file import EVALUATION_PATIENCE_S, setting_of
+from ckstore.ops.context import Context, annotation_problem
+from ckstore.ops.notices import warn
+from ckstore.ops.refs.find import find
+from ckstore.ops.refs.protection import held
+
+ATTEMPTS = 3
+"""A checkpoint that ends its evaluator is given so often: one that ran out of memory for another reason tries again."""
+
+
+class Evaluator:
+    """Picks the next checkpoint of a run that lacks a metric, and keeps other evaluators from it."""
+
+    def __init__(self, context: Context, lacking: tuple[str, ...], *, newest_first: bool, attempts: int | None) -> None:
+        if attempts is not None and (type(attempts) is not int or attempts < 1):
+            raise BadInput(f"attempts must be a whole number of at least 1, or None, got {attempts!r:.80}")
+        context.check_writable()
+        self._context = context
+        self._lacking = lacking
+        self._newest_first = newest_first
+        self._attempts = attempts
+        self._waiting: dict[str, CheckpointInfo] = {}
+        self._unreadable: set[str] = set()  # ids of those whose annotations cannot be read, as far as that was said
+        self._given_up: list[str] = []  # what was left out after its attempts, and not said yet
+        # The records of the checkpoint that is being evaluated, one for each metric that it lacks.
+        self._own: list[tuple[RecordName, locks.DirectoryLock]] = []
+
+    def add(self, found: Iterable[CheckpointInfo]) -> None:
+        """Take note of checkpoints that may lack the metric."""
+        self._waiting |= {info.id: info for info in found if self._lacks(info)}
+
+    def _lacks(self, info: CheckpointInfo) -> list[str]:
+        return [metric for metric in self._lacking if metric not in info.metrics]
+
+    def pick(self) -> CheckpointInfo | None:
+        """Return the next checkpoint that lacks the metric, and that no other evaluator has; None: there is none."""
+        try:
+            return self._pick() if self._waiting else None
+        finally:
+            self._tell_given_up()
+
+    def _pick(self) -> CheckpointInfo | None:
+        records = evaluations.records(self._context.layout)
+        for waiting in sorted(self._waiting.values(), key=lambda info: info.order, reverse=self._newest_first):
+            info = self._now(waiting)
+            if info is None or not self._begin(info, records):
+                continue
+            try:
+                again = self._look_again(info)
+            except BaseException:  # it was not given, and must not count as tried
+                self.end(tried=False)
+                raise
+            if again is not None and self._lacks(again) == self._lacks(info):
+                del self._waiting[again.id]
+                return again
+            self.end(tried=False)
+        return None
+
+    def _look_again(self, info: CheckpointInfo) -> CheckpointInfo | None:
+        """Return what the store says about a checkpoint after its record was made; None: it is not to be evaluated."""
+        # Between the first look and the record another evaluator may have finished it.
+        try:
+            # Locked: a process that asked for evaluations before there was the record drops it now, and is waited for.
+            with held(self._context, info, is_durable=True):
+                return self._now(info)
+        except NoSuchRef:
+            return self._now(info)
+
+    def _now(self, waiting: CheckpointInfo) -> CheckpointInfo | None:
+        """Return what the store says about a checkpoint now; None: it is not to be evaluated."""
+        try:
+            info = find(self._context, waiting)
+        except NoSuchRef:  # dropped
+            self._waiting.pop(waiting.id, None)
+            return None
+        if problem := self._context.notices.problems.get(annotation_problem(info)):
+            # It may have the metric, and could get none.
+            if info.id not in self._unreadable:
+                self._unreadable.add(info.id)
+                warn(f"{problem}; it is not given for evaluation until that is repaired")
+            return None
+        if self._lacks(info):
+            return info
+        self._waiting.pop(info.id, None)
+        return None
+
+    def _begin(self, info: CheckpointInfo, records: list[RecordName]) -> bool:
+        """Begin an evaluation of each metric that a checkpoint lacks; False: another evaluator has one of them."""
+        for metric in self._lacks(info):
+            before = evaluations.of_metric(records, info.id, metric)
+            last = before[-1] if before else None
+            number = 1 if last is None else last.number + 1
+            lock = None
+            if (last is None or self._is_over(last)) and self._may_try(info, metric, number):
+                lock = evaluations.begin(self._context.layout, info.id, metric, number)
+            if lock is None:
+                self.end(tried=False)
+                return False
+            self._own.append((RecordName(info.id, metric_key(metric), number), lock))
+            # The last one stays: it has the count, if this one is given back.
+            evaluations.remove(self._context.layout, before[:-1])
+        return True
+
+    def _is_over(self, record: RecordName) -> bool:
+        running = evaluations.running(self._context.layout, record)
+        # The lock of another host's evaluator may not be seen here: it is given its time.
+        return running is None or not (running.is_locked or _age_s(running) < patience_s(self._context))
+
+    def _may_try(self, info: CheckpointInfo, metric: str, number: int) -> bool:
+        if self._attempts is None or number <= self._attempts:
+            return True
+        del self._waiting[info.id]
+        self._given_up.append(f"{info.name} ({metric}, {number - 1})")
+        return False
+
+    def _tell_given_up(self) -> None:
+        if self._given_up:
+            listed, self._given_up = some_of(self._given_up), []
+            warn(
+                f"left out after as many evaluations without the metric as attempts= allows: {listed}; "
+                "attempts=None gives them again"
+            )
+
+    def end(self, *, tried: bool) -> None:
+        """End the evaluation of the checkpoint that was picked last; without its metric others may have it."""
+        # `tried`: whether it counts as an evaluation that failed, if the checkpoint still lacks the metric.
+        finish = evaluations.end if tried else evaluations.give_back
+        while self._own:
+            finish(self._context.layout, *self._own.pop())
+
+
+def patience_s(context: Context) -> float:
+    """Return for how long an evaluation keeps its checkpoint."""
+    return setting_of(context.layout, EVALUATION_PATIENCE_S)
+
+
+def _age_s(running: Running) -> float:
+    # By the clock of this host: patience is for hours, and clocks of hosts differ by seconds. A time in the future is
+    # now.
+    return max(0.0, time.time() - running.since)
+
+
+class Kept(NamedTuple):
+    """What evaluations say of the checkpoints of a store."""
+
+    waited_for: Mapping[str, str]  # id -> who evaluates it
+    overdue: Mapping[str, str]  # id -> whose evaluation takes longer than `evaluation_patience_s`
+
+
+def kept_for_evaluation(context: Context, id: str | None = None) -> Kept:
+    """Return which checkpoints stay since they are being evaluated, and which did so for too long; `id`: only it."""
+    names = [name for name in evaluations.records(context.layout) if id in (None, name.id)]
+    going_on = [running for name in names if (running := evaluations.running(context.layout, name)) is not None]
+    if not going_on:
+        return Kept({}, {})
+    most_s = patience_s(context)
+    waited_for: dict[str, str] = {}
+    overdue: dict[str, str] = {}
+    for running in going_on:
+        who = "by another process" if running.says is None else str(running.says)
+        if _age_s(running) < most_s:
+            waited_for[running.name.id] = f"it is being evaluated {who}"
+        else:
+            limit = f"longer than {seconds_text(most_s)} (evaluation_patience_s)"
+            overdue[running.name.id] = f"its evaluation takes {limit}: {who}"
+    return Kept(waited_for, overdue)
+
+
+def check_not_evaluated(context: Context, info: CheckpointInfo) -> None:
+    """Raise if a process is evaluating a checkpoint."""
+    # Raises InUse then, as for a reader.
+    who = kept_for_evaluation(context, info.id).waited_for.get(info.id, "")
+    if who:
+        raise InUse(
+            f"{info.shown}: {who}",
+            hint="wait until that process has its metric, or end that process; its evaluation ends with it",
+        )
