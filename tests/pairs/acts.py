@@ -273,6 +273,22 @@ def follow(world: World, store: Store) -> None:
     world.at_end.append(holds)
 
 
+def evaluate(world: World, store: Store) -> None:
+    """Evaluate the newest checkpoint that lacks a metric, and fail with the next one: what still lacks it is given."""
+    metric = f"score {world.next_number()}"
+    with store.follow(world.run, lacking=metric, newest_first=True, timeout_s=0) as follower:
+        for info in follower:
+            store.annotate(info, metrics={metric: 1})
+            next(follower, None)
+            break
+
+    def holds() -> None:
+        lacking = [info.id for info in store.checkpoints(world.run) if metric not in info.metrics]
+        assert [info.id for info in store.follow(world.run, lacking=metric, timeout_s=0)] == lacking
+
+    world.at_end.append(holds)
+
+
 def repair(world: World, store: Store) -> None:
     """Have one blob rot, and heal it from a copy of the store."""
     one = next((one for one in reversed(world.current()) if one.is_local), None)
@@ -429,7 +445,7 @@ ACTS: dict[str, Act] = {
     act.__name__: act
     for act in (
         *(save, save_async, ranks, commit, replace, retention, budget, make_room, quota, undo, gc, purge, compact),
-        *(push, pull, mirror, evict, clone, follow, remote_prune, repair, reindex, rename_run, touch),
+        *(push, pull, mirror, evict, clone, follow, evaluate, remote_prune, repair, reindex, rename_run, touch),
         *(tag, checkout, export),
         *(read, shared, read_only, backup, restore, kill),
     )

@@ -12,16 +12,19 @@ from statistics import median
 
 from ckstore.model.brief import HtmlReport
 from ckstore.model.digest import short_id
+from ckstore.model.doctor.finding import age_words
 from ckstore.model.reports.event import Event
 from ckstore.model.reports.held import Holder
 from ckstore.model.saver.status import SaverStatus
 from ckstore.model.sizes import size_text
-from ckstore.model.times import seconds_text
-from ckstore.model.words import counted, metrics_text, printable
+from ckstore.model.times import seconds_text, time_of_text
+from ckstore.model.words import counted, metrics_text, number_text, printable
 from ckstore.ops.context import Context
+from ckstore.ops.report.cards import best_by_each
 from ckstore.ops.report.metrics import write_text
 from ckstore.ops.report.page import ChangeMap, Page, page
 
+_BEST_SHOWN = 12
 _ROWS_SHOWN = 500
 """A table of all checkpoints of a large store would be most of the page; the newest are those looked for."""
 
@@ -36,6 +39,7 @@ def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -
 def render(page: Page) -> str:
     """Return the page."""
     sections = [
+        _cards(page),
         _overview(page),
         _runs(page),
         _charts(page),
@@ -97,6 +101,52 @@ def _row(row: Sequence[object], side: Sequence[str]) -> str:
     """Return the cells; the first one names the row, for screen readers."""
     head = f'<th scope="row"{side[0]}>{_text(row[0])}</th>'
     return head + "".join(f"<td{side[index]}>{_text(cell)}</td>" for index, cell in enumerate(row) if index)
+
+
+def _cards(page: Page) -> str:
+    """Return what most readers look for: the best checkpoint, the newest one, and how much space a prune frees."""
+    if not page.infos:
+        return ""
+    cards = (("Best", _best_card(page)), ("Newest", _newest_card(page)), ("Prune", _prune_card(page)))
+    shown = "".join(f"<article><h3>{name}</h3>\n{text}</article>\n" for name, text in cards)
+    return _section("At a glance", f'<div class="cards">\n{shown}</div>\n')
+
+
+def _best_card(page: Page) -> str:
+    found = best_by_each(page.infos, page.modes)
+    if not found:
+        return "<p>No checkpoint has a metric.</p>\n"
+    lines = [
+        f"<p>{_text(one.metric)} ({one.mode}) <b>{_text(number_text(one.value))}</b> in {_text(one.info.name)}"
+        f"<br>{_load(one.ref)}</p>\n"
+        for one in found[:_BEST_SHOWN]
+    ]
+    more = len(found) - _BEST_SHOWN
+    return "".join(lines) + (f"<p>and {more} more</p>\n" if more > 0 else "")
+
+
+def _newest_card(page: Page) -> str:
+    info = page.infos[-1]
+    age = age_words((page.now - time_of_text(info.created)).total_seconds())
+    damaged = ' <span class="bad">DAMAGED</span>' if info.damaged else ""
+    return (
+        f"<p><b>{_text(info.name)}</b>{damaged}</p>\n<p>saved {_text(age)} before this report</p>\n"
+        f"<p>{_load(f'{info.run}@latest')}</p>\n"
+    )
+
+
+def _prune_card(page: Page) -> str:
+    if page.plan is None:
+        return (
+            "<p>The store has no rule, so a prune needs one: <code>ckstore prune --keep-last 3 --dry-run</code></p>\n"
+        )
+    count = counted(len(page.plan.dropped), "checkpoint")
+    freed = "" if page.freed_bytes is None else f"<p>would free <b>{size_text(page.freed_bytes)}</b></p>\n"
+    return f"{freed}<p>by dropping {count} of {len(page.plan.entries)}: <code>ckstore prune</code></p>\n"
+
+
+def _load(ref: str) -> str:
+    return f"<code>store.load({_text(ascii(ref))})</code>"
 
 
 def _overview(page: Page) -> str:

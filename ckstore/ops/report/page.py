@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -13,6 +13,7 @@ from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import holders
 from ckstore.model.doctor.finding import DoctorFinding
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.metric_names import Mode
 from ckstore.model.reports.event import Event
 from ckstore.model.reports.gc_report import Waiting
 from ckstore.model.reports.held import Holder
@@ -21,12 +22,14 @@ from ckstore.model.saver.status import SaverStatus
 from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.times import time_of_text
 from ckstore.ops.acts import why_of
+from ckstore.ops.config_file import rules_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import events
 from ckstore.ops.free.retain import plan_retention
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.read.diff import diff
 from ckstore.ops.refs.listing import infos
+from ckstore.ops.report.cards import freed_bytes, modes_of
 from ckstore.ops.report.doctor import examine_all
 from ckstore.ops.report.usage import usage
 from ckstore.version import __version__
@@ -72,6 +75,9 @@ class Page:
     durations: Sequence[Event]
     holders: Sequence[Holder]
     savers: Sequence[SaverStatus]
+    now: datetime  # when it was made
+    modes: Mapping[str, Mode]  # by metric, which number is best, as rules say
+    freed_bytes: int | None  # what a prune would free; None: no rule, or it could not be determined
     problems: Sequence[str] = field(default=())
 
     def data(self) -> dict[str, Any]:
@@ -112,14 +118,19 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> Page:
     problems: list[str] = []
     journal = _journal(context, problems)
     runs = {one.run for one in used.runs}
+    now = datetime.now(UTC)
+    plan = _plan(context, problems)
     return Page(
         root=str(context.layout.root),
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        now=now,
+        made=now.strftime("%Y-%m-%d %H:%M UTC"),
         version=__version__,
         infos=listed,
         superseded=[info for info in every if info.superseded],
         usage=used,
-        plan=_plan(context, problems),
+        plan=plan,
+        modes=_modes(context, problems),
+        freed_bytes=None if plan is None else _freed_bytes(context, plan, problems),
         maps=_maps(context, listed, [one.run for one in used.runs][:_MAP_RUNS], problems),
         largest=_largest(context, listed, problems),
         health=examine_all(context).findings,
@@ -147,6 +158,22 @@ def _plan(context: Context, problems: list[str]) -> RetentionPlan | None:
         return None
     except CkstoreError as error:
         problems.append(f"the plan of retention: {error.message}")
+        return None
+
+
+def _modes(context: Context, problems: list[str]) -> Mapping[str, Mode]:
+    try:
+        return modes_of(rules_of(context.layout))
+    except (CkstoreError, OSError) as error:
+        problems.append(f"the rules: {why_of(error)}")
+        return {}
+
+
+def _freed_bytes(context: Context, plan: RetentionPlan, problems: list[str]) -> int | None:
+    try:
+        return freed_bytes(context, plan)
+    except (CkstoreError, OSError) as error:  # as when one of them is dropped at this moment
+        problems.append(f"what a prune would free: {why_of(error)}")
         return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import html as html_module
 import json
 import re
 from html.parser import HTMLParser
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 from ckstore import BadInput, RetentionPolicy, Store
+from ckstore.model.sizes import size_text
 from ckstore.model.times import seconds_text
 from ckstore.ops.report import html
 from tests.support.checkpoint_dirs import checkpoint_dir
@@ -70,6 +73,58 @@ def test_the_page_asks_for_nothing_and_is_well_formed(store: Store, tmp_path: Pa
         assert heading in looker.headings
     assert [one["new"] for one in data_of(page)["checkpoints"]] == [info.new_bytes for info in store.checkpoints()]
     assert data_of(page)["checkpoints"][0]["metrics"] == {"loss": 3.0}
+
+
+def cards_of(page: str) -> dict[str, str]:
+    """Return the text of each card, by its heading."""
+    assert page.index("<article>") < page.index('<h2 id="overview">')
+    found = re.findall(r"<article><h3>(.*?)</h3>(.*?)</article>", page, re.DOTALL)
+    return {name: html_module.unescape(re.sub(r"<.*?>", " ", text)) for name, text in found}
+
+
+def test_it_begins_with_the_best_the_newest_and_what_a_prune_frees(store: Store) -> None:
+    fill(store)
+    for step in (4, 5):
+        store.save({"own": np.arange(50_000) * step}, step=step, run="gpt")
+    store.save({"w": np.arange(5000)}, step=2, run="sweep-1", metrics={"loss": -5.0, "width": 3, "it's": 1})
+    store.annotate("gpt@1", metrics={"width": 7, "top:acc": 0.5, "tokens": 4})
+    store.config.retention = RetentionPolicy(keep_last=1, keep_best="tokens:max")
+
+    cards = cards_of(store.report().html)
+
+    assert [*cards] == ["Best", "Newest", "Prune"]
+    lines = [" ".join(line.split()) for line in cards["Best"].splitlines() if line.strip()]
+    assert lines == [
+        "it's (min) 1 in sweep-1@2 store.load(\"sweep-1@best:it's:min\")",
+        "it's (max) 1 in sweep-1@2 store.load(\"sweep-1@best:it's:max\")",
+        "loss (min) -5 in sweep-1@2 store.load('sweep-1@best:loss')",
+        "tokens (max) 4 in gpt@1 store.load('gpt@best:tokens:max')",
+        "top:acc (max) 0.5 in gpt@1 store.load('gpt@best:top:acc:max')",
+        "width (min) 3 in sweep-1@2 store.load('sweep-1@best:width:min')",
+        "width (max) 7 in gpt@1 store.load('gpt@best:width:max')",
+    ]
+    for line in lines:
+        name, _, code = line.partition(" in ")[2].partition(" ")
+        assert store.info(ast.literal_eval(code.removeprefix("store.load"))).name == name
+    assert "sweep-1@2" in cards["Newest"]
+    assert re.search(r"saved \d+ seconds? before this report", cards["Newest"])
+    assert "store.load('sweep-1@latest')" in cards["Newest"]
+    report = store.prune(dry_run=True)
+    assert report.retention is not None
+    assert report.freed_bytes > 390_000
+    assert f"would free  {size_text(report.freed_bytes)}" in cards["Prune"]
+    assert f"by dropping {len(report.retention.plan.dropped)} checkpoints of 8" in cards["Prune"]
+
+
+def test_the_cards_say_what_a_store_lacks(store: Store) -> None:
+    assert "<article>" not in store.report().html
+    store.save({"w": np.arange(9)}, step=1, metrics={"loss": float("nan")})
+
+    cards = cards_of(store.report().html)
+
+    assert "No checkpoint has a metric." in cards["Best"]
+    assert "main@1" in cards["Newest"]
+    assert "ckstore prune --keep-last 3 --dry-run" in cards["Prune"]
 
 
 def test_names_from_the_store_are_text(store: Store) -> None:

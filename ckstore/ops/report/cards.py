@@ -1,0 +1,82 @@
+"""The facts of the cards that begin a report: the best checkpoint by each metric, and what a prune would free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckstore.errors import BadInput, NoSuchRef
+from ckstore.model.checkpoint.refs import BEST, parse_ref, resolve
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.metric_names import Mode, mode_by_name
+from ckstore.model.settings.retention import RetentionPolicy
+from ckstore.model.settings.retention_plan import RetentionPlan
+from ckstore.ops.config_file import StoreRules
+from ckstore.ops.context import Context
+from ckstore.ops.free.gc_plan import freed_in_turn
+
+
+@dataclass(frozen=True, slots=True)
+class BestBy:
+    """The best checkpoint of all runs by a metric."""
+
+    metric: str
+    mode: Mode
+    info: CheckpointInfo
+    ref: str  # loads it
+
+    @property
+    def value(self) -> int | float:
+        """Its number."""
+        return self.info.metrics[self.metric]
+
+
+def modes_of(rules: StoreRules) -> dict[str, Mode]:
+    """Return which number of a metric is best, as the rules of a store say."""
+    policies: list[RetentionPolicy | None] = [*rules.by_run.values(), rules.default]
+    return {best.metric: best.mode for policy in policies if policy for best in policy.bests if best.mode is not None}
+
+
+def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> list[BestBy]:
+    """Return the best checkpoint of all runs by each metric; if its sense is not known, by the least and the most."""
+    of_runs: dict[str, list[CheckpointInfo]] = {}
+    for info in infos:
+        of_runs.setdefault(info.run, []).append(info)
+    found = (
+        _best(metric, mode, of_runs)
+        for metric in sorted({name for info in infos for name in info.metrics})
+        for mode in _modes(metric, modes)
+    )
+    return [best for best in found if best is not None]
+
+
+def _modes(metric: str, modes: Mapping[str, Mode]) -> tuple[Mode, ...]:
+    known = modes.get(metric) or mode_by_name(metric)
+    return ("min", "max") if known is None else (known,)
+
+
+def _best(metric: str, mode: Mode, of_runs: Mapping[str, Sequence[CheckpointInfo]]) -> BestBy | None:
+    of_each = [best for run, own in of_runs.items() if (best := _best_of_run(metric, mode, run, own)) is not None]
+    sign = 1 if mode == "min" else -1
+    # As in one run: of equal numbers that of the newest is best.
+    return min(
+        of_each, key=lambda best: (sign * best.value, *(-number for number in best.info.order[:1])), default=None
+    )
+
+
+def _best_of_run(metric: str, mode: Mode, run: str, own: Iterable[CheckpointInfo]) -> BestBy | None:
+    """Return what a ref by the metric names in a run: the line that the report shows loads this checkpoint."""
+    plain, whole = f"{run}@{BEST}{metric}", f"{run}@{BEST}{metric}:{mode}"
+    try:
+        info = resolve(parse_ref(whole), [one for one in own if metric in one.metrics], {})
+    except (NoSuchRef, BadInput):  # nan in each that has it, or a name that no ref can have
+        return None
+    # A colon in the name is for the mode.
+    is_plain = mode_by_name(metric) == mode and ":" not in metric
+    return BestBy(metric, mode, info, plain if is_plain else whole)
+
+
+def freed_bytes(context: Context, plan: RetentionPlan) -> int:
+    """Return how many bytes go with the checkpoints that a plan drops."""
+    folders = (context.layout.checkpoint(entry.info.key) for entry in plan.dropped)
+    return sum(nbytes for one in freed_in_turn(context, folders) for _, nbytes in one)
