@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from ckstore.errors import InUse
+from ckstore.errors import InUse, UnsafePlace
 from ckstore.fs import links
 from ckstore.fs.inside import Inside
-from ckstore.fs.lock_files import LockFile
+from ckstore.fs.lock_files import LockFile, is_locked
 
 
 @pytest.fixture
@@ -198,3 +198,61 @@ def test_a_forked_child_releases_nothing_and_the_next_lock_waits_for_its_holder(
         take(place)
     lock.close()
     take(place).close()
+
+
+def temporary(place: Inside) -> list[str]:
+    """Return the names that a lock file has before its own one."""
+    return [path.name for path in place.parent.path.glob(".new-*")]
+
+
+def test_a_file_that_is_made_is_its_makers_from_the_first_moment(place: Inside) -> None:
+    with closing(LockFile.make(place, b"mine")):
+        assert is_locked(place)
+        assert Path(str(place)).read_bytes() == b"mine"
+        with pytest.raises(FileExistsError):
+            LockFile.make(place, b"another")
+    assert not is_locked(place)
+    assert temporary(place) == []
+    with pytest.raises(FileExistsError):
+        LockFile.make(place, b"another")
+    assert temporary(place) == []
+
+
+def test_two_that_ask_at_once_do_not_take_each_other_for_the_owner(place: Inside) -> None:
+    LockFile.make(place, b"").close()
+    fd = os.open(str(place), os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)  # as who asks has it for a moment
+
+        assert not is_locked(place)
+    finally:
+        os.close(fd)
+
+
+def test_a_file_that_gc_took_for_a_dead_ones_is_made_again(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, swept = links.link, 0
+
+    def sweep_first(source: Inside, target: Inside) -> None:
+        nonlocal swept
+        if swept < 2:
+            swept += 1
+            links.unlink(source)
+        link(source, target)
+
+    monkeypatch.setattr(links, "link", sweep_first)
+    with closing(LockFile.make(place, b"mine")):
+        assert is_locked(place)
+    swept = -100
+    with pytest.raises(InUse, match="was removed 100 times"):
+        LockFile.make(place.parent / "other", b"")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_that_cannot_be_locked_is_not_made(place: Inside, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UnsafePlace if number == errno.ENOSYS else InUse, match="cannot be locked"):
+        LockFile.make(place, b"")
+    assert temporary(place) == []

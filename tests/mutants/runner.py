@@ -22,6 +22,7 @@ from tests.mutants.compacting import COMPACTING
 from tests.mutants.deciding import DECIDING
 from tests.mutants.devices import DEVICES
 from tests.mutants.durability import DURABILITY
+from tests.mutants.evaluating import EVALUATING
 from tests.mutants.going_on import GOING_ON
 from tests.mutants.index import INDEX
 from tests.mutants.loading import LOADING
@@ -65,6 +66,7 @@ LISTS = (
     COMPACTING,
     TRAINING,
     STRICT,
+    EVALUATING,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 

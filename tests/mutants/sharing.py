@@ -502,7 +502,7 @@ SHARING = [
         "rules-not-looked-at-again",
         "drop.drop",
         "        if not is_former_form:\n            check_unprotected(context, info.key, info)\n",
-        "",
+        "        if not is_former_form:\n",
         "tests/ops/free/test_retain.py::test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped",
         "assert",
     ),

@@ -275,6 +275,17 @@ def test_one_that_is_replaced_stays_until_its_evaluation_is_over(store: Store) -
     assert old.id != new.id
 
 
+def test_a_gc_plans_with_what_is_being_evaluated(store: Store) -> None:
+    save(store, 0)
+    with lacking(store) as follower:
+        next(follower)
+        store.save({"w": np.zeros(7)}, 0, "gpt", if_exists="replace")
+        planned = store.gc(now=True, dry_run=True)
+        done = store.gc(now=True)
+    assert (planned.freed_bytes, done.freed_bytes, done.differences) == (0, 0, ())
+    assert store.gc(now=True).freed_bytes > 0
+
+
 def test_evaluations_that_end_without_the_metric_are_bounded(store: Store) -> None:
     save(store, 0)
     save(store, 1)
