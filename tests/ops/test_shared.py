@@ -170,6 +170,56 @@ def test_hosts_that_save_at_the_same_time_share_equal_bytes_and_see_both_runs(ho
     assert blob_bytes(hosts[1]) == 7 * MIB
 
 
+_EVALUATE = """
+from ckstore.objects.documents import evaluations
+evaluations._boot = lambda: sys.argv[3]
+done = []
+for info in store.follow("main", lacking="bleu", timeout_s=1):
+    assert store.load(info)
+    store.annotate(info, metrics={"bleu": info.step})
+    done.append(info.step)
+print(json.dumps(done))
+"""
+
+
+@on_fuse
+def test_hosts_whose_locks_do_not_reach_each_other_evaluate_each_checkpoint_once(hosts: Hosts) -> None:
+    one, two = hosts
+    one.do("[store.save(state(step), step=step) for step in range(12)]")
+    with ExitStack() as running:
+        evaluators = [
+            running.enter_context(host.start(_EVALUATE, name)) for name, host in zip("ab", hosts, strict=True)
+        ]
+        done = [json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in evaluators]
+    assert sorted([*done[0], *done[1]]) == [*range(12)]
+    assert two.do("print(json.dumps([info.metrics['bleu'] for info in store.checkpoints()]))") == [*range(12)]
+
+
+@on_fuse
+def test_what_a_killed_host_evaluated_is_given_on_its_own_host_at_once_and_elsewhere_after_the_patience(
+    hosts: Hosts,
+) -> None:
+    one, two = hosts
+    on_one, on_two = ("import sys; sys.argv.append('a')" + _EVALUATE, "import sys; sys.argv.append('b')" + _EVALUATE)
+    stop = _EVALUATE.replace("store.annotate(", "print(info.step, flush=True); sys.stdin.read(); store.annotate(")
+    one.do("store.save(state(1), step=1); store.save(state(2), step=2)")
+    with one.start(stop, "a") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        assert two.do(on_two) == [2]
+        process.kill()
+    assert two.do(on_two) == []
+    assert one.do(on_one) == [1]
+
+    one.do("store.save(state(3), step=3)")
+    with one.start(stop, "a") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "3\n"
+        process.kill()
+    assert two.do(on_two) == []
+    assert two.do(f"store.config.evaluation_patience_s = 0\n{on_two}") == [3]
+
+
 @elsewhere
 def test_several_processes_of_a_host_may_make_a_store_with_one_catalog(hosts: Hosts) -> None:
     one, _ = hosts

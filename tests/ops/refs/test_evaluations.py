@@ -30,6 +30,7 @@ from ckstore.ops.free import drop as drop_module
 from ckstore.ops.refs import follow as follow_module
 from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.follow import Follower
+from tests.support.crashing import run_and_kill
 from tests.support.requirements import CRASH_FULL
 
 FORK = multiprocessing.get_context("fork")
@@ -210,6 +211,35 @@ def test_what_a_killed_evaluator_had_goes_to_another_one_unless_it_has_the_metri
     assert noted(log, "annotated") == {0: 1, 1: 1, 2: 1}
     assert {info.step: info.metrics["bleu"] for info in store.checkpoints("gpt")} == {0: 0, 1: 1, 2: 2}
     assert records(store) == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_evaluator_that_is_killed_at_any_call_leaves_its_checkpoint_to_another_one(
+    store: Store, before: bool
+) -> None:
+    """Two checkpoints: one evaluation fails, and the other one succeeds, with a kill at each change of the disk."""
+
+    def work() -> None:
+        with Store.open(store.path) as own, lacking(own, metric, attempts=None) as follower:
+            next(follower)
+            own.annotate(next(follower), metrics={metric: 1})
+            assert list(follower) == []
+
+    save(store, 0)
+    save(store, 1)
+    for at in range(1, 200):
+        metric = f"metric {at}"
+        died = run_and_kill(work, at=at, before=before, may_fail=False)
+        left = {info.step for info in store.checkpoints("gpt") if metric not in info.metrics}
+        assert {*steps(Store.open(store.path), metric, attempts=None)} == left
+        assert {0} <= left <= {0, 1}
+        if not died:
+            assert left == {0}
+            break
+    else:
+        pytest.fail("it was killed each time")
+    store.gc(now=True)
+    assert [path.name for path in (store.path / "locks").iterdir() if path.name.startswith(".new-")] == []
 
 
 def test_a_rule_waits_for_an_evaluation_and_not_for_a_dead_evaluator(store: Store) -> None:
