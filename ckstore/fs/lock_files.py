@@ -210,17 +210,16 @@ def service_failed(error: InUse) -> bool:
 
 def is_locked(path: Inside) -> bool:
     """Whether a process has the file locked against all others, as far as this host sees it."""
-    # Shared: two processes that ask at once must not take each other for the owner.
-    fd = open_at(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _BUSY:
-            return True
-        if error.errno not in _NONE_HERE:
-            raise _not_lockable(path, error) from error
-    finally:
-        os.close(fd)
+    # Raises DamagedBlob: it is not a regular file; a pipe is not waited for.
+    with files.opened_regular(path) as fd:
+        try:
+            # Shared: two processes that ask at once must not take each other for the owner.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return True
+            if error.errno not in _NONE_HERE:
+                raise _not_lockable(path, error) from error
     return False
 
 

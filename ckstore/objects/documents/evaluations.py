@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ckstore.errors import CkstoreError
-from ckstore.fs import files, links, lock_files, locks, peek
+from ckstore.errors import CkstoreError, DamagedBlob
+from ckstore.fs import files, links, lock_files, locks, peek, statx
 from ckstore.model.checkpoint.evaluation import (
     EVALUATION_MAX_BYTES,
     Evaluation,
@@ -43,9 +43,13 @@ class Running:
 
 def records(layout: Layout) -> list[RecordName]:
     """Return the names of all records, sorted."""
+    if layout.shared:
+        # The cache of this host may have the names from before another host's record.
+        statx.refresh(layout.locks)
     try:
-        names = peek.names(layout.locks)
-    except (FileNotFoundError, NotADirectoryError):
+        with peek.entries(layout.locks) as entries:
+            names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:  # most stores on a local disk have none
         return []
     return sorted(name for text in names if (name := parse_record_name(text)) is not None)
 
@@ -60,7 +64,7 @@ def running(layout: Layout, name: RecordName) -> Running | None:
         return None
     try:
         is_locked = lock_files.is_locked(path)
-    except FileNotFoundError:  # it ended at this moment
+    except (FileNotFoundError, DamagedBlob):  # it ended at this moment, or another user put something else there
         return None
     except PermissionError:  # another user's, in a store whose directories were closed since
         return Running(name, None, found.st_ctime, is_locked=True)

@@ -142,7 +142,7 @@ def _prune_card(page: Page) -> str:
         )
     count = counted(len(page.plan.dropped), "checkpoint")
     freed = "" if page.freed_bytes is None else f"<p>would free <b>{size_text(page.freed_bytes)}</b></p>\n"
-    return f"{freed}<p>by dropping {count} of {len(page.plan.entries)}: <code>ckstore prune</code></p>\n"
+    return f"{freed}<p>by dropping {count} of {len(page.plan.entries)}</p>\n<p><code>ckstore prune</code></p>\n"
 
 
 def _load(ref: str) -> str:

@@ -574,6 +574,39 @@ def test_it_is_refused_where_it_cannot_be_kept(store: Store, tmp_path: Path, mon
             next(follower)
 
 
+def test_what_is_no_record_of_an_evaluation_keeps_nothing(store: Store) -> None:
+    """Names that another user may put there; a pipe must not be waited for, and a huge file not read."""
+    info = save(store, 0)
+    save(store, 1)
+    save(store, 2)
+    folder = store.path / "locks"
+    folder.mkdir(exist_ok=True)
+    name = f"evaluation-{info.id}.d99c6c196058f246"
+    os.mkfifo(folder / f"{name}.1")
+    (folder / f"{name}.2").mkdir()
+    (folder / f"{name}.3").symlink_to(store.path)
+    for other in (
+        f"{name}.0",
+        f"{name}.1.late",
+        f"{name}.99999999999",
+        "evaluation-x.d99c6c196058f246.1",
+        "evaluation-",
+    ):
+        (folder / other).touch()
+    store.delete("gpt@0")
+    assert steps(store) == [1, 2]
+    shutil.rmtree(folder)
+
+    save(store, 3)
+    with lacking(store) as follower:
+        next(follower)
+        (record,) = folder.glob("evaluation-*")
+        os.truncate(record, 2**30)  # unreadable, and locked: it goes on
+        with pytest.raises(InUse, match="gpt@3: it is being evaluated by another process"):
+            store.delete("gpt@3")
+    assert records(store) == []
+
+
 def test_one_whose_annotations_are_damaged_is_named_and_not_given(store: Store) -> None:
     info = save(store, 0)
     save(store, 1)
