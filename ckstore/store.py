@@ -991,7 +991,7 @@ class Store:
             now: Free its bytes at once: it cannot be brought back (see `StoreConfig.undo_by_hand_s`).
 
         Raises:
-            InUse: It is open for reading, a tag names it, or it is pinned.
+            InUse: It is open for reading or being evaluated (see `follow`), a tag names it, or it is pinned.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
         from ckstore.ops.free.drop import delete

@@ -28,6 +28,10 @@ ATTEMPTS = 3
 """A checkpoint that ends its evaluator is given so often: one that ran out of memory for another reason tries again."""
 
 
+# Each waits up to ten seconds for the lock of the run: a process that holds it for minutes has stopped.
+_REFUSED_MOST = 30
+
+
 class Evaluator:
     """Picks the next checkpoint of a run that lacks a metric, and keeps other evaluators from it."""
 
@@ -39,6 +43,7 @@ class Evaluator:
         self._lacking = lacking
         self._newest_first = newest_first
         self._attempts = attempts
+        self._refused_count = 0  # how often in a row a checkpoint could not be locked
         self._waiting: dict[str, CheckpointInfo] = {}
         self._unreadable: set[str] = set()  # ids of those whose annotations cannot be read, as far as that was said
         self._given_up: list[str] = []  # what was left out after its attempts, and not said yet
@@ -67,9 +72,18 @@ class Evaluator:
                 continue
             try:
                 again = self._look_again(info)
+            except InUse:
+                # Another process has the run, or, where locks do not reach all hosts, had it meanwhile: it is asked for
+                # again with the next look.
+                self.end(tried=False)
+                self._refused_count += 1
+                if self._refused_count > _REFUSED_MOST:
+                    raise
+                return None
             except BaseException:  # it was not given, and must not count as tried
                 self.end(tried=False)
                 raise
+            self._refused_count = 0
             if again is not None and self._lacks(again) == self._lacks(info):
                 del self._waiting[again.id]
                 return again

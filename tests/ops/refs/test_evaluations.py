@@ -27,9 +27,11 @@ from ckstore import BadInput, CheckpointInfo, CkstoreWarning, InUse, ReadOnlySto
 from ckstore.fs import lock_files
 from ckstore.objects.documents import evaluations
 from ckstore.ops.free import drop as drop_module
+from ckstore.ops.refs import evaluations as evaluations_module
 from ckstore.ops.refs import follow as follow_module
 from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.follow import Follower
+from ckstore.ops.refs.protection import held
 from tests.support.crashing import run_and_kill
 from tests.support.requirements import CRASH_FULL
 
@@ -572,6 +574,30 @@ def test_it_is_refused_where_it_cannot_be_kept(store: Store, tmp_path: Path, mon
         patch.setattr(lock_files, "fcntl", SimpleNamespace(**vars(fcntl) | {"flock": no_locks}))
         with pytest.raises(UnsafePlace, match="cannot be locked"):
             next(follower)
+
+
+def test_a_run_that_another_process_has_locked_is_waited_for_and_not_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 0)
+    monkeypatch.setattr(follow_module, "_LOOK_S", 0.001)
+    refused, times = 0, 5
+
+    def refuse(*given: Any, **more: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        if refused <= times:
+            raise InUse("the run is locked by another process")
+        return held(*given, **more)
+
+    monkeypatch.setattr(evaluations_module, "held", refuse)
+    with store.follow("gpt", lacking="bleu", timeout_s=WAIT_S) as follower:
+        assert next(follower).step == 0
+        assert (refused, records(store)) == (6, ["1"])
+    times = 1000
+    with store.follow("gpt", lacking="bleu") as follower, pytest.raises(InUse, match="locked by another process"):
+        next(follower)
+    assert records(store) == []  # it was never tried
 
 
 def test_what_is_no_record_of_an_evaluation_keeps_nothing(store: Store) -> None:
