@@ -28,8 +28,9 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import no_such_run
 
-# What they hold directly. Of `remotes/` that leaves out the cache, where times say what is used least.
-_SMALL = ("refs", "pins", "remotes", "locks")
+# What they hold directly. Of `remotes/` that leaves out the cache, where times say what is used least. In `locks/` they
+# say how long a process has been at work.
+_SMALL = ("refs", "pins", "remotes")
 
 
 def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: str | None = None) -> TouchReport:
