@@ -29,6 +29,7 @@
     │   └── CatalogFull          6   since the disk, or a quota on it, is full (also an InsufficientSpace)
     ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
     │   └── Protected            5   a tag or a pin names the checkpoint that was to be deleted
+    ├── LoopFailed               1   a training loop under check raised, died or did not end in time
     ├── NewerFormat              1   written by a newer ckstore
     ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
     │   ├── NoSuchRemote         4   the store has no remote of that name, or there is none at that place
@@ -351,6 +352,18 @@ class InUse(CkstoreError):
 
 class Protected(InUse):
     """A tag or a pin names what was to be deleted or replaced."""
+
+
+class LoopFailed(CkstoreError):
+    """A training loop that `ckstore.training.check` runs raised, died or did not end in time.
+
+    Attributes:
+        output: The last lines that the process printed.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", command_hint: str = "", output: str = "") -> None:
+        super().__init__(message, hint=hint, command_hint=command_hint)
+        self.output = output
 
 
 class NewerFormat(CkstoreError):

@@ -10,7 +10,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ckstore.tensors.kinds import is_array
@@ -37,6 +37,14 @@ def find_generators(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     The shortest path names it, so that two processes that made their parts in the same way have the same names.
     Generators of the process are left out.
     """
+    return find_objects(parts, lambda value: kind_of_generator(value) is not None)
+
+
+def find_objects(parts: Mapping[str, Any], is_wanted: Callable[[Any], bool]) -> tuple[dict[str, Any], bool]:
+    """Return each wanted object that an attribute of a part leads to, by its path; whether all were inspected.
+
+    What a wanted object refers to is not searched.
+    """
     found: dict[str, Any] = {}
     seen = set(map(id, _global_generators()))
     waiting = deque(sorted(parts.items()))
@@ -45,7 +53,7 @@ def find_generators(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         if id(value) in seen or _is_of("torch", "Tensor", value) or is_array(value):
             continue
         seen.add(id(value))
-        if kind_of_generator(value) is not None:
+        if is_wanted(value):
             found[path] = value
         else:
             # Most members are numbers and names: a model has thousands of modules, and each save comes by here.

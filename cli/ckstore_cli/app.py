@@ -58,6 +58,7 @@ COMMANDS = {
     "migrate": "store",
     "doctor": "store",
     "savers": "store",
+    "check-resume": "store",
     "demo": "store",
 }
 """The commands in the order of the help, and the room of each: `ckstore_cli.commands.<room>.<name>.<name>`."""

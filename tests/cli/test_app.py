@@ -89,7 +89,7 @@ def test_every_command_takes_store_and_json(name: str) -> None:
 
     # `demo` tells a story in a store of its own, and README names it; `clone` makes the store that it names.
     assert ("--json" in options) == (name != "demo")
-    assert ("--store" in options) == (name not in ("demo", "clone"))
+    assert ("--store" in options) == (name not in ("demo", "clone", "check-resume"))
     assert "but `demo` have `--json`" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 

@@ -43,6 +43,7 @@ _TREE = {
     "CatalogFull": ("CatalogUnavailable", 6),
     "InUse": ("CkstoreError", 5),
     "Protected": ("InUse", 5),
+    "LoopFailed": ("CkstoreError", 1),
     "NewerFormat": ("CkstoreError", 1),
     "UnsafePlace": ("CkstoreError", 1),
     "RemoteError": ("CkstoreError", 1),

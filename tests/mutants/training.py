@@ -13,6 +13,9 @@ _ELASTIC = "tests/training/test_elastic_sampler.py::test_"
 _RANKS = (
     "tests/training/test_training.py::test_each_rank_gets_its_own_random_states_and_one_more_is_told_that_it_has_none"
 )
+_CHECK = "tests/training/test_resume_check.py::test_"
+_BROKEN = f"{_CHECK}what_a_broken_loop_lacks_is_the_first_difference"
+_OWN_DRAWS = f"{_CHECK}what_a_loop_draws_keeps_and_saves_by_itself_is_exact_after_a_resume"
 
 TRAINING = [
     Mutant(
@@ -90,7 +93,7 @@ TRAINING = [
     Mutant(
         "the generators of the process belong to no part",
         "generators-of-the-process-as-parts",
-        "find_generators",
+        "find_objects",
         "set(map(id, _global_generators()))",
         "set[int]()",
         f"{_GENERATORS}test_generators_of_the_process_are_no_generators_of_a_part",
@@ -195,5 +198,95 @@ TRAINING = [
         'True or not place["read"] or ',
         f"{_PLAIN}[inside an epoch-none-0-generator]",
         "read a second time",
+    ),
+    Mutant(
+        "a training that is not deterministic by itself is told from an inexact resume",
+        "check-without-second-run",
+        "_Check.judge",
+        "found = self._first_mismatch(again)",
+        "found = None",
+        f"{_CHECK}a_loop_that_is_not_deterministic_by_itself_is_told_from_an_inexact_resume",
+        "assert report.verdict == late.verdict",
+    ),
+    Mutant(
+        "a save that changes the training is told from an inexact resume",
+        "check-without-the-saving-run",
+        "_Check.judge",
+        "found = self._first_mismatch(saver)",
+        "found = None",
+        f"{_CHECK}a_save_that_changes_the_training_is_told_from_an_inexact_resume",
+        "Error",
+    ),
+    Mutant(
+        "a resumed process has drawn other random numbers than the one that was saved",
+        "check-with-one-seed",
+        "_Check._resume",
+        "seed=task.seed + 1",
+        "seed=task.seed",
+        f"{_BROKEN}[random_projection]",
+        'assert report.verdict == "not exact"',
+    ),
+    Mutant(
+        "a resume that restore calls exact and that is not is blamed on no one else",
+        "check-without-own-fault",
+        "training.resume_check.check._cause",
+        "return (NUMBERS, numbers) if numbers else (FAULT, ())",
+        "return (NUMBERS, numbers) if numbers else (REPORTED, ())",
+        f"{_BROKEN}[hidden_state]",
+        "assert",
+    ),
+    Mutant(
+        "an object that the loop uses and that is no part is compared",
+        "check-of-parts-alone",
+        "Observer._left_out",
+        "return {path: one for path, one in found.items() if id(unwrapped(one)) not in known}",
+        "return {}",
+        f"{_BROKEN}[without_average]",
+        'assert report.verdict == "not exact"',
+    ),
+    Mutant(
+        "a random state that no step draws from does not make a resume inexact",
+        "check-of-unused-generators",
+        "training.resume_check.records.unused",
+        "if len(texts) == 1",
+        "if False",
+        f"{_OWN_DRAWS}[own_functions]",
+        "assert (report.verdict, report.difference) ==",
+    ),
+    Mutant(
+        "batches are compared before all else",
+        "check-without-batches",
+        "_Recorded.__next__",
+        "self._note(batch)\n",
+        "pass\n",
+        f"{_CHECK}a_plain_loader_inside_an_epoch_reads_another_batch",
+        "assert (inside.difference.kind",
+    ),
+    Mutant(
+        "tensors are compared by the profile tolerant",
+        "check-of-losses-alone",
+        "_Worker._add",
+        "elif is_last and task.expected and task.tensors:",
+        "elif False:",
+        f"{_CHECK}tensors_that_end_too_far_apart_are_named_by_the_profile_tolerant",
+        "assert (strict.verdict",
+    ),
+    Mutant(
+        "a process of the check that hangs ends with its own children",
+        "check-leaves-children",
+        "training.resume_check.fresh_process._end",
+        "os.killpg(child.pid, signal.SIGKILL)",
+        "child.kill()",
+        f"{_CHECK}a_loop_that_hangs_is_stopped_and_shows_where",
+        "assert _children_in(hang.value.output) == []",
+    ),
+    Mutant(
+        "a process of the check that hangs shows where",
+        "check-hangs-silently",
+        "training.resume_check.process.main",
+        "faulthandler.dump_traceback_later(task.timeout_s, exit=True)",
+        "pass",
+        f"{_CHECK}a_loop_that_hangs_is_stopped_and_shows_where",
+        'assert "loops_to_check.py" in',
     ),
 ]

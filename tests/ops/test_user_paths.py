@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -19,12 +20,13 @@ import pytest
 from click.testing import CliRunner
 
 import ckstore
+import ckstore.training
 import ckstore_cli.demo.story
-from ckstore import Store, open_checkpoint
+from ckstore import BadInput, Store, open_checkpoint
 from ckstore.integrations.directories import checkout_to_resume, commit_directory
 from ckstore.integrations.fsspec import CkstoreFileSystem
 from ckstore.model.names import expanded
-from ckstore.training import Conditions, import_history, provenance
+from ckstore.training import Conditions, check, import_history, provenance
 from ckstore_cli.app import app
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.damage import flip
@@ -51,10 +53,12 @@ TRIED_HERE = {
     "open_checkpoint": {"path"},
     "import_history": {"folder"},
     "provenance": {"directory"},
+    "check": {"directory"},
     "CkstoreFileSystem.__init__": {"staging"},
     "checkout_to_resume": {"folder"},
 }
 COMMANDS_TRIED = {
+    "check-resume directory",
     "checkout dest",
     "clone path",
     "commit paths",
@@ -155,6 +159,8 @@ def test_so_are_what_training_and_frameworks_bring(home: Path) -> None:
     filesystem = CkstoreFileSystem(staging="~/staging", skip_instance_cache=True)
     assert filesystem.staging == home / "staging"
     assert filesystem.ls("~/store/main/6", detail=False) == [f"{home}/store/main/6/a"]
+    with pytest.raises(BadInput, match=re.escape(f"{home}/absent is not a directory")):
+        check("train:make_loop", directory="~/absent")
 
 
 def path_parameters(command: click.Command, name: str = "") -> Iterator[str]:
@@ -206,6 +212,11 @@ def test_commands_find_their_paths_in_the_home(home: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ckstore_cli.demo.story, "run_demo", demo)
     run("demo", "--directory", "~/demo")
     demo.assert_called_once_with(directory=home / "demo", keep=False, quick=False)
+    (home / "checks").mkdir()
+    checked = Mock(side_effect=BadInput("no loop"))
+    monkeypatch.setattr(ckstore.training, "check", checked)
+    CliRunner().invoke(app, ["check-resume", "train:make_loop", "--directory", "~/checks"])
+    assert checked.call_args.kwargs["directory"] == home / "checks"
 
 
 def test_the_home_of_a_user_who_is_unknown_is_a_name_like_others() -> None:

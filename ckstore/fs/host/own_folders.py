@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,13 @@ def note_once(folder: str, name: str) -> bool:
     except OSError:  # a full disk, a home that cannot be written
         return True
     return True
+
+
+def forget(folder: str) -> None:
+    """Delete a folder of the user's cache, if it exists: the store that it is about is gone."""
+    cache = cache_folder()
+    if cache is not None and (cache / folder).is_dir():
+        shutil.rmtree(cache / folder)
 
 
 def _candidates() -> Iterator[Path]:

@@ -1,0 +1,112 @@
+"""Start a fresh Python for a task of the check, wait for it within a time, and read its result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckstore.errors import BadInput, LoopFailed
+from ckstore.model.words import printable
+from ckstore.training.resume_check.task import DOING, RESULT, Task
+
+IN_CHECK = "CKSTORE_IN_RESUME_CHECK"
+"""The environment variable that a process of the check has."""
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from ckstore.training.resume_check.process import main; main(sys.argv[1])"
+)
+_MARGIN_S = 10.0
+"""It ends itself at the timeout, when it has printed where it is; on a busy machine that takes a moment."""
+_OUTPUT_BYTES = 1 << 16
+_LINES_SHOWN = 40
+
+
+def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
+    """Do a task in a fresh process, in a new folder, and return its result; `what` names the process in errors.
+
+    Raises:
+        BadInput: The check refuses the loop.
+        LoopFailed: The loop raised, the process died, or it did not end in time.
+    """
+    folder.mkdir()
+    task = replace(task, folder=str(folder))
+    file, output = folder / "task.json", folder / "output"
+    file.write_text(json.dumps(task.to_json()), encoding="utf-8")
+    flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+    begin_s = time.monotonic()
+    with output.open("wb") as said:
+        child = subprocess.Popen(  # noqa: S603 - the interpreter itself
+            [sys.executable, *flags, "-c", _START, str(file), json.dumps(_paths(task))],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env={**os.environ, IN_CHECK: "1"},
+            # Its data loader may have workers: a group of its own ends with all of them.
+            start_new_session=True,
+        )
+        try:
+            status = child.wait(task.timeout_s + _MARGIN_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _end(child)
+    is_late = status is None or time.monotonic() - begin_s >= task.timeout_s
+    if not (folder / RESULT).exists():
+        raise _died(what, folder, status, task.timeout_s, is_late=is_late)
+    result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    if "refused" in result:
+        raise BadInput(result["refused"]["message"], hint=result["refused"]["hint"])
+    if "failure" in result:
+        failure = result["failure"]
+        happened = f"{failure['error']}: {failure['message']}" if failure["message"] else failure["error"]
+        msg = f"{what} failed {result['doing']}: {happened}\n{failure['traceback'].rstrip()}"
+        raise LoopFailed(msg, output=_last_lines(output))
+    return result
+
+
+def _paths(task: Task) -> list[str]:
+    """Return `sys.path` of the process: that of this one, with the directory of the script or of the user in front."""
+    mine = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
+    first = str(Path(task.factory.module).parent) if task.factory.is_file else str(Path.cwd())
+    return [first, *(entry for entry in mine if entry != first)]
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its own children, and wait for it."""
+    with contextlib.suppress(ProcessLookupError):  # all have ended
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _died(what: str, folder: Path, status: int | None, timeout_s: float, *, is_late: bool) -> LoopFailed:
+    doing = folder / DOING
+    when = doing.read_text(encoding="utf-8") if doing.exists() else "while Python was started"
+    lines = _last_lines(folder / "output")
+    if is_late:
+        msg = f"{what} did not end within {timeout_s:g} s; it was stopped {when}"
+        hint = "the stack below says where; a longer timeout_s= waits longer"
+        command_hint = "the stack below says where; --timeout waits longer"
+    else:
+        how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+        msg, hint, command_hint = f"{what} {how} {when}", "the kernel's log (dmesg) may say more", ""
+    return LoopFailed(f"{msg}\n{lines}" if lines else msg, hint=hint, command_hint=command_hint, output=lines)
+
+
+def _last_lines(file: Path) -> str:
+    data = file.read_bytes()[-_OUTPUT_BYTES:] if file.stat().st_size <= _OUTPUT_BYTES else _tail(file)
+    lines = data.decode("utf-8", "replace").rstrip().splitlines()[-_LINES_SHOWN:]
+    return "\n".join(printable(line, keep_lines=True) for line in lines)
+
+
+def _tail(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        opened.seek(-_OUTPUT_BYTES, os.SEEK_END)
+        return opened.read()

@@ -1,0 +1,109 @@
+"""``ckstore check-resume``: whether a training continues exactly after a resume."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ckstore.errors import BadInput, CkstoreError
+from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame
+from ckstore_cli._types import Number, OneOf, WholeNumber
+
+
+def _timeout(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+    from ckstore.model.times import duration_s
+
+    try:
+        return duration_s(value, "a timeout")
+    except BadInput as error:
+        raise click.BadParameter(error.message) from error
+
+
+@click.command("check-resume")
+@click.argument("loop", metavar="MODULE:FUNCTION")
+@click.argument("arguments", metavar="[ARGUMENT]...", nargs=-1)
+@click.option(
+    "--profile",
+    type=OneOf(["exact", "tolerant"]),
+    default="exact",
+    show_default=True,
+    help="exact: the same bits; tolerant: losses and tensors within --rtol and --atol.",
+)
+@click.option(
+    "--steps", type=WholeNumber(min=1), default=3, show_default=True, help="Train this many steps before the save."
+)
+@click.option(
+    "--compare", type=WholeNumber(min=1), default=5, show_default=True, help="Compare this many steps after it."
+)
+@click.option(
+    "--point",
+    "points",
+    type=OneOf(["step", "epoch"]),
+    multiple=True,
+    help="Save after --steps, or at the first end of an epoch. Repeatable. Default: both, if an epoch ends in time.",
+)
+@click.option("--rtol", type=Number(min=0), help="Of the profile tolerant: relative.  [default: 0.001]")
+@click.option("--atol", type=Number(min=0), help="Of the profile tolerant: absolute.  [default: 1e-06]")
+@click.option("--ignore", metavar="NAME", multiple=True, help="This part or variable may differ. Repeatable.")
+@click.option("--seed", type=WholeNumber(min=0), default=0, show_default=True, help="Seed the random generators.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="TIME",
+    default="10m",
+    show_default=True,
+    callback=_timeout,
+    help="How long one process may take.",
+)
+@click.option(
+    "--directory",
+    type=UserPath(path_type=Path, exists=True, file_okay=False),
+    help="Put the temporary store here; it takes twice the space of a checkpoint.",
+)
+@json_option
+@pass_frame
+def check_resume(
+    frame: Frame,
+    /,
+    loop: str,
+    points: tuple[str, ...],
+    rtol: float | None,
+    atol: float | None,
+    **options: Any,
+) -> int:
+    """Check that a training continues exactly after a resume.
+
+    FUNCTION returns a ckstore.training.Loop. MODULE is the name of a module that
+    Python finds from here, or a file.py. Fresh processes run the training
+    without a stop, twice, save it to a temporary store, resume it, and compare
+    each step. What differs first is named. Needs torch, and no store.
+
+    \b
+    Example:
+      ckstore check-resume train:make_loop
+      ckstore check-resume train.py:make_loop --point epoch --json
+      ckstore check-resume train:make_loop --profile tolerant -- --config tiny
+
+    \b
+    Exit status:
+      0  the training continues exactly, or within the tolerance
+      1  it does not, or its code raised, died or did not end in time
+      2  wrong usage: no such function, or it returns no Loop
+    """
+    if find_spec("torch") is None:
+        msg = "the check compares states of torch, and the package torch is not installed"
+        raise CkstoreError(msg, hint="pip install 'ckstore[torch]'")
+    from ckstore.training import check
+
+    out = frame.output()
+    options |= {name: value for name, value in (("rtol", rtol), ("atol", atol)) if value is not None}
+    options["points"] = points or None
+    report = check(loop, progress=lambda what: out.note(f"running {what}"), **options)
+    out.document(report)
+    first, *others = report.lines()
+    out.headed("", first, "bold")
+    out.lines(others)
+    return 0 if report.ok else CkstoreError.exit_status
