@@ -98,7 +98,7 @@ def test_a_plain_loader_inside_an_epoch_reads_another_batch(checked: Check) -> N
     assert (after.difference, after.inexact) == (None, ())
     assert "saved after step 3: differs first in step 4: batch; also random state, loss" in str(report)
     assert f"restore reported: {_REASON}" in str(report)
-    assert 'points=["epoch"] checks that alone' in str(report)
+    assert 'points=["epoch"] (--point epoch) checks that alone' in str(report)
 
 
 # The name of a loop -> the point, whether it differs before any step, what differs first, its name, the cause, and the
@@ -155,7 +155,7 @@ def test_a_difference_of_tensors_and_losses_has_its_size(checked: Check) -> None
     weight = lost.numbers["variable parts.model.0.weight"]
     assert 0.01 < weight["largest_absolute"] < 1
     assert weight["ulps"] > 1000
-    assert "parts.model.0.weight (no part), parts.model.0.bias (no part)" in str(lost)
+    assert "parts.model.0.weight (not a part), parts.model.0.bias (not a part)" in str(lost)
     assert f"(the first by up to {weight['largest_absolute']:.3g} or {weight['ulps']} ulps)" in str(lost)
     loss = late.numbers["loss"]
     old, new = (float(text.partition(" ")[0]) for text in (late.expected, late.found))
@@ -310,7 +310,10 @@ def test_a_module_that_fails_to_import_shows_why(python: Path, monkeypatch: pyte
         ({"points": ["night"]}, "points must be a list of step and epoch, got"),
         ({"rtol": -1.0}, "rtol and atol must be at least 0, got -1.0 and 1e-06"),
         ({"atol": float("nan")}, "rtol and atol must be at least 0, got 0.001 and nan"),
-        ({"timeout_s": 0.0}, "timeout_s must be above 0, got 0.0"),
+        ({"timeout_s": 0.0}, "timeout_s must be above 0 and at most 1e+06, got 0.0"),
+        ({"timeout_s": float("inf")}, "timeout_s must be above 0 and at most 1e+06, got inf"),
+        ({"ignore": "ema"}, "ignore must be a list of texts, got 'ema'"),
+        ({"arguments": "--width 3"}, "arguments must be a list of texts, got '--width 3'"),
         ({"directory": "absent"}, "absent is not a directory"),
     ],
 )
@@ -338,19 +341,20 @@ def test_a_loop_that_hangs_is_stopped_and_shows_where(tmp_path: Path) -> None:
 
 
 def _children_in(output: str) -> list[int]:
-    """Return the processes that the loop printed and that still run."""
+    """Return the processes that the loop printed and that still run after a moment."""
     pids = [int(line.partition(" ")[2]) for line in output.splitlines() if line.startswith("pid ")]
     assert len(pids) == 2
-    running = []
-    for pid in pids:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            continue
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state != "Z":  # a child of a child that no one has waited for
-            running.append(pid)
+    deadline_s = time.monotonic() + 10
+    while (running := [pid for pid in pids if _runs(pid)]) and time.monotonic() < deadline_s:
+        time.sleep(0.05)  # a process that was killed takes a moment to end
     return running
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_loop_whose_process_is_killed_says_so() -> None:

@@ -22,6 +22,7 @@ from ckstore.training.resume_check.loop import EPOCH_END
 from ckstore.training.resume_check.records import (
     KINDS,
     NUMBER,
+    RESUMED,
     STATE,
     VARIABLE,
     Ignored,
@@ -56,6 +57,7 @@ from ckstore.training.resume_check.task import RESULT, Task
 PROFILES = ("exact", "tolerant")
 POINTS = ("step", "epoch")
 RTOL, ATOL = 1e-3, 1e-6
+_TIMEOUT_MOST_S = 1e6
 _TENSOR_KINDS = frozenset(KINDS) - {"batch", "random state", "loss", "metric"}
 
 
@@ -113,6 +115,9 @@ def check(
         raise BadInput("check was called while one of its processes imported the module", hint=hint)
     _check_profile(profile, rtol, atol)
     _check_length(steps, compare, points, timeout_s)
+    for name, words in (("ignore", ignore), ("arguments", arguments)):
+        if isinstance(words, str):
+            raise BadInput(f"{name} must be a list of texts, got {words!r}", hint=f"{name}=[{words!r}]")
     factory = Factory.of(make_loop)
     tolerance = Tolerance() if profile == "exact" else Tolerance(rtol, atol)
     task = Task(
@@ -171,8 +176,8 @@ def _check_length(steps: int, compare: int, points: Collection[str] | None, time
             raise BadInput(f"{name} must be at least 1, got {count}")
     if points is not None and (isinstance(points, str) or not points or not {*points} <= {*POINTS}):
         raise BadInput(f"points must be a list of {' and '.join(POINTS)}, got {points!r}", hint='points=["step"]')
-    if not timeout_s > 0:
-        raise BadInput(f"timeout_s must be above 0, got {timeout_s!r}")
+    if not 0 < timeout_s <= _TIMEOUT_MOST_S:
+        raise BadInput(f"timeout_s must be above 0 and at most {_TIMEOUT_MOST_S:g}, got {timeout_s!r}")
 
 
 class _Check:
@@ -242,7 +247,7 @@ class _Check:
         records, result = self._run(self._keeping(resuming, name), name, what)
         before = Record.from_json(saved)
         expected = [before, *self.reference[index + 1 :]]
-        found = compare(before, records[0], 0, tolerance=Tolerance(), ignored=self._ignored, kinds=STATE)
+        found = compare(before, records[0], 0, tolerance=Tolerance(), ignored=self._ignored)
         found = found or self._first_mismatch(records, expected)
         inexact = None if result["inexact"] is None else tuple(result["inexact"])
         trained = [one for one in records[1:] if one.position == "step"]
@@ -287,7 +292,7 @@ class _Check:
             texts = of_kind[0].get(found.names[0], "nothing"), of_kind[1].get(found.names[0], "nothing")
             if found.kind in ("loss", "metric"):
                 numbers = {found.names[0]: number_distance(*texts)}
-        is_restored = after.position == "resumed"
+        is_restored = after.position == RESUMED
         return FirstDifference(after.step, is_restored, found.kind, found.names, *texts, numbers, found.also)
 
 

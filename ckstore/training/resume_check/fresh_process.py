@@ -25,6 +25,7 @@ _START = (
 )
 _MARGIN_S = 10.0
 """It ends itself at the timeout, when it has printed where it is; on a busy machine that takes a moment."""
+_POLL_S = 0.02
 _OUTPUT_BYTES = 1 << 16
 _LINES_SHOWN = 40
 
@@ -53,12 +54,10 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
             start_new_session=True,
         )
         try:
-            status = child.wait(task.timeout_s + _MARGIN_S)
-        except subprocess.TimeoutExpired:
-            status = None
+            is_late = not _ended(child.pid, task.timeout_s + _MARGIN_S)
         finally:
-            _end(child)
-    is_late = status is None or time.monotonic() - begin_s >= task.timeout_s
+            status = _end(child)
+    is_late = is_late or time.monotonic() - begin_s >= task.timeout_s
     if not (folder / RESULT).exists():
         raise _died(what, folder, status, task.timeout_s, is_late=is_late)
     result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -79,14 +78,28 @@ def _paths(task: Task) -> list[str]:
     return [first, *(entry for entry in mine if entry != first)]
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its own children, and wait for it."""
-    with contextlib.suppress(ProcessLookupError):  # all have ended
+def _ended(pid: int, timeout_s: float) -> bool:
+    """Whether a child ends within a time. It is not reaped, so its number stays that of its group."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
+                return True
+        except ChildProcessError:  # a program that ignores SIGCHLD has no ended children
+            return True
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(_POLL_S)
+
+
+def _end(child: subprocess.Popen[bytes]) -> int:
+    """Kill the process and its own children, and return its status."""
+    with contextlib.suppress(ProcessLookupError):  # where SIGCHLD is ignored, and all have ended
         os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    return child.wait()
 
 
-def _died(what: str, folder: Path, status: int | None, timeout_s: float, *, is_late: bool) -> LoopFailed:
+def _died(what: str, folder: Path, status: int, timeout_s: float, *, is_late: bool) -> LoopFailed:
     doing = folder / DOING
     when = doing.read_text(encoding="utf-8") if doing.exists() else "while Python was started"
     lines = _last_lines(folder / "output")
@@ -95,7 +108,7 @@ def _died(what: str, folder: Path, status: int | None, timeout_s: float, *, is_l
         hint = "the stack below says where; a longer timeout_s= waits longer"
         command_hint = "the stack below says where; --timeout waits longer"
     else:
-        how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         msg, hint, command_hint = f"{what} {how} {when}", "the kernel's log (dmesg) may say more", ""
     return LoopFailed(f"{msg}\n{lines}" if lines else msg, hint=hint, command_hint=command_hint, output=lines)
 

@@ -39,11 +39,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Observer:
-    """Looks at a loop after each step.
-
-    Attributes:
-        sees_batches: Whether the batches of its data loader can be recorded; None if it has no data loader.
-    """
+    """Looks at a loop after each step."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -51,9 +47,8 @@ class Observer:
         self._batches: list[str] = []
         self._tensors: dict[str, Any] = {}
         loader = loop.parts.get("dataloader")
-        self.sees_batches: bool | None = None
         if loader is not None:
-            self.sees_batches = record_batches(loader, lambda batch: self._batches.append(digest_of(batch)))
+            record_batches(loader, lambda batch: self._batches.append(digest_of(batch)))
 
     def record(self, position: str, step: int, result: Any = None, *, variables: Mapping[str, Any] = _NONE) -> Record:
         """Return the values that are compared.

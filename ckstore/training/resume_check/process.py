@@ -24,7 +24,7 @@ from ckstore.training.capture import capture
 from ckstore.training.restore import ResumeReport, restore
 from ckstore.training.resume_check.loop import EPOCH_END, Loop
 from ckstore.training.resume_check.observing import Observer, tensors_apart
-from ckstore.training.resume_check.records import STATE, Ignored, Mismatch, Record, Tolerance, compare, unused
+from ckstore.training.resume_check.records import RESUMED, Ignored, Mismatch, Record, Tolerance, compare, unused
 from ckstore.training.resume_check.task import DOING, RESULT, Task
 from ckstore.training.resume_check.values import distance
 
@@ -63,7 +63,6 @@ class _Worker:
             msg = f"{task.factory} must return a Loop, got {type_name(type(loop))}"
             raise BadInput(msg, hint="return ckstore.training.Loop(train, parts)")
         observer = Observer(loop)
-        self.result["sees_batches"] = observer.sees_batches
         if task.saved is None:
             is_over = self._add(observer, observer.record("start", 0))
         else:
@@ -85,9 +84,9 @@ class _Worker:
         with Store.open(self._task.restores) as store:
             report = _restore(loop, store) if loop.load is None else loop.load(store)
         self.result["inexact"] = None if report is None else [*report.inexact]
-        self._records.append(observer.record("resumed", saved.step))
+        self._records.append(observer.record(RESUMED, saved.step))
         # What was restored is what was saved, whatever the tolerance: no kernel ran in between.
-        found = compare(saved, self._records[0], 0, tolerance=Tolerance(), ignored=self._ignored, kinds=STATE)
+        found = compare(saved, self._records[0], 0, tolerance=Tolerance(), ignored=self._ignored)
         return self._is_over(observer, found)
 
     def _train(self, loop: Loop, observer: Observer) -> None:

@@ -77,7 +77,7 @@ class FirstDifference:
 
 def _named(name: str) -> str:
     """Return a name for people: one that no part has is marked."""
-    return f"{name.removeprefix(VARIABLE)} (no part)" if name.startswith(VARIABLE) else name
+    return f"{name.removeprefix(VARIABLE)} (not a part)" if name.startswith(VARIABLE) else name
 
 
 @brief()
@@ -202,9 +202,9 @@ class CheckReport:
             yield from (f"  {line}" for line in point.lines())
         wrong = [point.point for point in self.points if point.difference is not None]
         if wrong == ["step"] and len(self.points) > 1:
-            yield '  a training that is saved only at the end of an epoch: points=["epoch"] checks that alone'
+            yield '  if it is only saved at the end of an epoch: points=["epoch"] (--point epoch) checks that alone'
         if not self.sees_batches:
-            yield "  batches were not compared: the loop has no part dataloader, and yields no batch"
+            yield '  batches were not compared: to compare them, yield {"loss": loss, "batch": batch}'
 
 
 def _as_json(value: Any) -> Any:
