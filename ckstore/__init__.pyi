@@ -79,6 +79,7 @@ from ckstore.model.reports.held import Holder as Holder
 from ckstore.model.reports.held import LinkedBlob as LinkedBlob
 from ckstore.model.reports.held import PlannedBlob as PlannedBlob
 from ckstore.model.reports.migrate_report import MigrateReport as MigrateReport
+from ckstore.model.reports.not_saved import NotSaved as NotSaved
 from ckstore.model.reports.progress import Progress as Progress
 from ckstore.model.reports.reindex_report import Incomplete as Incomplete
 from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport
@@ -104,6 +105,7 @@ from ckstore.model.reports.verify_report import Unrepaired as Unrepaired
 from ckstore.model.reports.verify_report import VerifyReport as VerifyReport
 from ckstore.model.saver.status import SaveEvent as SaveEvent
 from ckstore.model.saver.status import SaverStatus as SaverStatus
+from ckstore.model.settings.patience import OnFailure as OnFailure
 from ckstore.model.settings.retention import Budget as Budget
 from ckstore.model.settings.retention import RetentionPolicy as RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry as PlanEntry

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.acts import act_in_memory
 from ckstore.ops.notices import tell_left_out
+from ckstore.ops.save.tolerance import tolerated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ckstore.errors import CkstoreError
     from ckstore.model.saver.messages import Order
+    from ckstore.model.settings.patience import OnFailure
     from ckstore.ops.context import Context
     from ckstore.saver.client.client import Client
     from ckstore.saver.client.pending import PendingSave
@@ -67,11 +70,13 @@ class BackgroundSaves:
         """
         if self._made is None:
             return True
+        # Those that failed before are no news, and those that fail now may be tolerated.
+        under_way = self._made.under_way()
         done = self._made.wait(timeout_s)
         if not done:
             self._made.cancel_all()
         self._made.raise_unread()
-        return done
+        return done and all(pending.exception() is None for pending in under_way)
 
     @act_in_memory
     def staging_bytes(self, state: object) -> int:
@@ -101,10 +106,17 @@ class BackgroundSaves:
         self._client().prewarm(state, limits)
 
     def _submit(
-        self, state: object, order: Order, limits: SaverLimits, unchanged: UnchangedNames | None
+        self,
+        state: object,
+        order: Order,
+        limits: SaverLimits,
+        unchanged: UnchangedNames | None,
+        on_failure: OnFailure = "raise",
     ) -> PendingSave:
         """Have a save begun; see `ckstore.Store.save_async`."""
-        pending = self._client().submit(state, order, limits, self._context.known.last_parents, unchanged)
+        tolerate = None if on_failure == "raise" else partial(tolerated, self._context)
+        parents = self._context.known.last_parents
+        pending = self._client().submit(state, order, limits, parents, unchanged, tolerate)
         if pending.skipped:
             self._context.totals.not_saved("skipped")
         return pending
@@ -143,6 +155,7 @@ class BackgroundSaves:
             if isinstance(outcome, CheckpointInfo):
                 context.known.last_parents[outcome.run] = outcome.id
                 context.totals.saved(outcome)
+                context.totals.tried_again(0 if outcome.counters is None else outcome.counters.retry_count)
             else:
                 context.totals.not_saved("failed")
 

@@ -278,7 +278,11 @@ class RankFailed(RankError):
 
     Attributes:
         causes: Rank -> what went wrong there.
+        of_storage: Whether the ranks that failed said that only their storage did, where `causes` are no errors of
+            that kind any more.
     """
+
+    of_storage: bool = False
 
     def __init__(self, message: str, *, hint: str = "", causes: Mapping[int, BaseException] | None = None) -> None:
         super().__init__(message, hint=hint)

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack, overload
 
 from ckstore.background import BackgroundSaves
 from ckstore.errors import BadInput, CkstoreError, StoreNotFound
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.export_report import CheckoutReport, ExportCheck, ExportReport
     from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
     from ckstore.model.reports.migrate_report import MigrateReport
+    from ckstore.model.reports.not_saved import NotSaved
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.touch_report import TouchReport
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
+    from ckstore.model.settings.patience import OnFailure
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
@@ -287,6 +289,32 @@ class Store:
         store._clone_from(source, remote, endpoint, region)  # noqa: SLF001 - its own
         return store
 
+    @overload
+    def save(
+        self,
+        state: object,
+        step: int | None = None,
+        run: str | None = None,
+        *,
+        progress: Progress | None = None,
+        ranks: Ranks | None = None,
+        on_failure: Literal["raise"] = "raise",
+        **options: Unpack[SaveOptions],
+    ) -> CheckpointInfo: ...
+
+    @overload
+    def save(
+        self,
+        state: object,
+        step: int | None = None,
+        run: str | None = None,
+        *,
+        progress: Progress | None = None,
+        ranks: Ranks | None = None,
+        on_failure: OnFailure,
+        **options: Unpack[SaveOptions],
+    ) -> CheckpointInfo | NotSaved: ...
+
     @act
     def save(
         self,
@@ -296,13 +324,15 @@ class Store:
         *,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
+        on_failure: OnFailure = "raise",
         **options: Unpack[SaveOptions],
-    ) -> CheckpointInfo:
+    ) -> CheckpointInfo | NotSaved:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
         The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and
         None; objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
-        state dict. It must not be changed until this returns. Bytes that the store has are not written again.
+        state dict. It must not be changed until this returns. Bytes that the store has are not written again. After a
+        failure of the storage that can pass it is tried again: see `SaveOptions` and `StoreConfig.save_retries`.
 
         Args:
             state: What to save.
@@ -310,11 +340,15 @@ class Store:
             run: Name of the run; None: that of `open`, else ``main``.
             progress: Called now and then with the bytes that are stored and those to be stored.
             ranks: This process is one of several that each save a part, without a process group.
-            options: metrics, metadata, message, tags, parent, if_exists: see `SaveOptions`.
+            on_failure: What a failure of the storage does that did not pass. ``raise``: it is raised. ``warn``: this
+                warns and returns `NotSaved`, until more than `StoreConfig.failed_saves_most` saves in a row have
+                failed. Other errors, and `UnknownOutcome`, are raised in any case.
+            options: metrics, metadata, message, tags, parent, if_exists, retries, wait_for_space_s, try_for_s: see
+                `SaveOptions`.
 
         Returns:
             What was saved; for ``keep``, and the same content, what was there. Its `warnings` say what else the user
-            should know; the logger ``ckstore`` logs them, too.
+            should know; the logger ``ckstore`` logs them, too. `NotSaved` with ``on_failure="warn"``, if it failed.
 
         Raises:
             CannotStore: A value in the state cannot be stored; nothing was written.
@@ -330,14 +364,18 @@ class Store:
                 is intact.
         """
         request = self._requested(self.save, run, step, options, progress)
-        if ranks is not None:
-            from ckstore.ranks.attempt import AsRank
-            from ckstore.ranks.save import save_state
 
-            return self._told(save_state(self._context, state, request, AsRank(ranks, self._run_meant(run), step)))
-        from ckstore.ops.save.save import save
+        def save_once() -> CheckpointInfo:
+            if ranks is not None:
+                from ckstore.ranks.attempt import AsRank
+                from ckstore.ranks.save import save_state
 
-        return self._told(save(self._context, state, request()))
+                return save_state(self._context, state, request, AsRank(ranks, self._run_meant(run), step))
+            from ckstore.ops.save.save import save
+
+            return save(self._context, state, request())
+
+        return self._told(save_once, on_failure, run, step)
 
     @act_in_memory
     def save_async(
@@ -353,6 +391,7 @@ class Store:
         stall_timeout_s: float = 120.0,
         nice: int = 0,
         after: object = None,
+        on_failure: OnFailure = "raise",
         **options: Unpack[SaveOptions],
     ) -> PendingSave:
         """Copy a state and save it in the background; when this returns, the state may be changed.
@@ -380,7 +419,9 @@ class Store:
                 and this call does not wait for it. What the current stream does next follows the copy; another stream
                 that changes the state must wait for the current one. Without it this waits for everything that was
                 queued on the devices, and for the copy.
-            options: As in `save`.
+            on_failure: As in `save`: with ``warn`` a failure of the storage is logged, and later calls do not raise it.
+                `PendingSave.result` does.
+            options: As in `save`; the saver tries again, from the copy.
 
         Returns:
             The save under way: `PendingSave.result` waits for its end.
@@ -394,12 +435,14 @@ class Store:
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
         """
+        from ckstore.model.settings.patience import check_on_failure
         from ckstore.ops.notices import tell_not_durable
         from ckstore.ops.save.options import SaveOptions, order_of, request_of
         from ckstore.saver.client.queue import SaverLimits
         from ckstore.saver.client.unchanged import UnchangedNames
 
         check_options(self.save_async, options, SaveOptions)
+        check_on_failure(on_failure)
         try:
             limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice, after)
             limits.check()
@@ -415,7 +458,7 @@ class Store:
             # By this process: what the saver warns of is not shown.
             tell_not_durable(self._context.not_durable_because, self._context.settings)
             named = UnchangedNames(selects, self._context.settings.chunk_bytes)
-            return self.background._submit(state, order_of(request, ref), limits, named)  # noqa: SLF001 - its own
+            return self.background._submit(state, order_of(request, ref), limits, named, on_failure)  # noqa: SLF001 - its own
         except BaseException:
             self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
             raise
@@ -438,6 +481,36 @@ class Store:
 
         write_metrics(self._context, self.path, expanded(path), labels or {})
 
+    @overload
+    def commit(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        step: int | None = None,
+        run: str | None = None,
+        *,
+        progress: Progress | None = None,
+        ranks: Ranks | None = None,
+        times: bool = False,
+        allow_incomplete: bool = False,
+        on_failure: Literal["raise"] = "raise",
+        **options: Unpack[SaveOptions],
+    ) -> CheckpointInfo: ...
+
+    @overload
+    def commit(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        step: int | None = None,
+        run: str | None = None,
+        *,
+        progress: Progress | None = None,
+        ranks: Ranks | None = None,
+        times: bool = False,
+        allow_incomplete: bool = False,
+        on_failure: OnFailure,
+        **options: Unpack[SaveOptions],
+    ) -> CheckpointInfo | NotSaved: ...
+
     @act
     def commit(
         self,
@@ -449,8 +522,9 @@ class Store:
         ranks: Ranks | None = None,
         times: bool = False,
         allow_incomplete: bool = False,
+        on_failure: OnFailure = "raise",
         **options: Unpack[SaveOptions],
-    ) -> CheckpointInfo:
+    ) -> CheckpointInfo | NotSaved:
         """Commit files as they are: a checkpoint directory of any framework, or any other files.
 
         They come back byte for byte, with their permission bits (`checkout`). Files of safetensors and torch are cut
@@ -468,6 +542,7 @@ class Store:
             ranks: As in `save`.
             times: Keep modification times as well.
             allow_incomplete: Take files that say of themselves that their writer was not done.
+            on_failure: As in `save`.
             options: As in `save`.
 
         Returns:
@@ -492,13 +567,17 @@ class Store:
 
         request = self._requested(self.commit, run, step, options, progress)
         how = CommitOptions(times, allow_incomplete)
-        if ranks is not None:
-            from ckstore.ranks.attempt import AsRank
-            from ckstore.ranks.save import commit_files
 
-            as_rank = AsRank(ranks, self._run_meant(run), step)
-            return self._told(commit_files(self._context, files, request, how, as_rank))
-        return self._told(commit(self._context, files, request(), how))
+        def commit_once() -> CheckpointInfo:
+            if ranks is not None:
+                from ckstore.ranks.attempt import AsRank
+                from ckstore.ranks.save import commit_files
+
+                as_rank = AsRank(ranks, self._run_meant(run), step)
+                return commit_files(self._context, files, request, how, as_rank)
+            return commit(self._context, files, request(), how)
+
+        return self._told(commit_once, on_failure, run, step)
 
     @act
     def checkout(
@@ -1714,7 +1793,10 @@ class Store:
         Raises:
             CkstoreError: One of them failed, and its `result` was not read.
         """
-        self.background._close(timeout_s)  # noqa: SLF001 - its own
+        try:
+            self.background._close(timeout_s)  # noqa: SLF001 - its own
+        finally:
+            self._tell_failures()
 
     def __enter__(self) -> Self:
         return self
@@ -1726,6 +1808,13 @@ class Store:
             self.close()
         else:  # what was raised is the news
             self.background._close(None)  # noqa: SLF001 - its own
+            self._tell_failures()
+
+    def _tell_failures(self) -> None:
+        """Tell once more of the saves that failed while the training went on, if there are any."""
+        from ckstore.ops.save.tolerance import tell_failures
+
+        tell_failures(self._context.totals)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -1827,7 +1916,7 @@ class Store:
 
     def _requested(
         self,
-        method: Callable[..., CheckpointInfo],
+        method: Callable[..., CheckpointInfo | NotSaved],
         run: str | None,
         step: int | None,
         options: SaveOptions,
@@ -1844,8 +1933,15 @@ class Store:
 
         return request
 
-    def _told(self, info: CheckpointInfo) -> CheckpointInfo:
-        log_notes(info.name, info.warnings, self._context.notices.logged)
+    def _told(
+        self, save: Callable[[], CheckpointInfo], on_failure: OnFailure, run: str | None, step: int | None
+    ) -> CheckpointInfo | NotSaved:
+        """Return what was saved, once its notes are logged; with ``warn`` what stands for a save that failed."""
+        from ckstore.ops.save.tolerance import or_not_saved
+
+        info = or_not_saved(self._context, save, on_failure, self._run_meant(run), step)
+        if isinstance(info, CheckpointInfo):
+            log_notes(info.name, info.warnings, self._context.notices.logged)
         return info
 
     def _run_named(self, run: str | None) -> str:
@@ -1895,6 +1991,8 @@ def _open(
     context.remote_copies = partial(_remote_copies, context)
     context.rescuer = _LazyRescue(context)
     if not context.readonly:
+        # Now, since `save_async` asks the filesystem nothing.
+        vars(context).update(failed_saves_most=context.failed_saves_most, on_failed_save=context.on_failed_save)
         context.saved = partial(_wake, context, catalog_path)
         context.evict = partial(_evict_mirrored, context)
         _wake(context, catalog_path, why="opened")

@@ -22,6 +22,7 @@ from ckstore.integrations.directories import (
     rng_ranks,
 )
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.not_saved import NotSaved
 from ckstore.store import Store
 from ckstore.training.capture import warn_of_place
 from ckstore.training.conditions import Conditions
@@ -57,7 +58,8 @@ class Installed:
     """What `install` returns.
 
     Attributes:
-        last: The last checkpoint that was committed; on every process.
+        last: The last checkpoint that was committed; on every process. A commit that failed with
+            `StoreConfig.on_failed_save` leaves it as it was; the directory stays.
         resumed_inexactly: What does not continue exactly since the last load from the store.
     """
 
@@ -96,7 +98,8 @@ class Installed:
         result = self._save(output_dir, safe_serialization, **options)
         # `save_state` of accelerate returns on each rank when its own files are written.
         wait_for_all()
-        self.last = from_rank_zero(lambda: self._commit(directory, wanted, metrics or {}))
+        committed = from_rank_zero(lambda: self._commit(directory, wanted, metrics or {}))
+        self.last = committed if isinstance(committed, CheckpointInfo) else self.last
         return result
 
     def load_state(self, input_dir: str | None = None, *arguments: Any, **options: Any) -> None:
@@ -146,10 +149,11 @@ class Installed:
         directory.rename(aside)
         warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)
 
-    def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo:
+    def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | NotSaved:
         about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
-        if self._names_itself and self._keep_count is not None:
+        # A directory that is not in the store is the only copy, and so may those before it be.
+        if info and self._names_itself and self._keep_count is not None:
             folders = (path for path in directory.parent.glob("checkpoint_*") if path.is_dir())
             directories = {number: path for path in folders if (number := _step_of(path)) is not None}
             keep_newest(directories, self._keep_count, {directory})

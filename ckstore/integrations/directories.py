@@ -15,6 +15,8 @@ from pathlib import Path
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded
+from ckstore.model.reports.not_saved import NotSaved
+from ckstore.ops.config_file import save_patience_of
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.refs.find import text_of
 from ckstore.ops.save.options import SaveOptions
@@ -27,6 +29,8 @@ RESUME_PREFIX = ".ckstore-resume-"
 """Directories of this name hold what a run resumes from; the next resume removes them."""
 CONDITIONS = "training"
 """The name of the conditions in the metadata of a checkpoint."""
+# A scheduler kills a process 30 s after SIGTERM, of which the Trainer takes 3 before it saves.
+_LAST_SAVE_S = 20.0
 _RNG_FILE = re.compile(r"(?:rng_state(?:_(\d+))?\.pth|random_states_(\d+)\.pkl)\Z")
 
 
@@ -38,13 +42,27 @@ def commit_directory(
     *,
     metrics: Mapping[str, float],
     conditions: Conditions,
-) -> CheckpointInfo:
-    """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced."""
+    is_last: bool = False,
+) -> CheckpointInfo | NotSaved:
+    """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced.
+
+    With `is_last` the training ends afterwards: see `last_save_s`.
+
+    Returns:
+        `NotSaved` if the storage failed it, and `StoreConfig.on_failed_save` lets the training go on.
+    """
     # Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message.
     options: SaveOptions = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}, "if_exists": "replace"}
+    if is_last:
+        options["try_for_s"] = last_save_s(store)
     if step is None:
         options["message"] = os.path.basename(directory)
-    return store.commit(directory, step, run, **options)
+    return store.commit(directory, step, run, on_failure=context_of(store).on_failed_save, **options)
+
+
+def last_save_s(store: Store) -> float:
+    """Return for how long the save before the end of a training is tried: no later one makes up for it."""
+    return max(_LAST_SAVE_S, save_patience_of(context_of(store).layout).wait_for_space_s)
 
 
 def is_there(store: Store, run: str | None, step: int) -> bool:

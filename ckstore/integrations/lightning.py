@@ -26,10 +26,13 @@ from ckstore.integrations.directories import ref_of
 from ckstore.model.checkpoint.pins import OF_A_FILE, Pin
 from ckstore.model.document import parse_foreign
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.not_saved import NotSaved
+from ckstore.model.settings.patience import OnFailure
 from ckstore.objects.documents import atomic_file
 from ckstore.ops.save.options import SaveOptions
+from ckstore.ops.save.tolerance import tell_failures
 from ckstore.saver.client.pending import PendingSave
-from ckstore.store import Store
+from ckstore.store import Store, context_of
 from ckstore.training.history import run_of
 
 _PREFIX = "ckstore:"
@@ -77,6 +80,8 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._to_do: deque[tuple[Path, PendingSave | None, _Kept]] = deque()
         self._named: dict[Path, CheckpointInfo] = {}  # by the markers that this object wrote
         self._reserved: dict[Path, int] = {}  # paths of markers to come -> the descriptors that keep them taken
+        self._failed: set[Path] = set()  # folders in which the last save failed, while the training went on
+        self._spared: list[Path] = []  # what was to be removed since, and stays until a save in its folder has worked
         self._left: dict[str, Mapping[str, Any]] | None = None  # what pins say that were there before, by their reasons
 
     def save_checkpoint(
@@ -101,11 +106,19 @@ class CkstoreCheckpointIO(CheckpointIO):
         if self.background:
             # Only what is done already: waiting here would make the save a blocking one.
             self._settle(wait=False)
-            self._to_do.append((Path(path), self.store.save_async(state, step, self.run, **options), kept))
+            pending = self.store.save_async(state, step, self.run, on_failure=self._on_failure, **options)
+            self._to_do.append((Path(path), pending, kept))
             if not self._reserve(Path(path)):
                 self._settle(wait=True)
         else:
-            self._mark(Path(path), lambda: self.store.save(state, step, self.run, **options), kept)
+            on_failure = self._on_failure
+            self._mark(
+                Path(path), lambda: self.store.save(state, step, self.run, on_failure=on_failure, **options), kept
+            )
+
+    @property
+    def _on_failure(self) -> OnFailure:
+        return context_of(self.store).on_failed_save
 
     def _storable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checkpoint whose hyperparameters and schedulers a store can hold; warn of what was changed."""
@@ -124,9 +137,14 @@ class CkstoreCheckpointIO(CheckpointIO):
         warn_once(changed, self._warned, _ADVICE)
         return state
 
-    def _mark(self, path: Path, save: Callable[[], CheckpointInfo], kept: _Kept) -> None:
+    def _mark(self, path: Path, save: Callable[[], CheckpointInfo | NotSaved], kept: _Kept) -> None:
         """Have a state saved, then pin it and write its marker; `kept` is what `_keep_named` returned."""
         info = save()
+        if isinstance(info, NotSaved):
+            # No marker: it must never name what is not saved. ModelCheckpoint removes the one before next.
+            self._failed.add(path.parent)
+            return
+        self._failed.discard(path.parent)
         # A last.ckpt has often the same state as the file before it. Then one checkpoint serves both markers, and needs
         # no pin: the policy decides about it.
         for other, replaced, kept_by in kept:
@@ -183,7 +201,7 @@ class CkstoreCheckpointIO(CheckpointIO):
                 self._remove(path)
             else:
                 try:
-                    self._mark(path, pending.result, kept)
+                    self._mark(path, pending.ended, kept)
                 finally:
                     self._release(path)
 
@@ -224,6 +242,7 @@ class CkstoreCheckpointIO(CheckpointIO):
     def teardown(self) -> None:
         """Wait for the saves in the background; Lightning calls it at the end of a run."""
         self._settle(wait=True)
+        tell_failures(context_of(self.store).totals)
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
@@ -265,6 +284,16 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._settle(wait=False)
 
     def _remove(self, place: Path) -> None:
+        if place.parent in self._failed:
+            # What was to take its place is not saved, so the better or newer one may be this.
+            self._spared.append(place)
+            return
+        for spared in [one for one in self._spared if one.parent == place.parent]:
+            self._spared.remove(spared)
+            self._remove_now(spared)
+        self._remove_now(place)
+
+    def _remove_now(self, place: Path) -> None:
         if not place.exists():
             return
         try:

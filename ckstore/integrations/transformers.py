@@ -26,14 +26,18 @@ from ckstore.integrations.directories import (
     commit_directory,
     inexact,
     keep_newest,
+    last_save_s,
     ref_of,
     remove,
     rng_ranks,
 )
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.not_saved import NotSaved
+from ckstore.ops.notices import warn
 from ckstore.ops.save.options import SaveOptions
+from ckstore.ops.save.tolerance import tell_failures
 from ckstore.saver.client.pending import PendingSave
-from ckstore.store import RefLike, Store
+from ckstore.store import RefLike, Store, context_of
 from ckstore.training.conditions import Conditions
 from ckstore.training.history import numbers_at, run_of
 from ckstore.training.loader import length_of
@@ -75,10 +79,12 @@ class CkstoreTrainerMixin:
     _keep_count: int | None = None
     _pending: PendingSave | None = None
     _saved: dict[int, str] | None = None
+    _not_saved: set[int | None] | None = None  # steps whose saves failed, while the training went on
 
     # Attributes of the Trainer that this class uses.
     args: Any
     state: Any
+    control: Any
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
         """Train, as `transformers.Trainer.train`; see the class for `resume_from_checkpoint`."""
@@ -101,6 +107,7 @@ class CkstoreTrainerMixin:
         finally:
             self.remove_callback(at_begin)  # type: ignore[attr-defined]
         self._settle()
+        tell_failures(context_of(store).totals)
         return result
 
     def _restore_best(self) -> None:
@@ -136,8 +143,17 @@ class CkstoreTrainerMixin:
         if self._natively:
             self._save_state(directory)
             return
-        self.ckstore_last = committed(
-            self._store(), self.ckstore_run, folder, self.state, self._conditions(), self._keep_count
+        is_last = self.control.should_training_stop
+        self._remember(
+            committed(
+                self._store(),
+                self.ckstore_run,
+                folder,
+                self.state,
+                self._conditions(),
+                self._keep_count,
+                is_last=is_last,
+            )
         )
 
     @property
@@ -151,7 +167,7 @@ class CkstoreTrainerMixin:
         # One at a time, so that its error is raised before the state is copied again.
         self._settle()
 
-        def act() -> CheckpointInfo | None:
+        def act() -> CheckpointInfo | NotSaved | None:
             about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
             # All ranks are done: the mark of an unfinished directory must not become a part of the state.
             (directory / _INCOMPLETE).unlink(missing_ok=True)
@@ -159,12 +175,15 @@ class CkstoreTrainerMixin:
             store, step = self._store(), self.state.global_step
             options: SaveOptions = {"metrics": metrics_of(self.state), "metadata": {CONDITIONS: about.to_json()}}
             options["if_exists"] = "replace"
+            if self.control.should_training_stop:
+                options["try_for_s"] = last_save_s(store)
             run = run_of(store, self.ckstore_run)
             info = None
+            on_failure = context_of(store).on_failed_save
             if self.ckstore_saves == "background":
-                self._pending = store.save_async(state, step, run, **options)
+                self._pending = store.save_async(state, step, run, on_failure=on_failure, **options)
             else:
-                info = store.save(state, step, run, **options)
+                info = store.save(state, step, run, on_failure=on_failure, **options)
             # Everything in it is in the state by now; left there, the Trainer would take it for a whole checkpoint.
             shutil.rmtree(directory)
             return info
@@ -176,22 +195,29 @@ class CkstoreTrainerMixin:
         if self.ckstore_saves != "background":
             return
 
-        def act() -> CheckpointInfo | None:
+        def act() -> CheckpointInfo | NotSaved | None:
             # Taken out first: an error is raised once, not at each later save.
             pending, self._pending = self._pending, None
-            return None if pending is None else pending.result()
+            return None if pending is None else pending.ended()
 
         self._remember(from_rank_zero(act))
 
-    def _remember(self, saved: CheckpointInfo | None) -> None:
-        if saved is not None:
+    def _remember(self, saved: CheckpointInfo | NotSaved | None) -> None:
+        if isinstance(saved, NotSaved):
+            self._not_saved = {*(self._not_saved or ()), saved.step}
+        elif saved is not None:
             self.ckstore_last = saved
             self._saved = {**(self._saved or {}), saved.step: saved.id}
+            self._not_saved = {*(self._not_saved or ())} - {saved.step}
 
     def _load_best_model(self) -> None:
         self._settle()
         best = self.state.best_model_checkpoint
         match = _DIRECTORY.search(best or "")
+        # With files the directory is there although its commit failed; a state is nowhere else.
+        if self._natively and match and int(match[1]) in (self._not_saved or ()):
+            warn(f"the training ends with the last model: the save of the best one, of step {match[1]}, failed")
+            return
         if match:
             store, step = self._store(), int(match[1])
             # By its id where this object saved it: another training may have saved the step again since.
@@ -240,9 +266,20 @@ class CkstoreCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Commit what was written."""
         dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
-        self.last = committed(
-            self.store, self.run, Path(args.output_dir), state, conditions(args, dataset), self._keep_count
+        saved = committed(
+            self.store,
+            self.run,
+            Path(args.output_dir),
+            state,
+            conditions(args, dataset),
+            self._keep_count,
+            is_last=control.should_training_stop,
         )
+        self.last = saved if isinstance(saved, CheckpointInfo) else self.last
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say which saves have failed, if some did."""
+        tell_failures(context_of(self.store).totals)
 
 
 class _OnTrainBegin(TrainerCallback):
@@ -304,19 +341,33 @@ def taken_over_limit(args: Any, before: int | None) -> int | None:
 
 
 def committed(
-    store: Store, run: str | None, folder: Path, state: Any, about: Conditions, keep_count: int | None
-) -> CheckpointInfo:
+    store: Store,
+    run: str | None,
+    folder: Path,
+    state: Any,
+    about: Conditions,
+    keep_count: int | None,
+    *,
+    is_last: bool = False,
+) -> CheckpointInfo | NotSaved:
     """Commit the directory of the step that the Trainer has written, from rank 0 when all ranks have written."""
     wait_for_all()
     directory = folder / f"checkpoint-{state.global_step}"
 
-    def act() -> CheckpointInfo:
+    def act() -> CheckpointInfo | NotSaved:
         (directory / _INCOMPLETE).unlink(missing_ok=True)  # all ranks are done: it is complete
         conditions = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
         info = commit_directory(
-            store, directory, state.global_step, run, metrics=metrics_of(state), conditions=conditions
+            store,
+            directory,
+            state.global_step,
+            run,
+            metrics=metrics_of(state),
+            conditions=conditions,
+            is_last=is_last,
         )
-        if keep_count is not None:
+        # A directory that is not in the store is the only copy, and so may those before it be.
+        if info and keep_count is not None:
             # The Trainer loads it at the end of training: it must not be rotated away.
             best = state.best_model_checkpoint
             keep_newest(_directories(folder), keep_count, {directory, *([Path(best)] if best else [])})

@@ -189,6 +189,30 @@ class StoreConfig:
     right in every checkpoint; ``info.warnings`` says so. Default: 0.005.
     """
 
+    save_retries = _plain(config_file.SAVE_RETRIES)
+    """How often a save is tried again after a failure of the storage that can pass, each time as a new save; 0: never.
+
+    Such are an I/O error, a stale file handle, a server or a network that did not answer, and a disk or a quota that
+    became full in the middle. The pauses are 0.25, 1, 4 and 16 s, then 30 s each. ``info.warnings`` says so.
+    Default: 2.
+    """
+
+    wait_for_space_s = _plain(config_file.WAIT_FOR_SPACE_S)
+    """How many seconds a save waits for space on a full disk, after it has freed what it may; 0: it fails at once.
+
+    Default: 0.
+    """
+
+    on_failed_save = _plain(config_file.ON_FAILED_SAVE)
+    """What the integrations do if the storage fails a save: ``raise`` ends the training, ``warn`` lets it go on.
+
+    `Store.save` and `Store.commit` have an argument for that, since their callers use what they return. Default:
+    ``raise``.
+    """
+
+    failed_saves_most = _plain(config_file.FAILED_SAVES_MOST)
+    """How many saves in a row may fail with ``warn``; the next failure is raised. Default: 3."""
+
     grace_s = _plain(config_file.GRACE_S)
     """How many seconds what is dropped waits in ``trash/`` on a filesystem that other hosts have, too.
 

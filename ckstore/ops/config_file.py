@@ -12,6 +12,7 @@ from ckstore.fs import files, owner, peek
 from ckstore.model.document import refuse
 from ckstore.model.names import MAX_SEQUENCE
 from ckstore.model.seal import MEMBER, read, to_write
+from ckstore.model.settings.patience import PATIENCE_MOST_S, RETRIES_MOST, OnFailure, SavePatience
 from ckstore.model.settings.settings import parse_config, render_config
 from ckstore.model.times import duration_s
 from ckstore.objects.documents import atomic_file
@@ -58,6 +59,10 @@ def _is_duration(value: object) -> bool:
         return isinstance(value, str | float | int) and duration_s(value, "it") <= _YEAR_S
     except BadInput:
         return False
+
+
+def _is_on_failure(value: object) -> bool:
+    return value in ("raise", "warn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,14 @@ COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", _numbe
 COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", _whole(1, 10_000))
 # Off: the mirror is the last copy when a node dies, and plain blobs need nothing but their own bytes (docs/adr/0024).
 PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=_is_bool)
+SAVE_RETRIES = Setting(
+    "save_retries", SavePatience().retries, f"a whole number from 0 to {RETRIES_MOST}", _whole(0, RETRIES_MOST)
+)
+WAIT_FOR_SPACE_S = Setting(
+    "wait_for_space_s", SavePatience().wait_for_space_s, "seconds from 0 to 30 days", _number(0, PATIENCE_MOST_S)
+)
+ON_FAILED_SAVE: Setting[OnFailure] = Setting("on_failed_save", "raise", "'raise' or 'warn'", _is_on_failure)
+FAILED_SAVES_MOST = Setting("failed_saves_most", 3, "a whole number from 1 to 10000", _whole(1, 10_000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +303,15 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
     # Reading more is always right; a save must not fail for a file that only says how much it reads again.
     except (CkstoreError, OSError) as error:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)
+
+
+def save_patience_of(layout: Layout) -> SavePatience:
+    """Return how long a save is tried again; as without settings where they cannot be read, since the disk fails."""
+    try:
+        config, where = read_config(layout), str(layout.config)
+        return SavePatience(SAVE_RETRIES.of(config, where), WAIT_FOR_SPACE_S.of(config, where))
+    except (CkstoreError, OSError):  # the save that has failed is the news
+        return SavePatience()
 
 
 def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:

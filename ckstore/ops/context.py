@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed
@@ -16,10 +17,10 @@ from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
 from ckstore.ops.call_threads import DEFAULT_THREADS
-from ckstore.ops.config_file import THREADS, setting_of
+from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, setting_of
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.notices import Notices, warn, way_in
-from ckstore.ops.pace import DutyCycle, SaveTotals
+from ckstore.ops.pace import DutyCycle, SaveTotals, pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.reports.transfer import EvictReport
     from ckstore.model.settings.free_space import Amount, Need
+    from ckstore.model.settings.patience import OnFailure
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.objects.checkpoints import CheckpointDirectory
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ckstore.objects.publish import Rule
     from ckstore.objects.staging import Staging
 
+T = TypeVar("T")
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
@@ -105,6 +108,14 @@ class SaveWatch:
 
     def committed(self, info: CheckpointInfo) -> None:
         """The checkpoint is durable; its tags, the catalog and retention follow."""
+
+    def patience_s(self) -> float:
+        """For how many seconds a save that failed may be tried again at most."""
+        return math.inf
+
+    def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:
+        """A try failed; pause before the next one, until `is_over`. Raises if there must be none."""
+        pause(seconds, is_over)
 
 
 NO_WATCH = SaveWatch()
@@ -186,10 +197,23 @@ class Context:
     @cached_property
     def threads(self) -> int:
         """How many threads a call works with, as the settings or the machine say."""
+        return self._setting_or_default(THREADS) or DEFAULT_THREADS
+
+    @cached_property
+    def on_failed_save(self) -> OnFailure:
+        """What integrations do if the storage fails a save."""
+        return self._setting_or_default(ON_FAILED_SAVE)
+
+    @cached_property
+    def failed_saves_most(self) -> int:
+        """How many saves in a row may fail where a failure does not end the training."""
+        return self._setting_or_default(FAILED_SAVES_MOST)
+
+    def _setting_or_default(self, setting: Setting[T]) -> T:
         try:
-            return setting_of(self.layout, THREADS) or DEFAULT_THREADS
-        except (CkstoreError, OSError):  # a save reports damaged settings; a load takes the default
-            return DEFAULT_THREADS
+            return setting_of(self.layout, setting)
+        except (CkstoreError, OSError):  # a save reports damaged settings
+            return setting.default
 
     @property
     def has_undo(self) -> bool:

@@ -14,6 +14,7 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.metrics import Metric
 from ckstore.model.times import time_of_text
+from ckstore.model.words import counted
 
 Clock = Callable[[], float]
 T = TypeVar("T")
@@ -172,6 +173,30 @@ def _renew_in_child() -> None:
 os.register_at_fork(after_in_child=_renew_in_child)
 
 
+_POLL_S = 0.2
+_process_end_s = math.inf
+"""When this process will be killed, by the monotonic clock. A signal handler changes it."""
+
+
+def process_ends_in(grace_s: float) -> None:
+    """Say that this process will be killed after so many seconds; `math.inf`: it will not. For signal handlers, too."""
+    global _process_end_s  # noqa: PLW0603
+    _process_end_s = time.monotonic() + grace_s
+
+
+def process_end_s() -> float:
+    """Return when this process will be killed, by the monotonic clock; `math.inf`: that is not known."""
+    return _process_end_s
+
+
+def pause(seconds: float, is_over: Callable[[], bool]) -> None:
+    """Pause until the time has passed, it is over, or this process learns that it will be killed."""
+    deadline_s, end_s = time.monotonic() + seconds, _process_end_s
+    # In short sleeps: a signal handler that only sets a flag does not end a long one.
+    while (left_s := deadline_s - time.monotonic()) > 0 and _process_end_s == end_s and not is_over():
+        time.sleep(min(left_s, _POLL_S))
+
+
 class Laps:
     """Seconds of each part of a save; a part ends where the next begins, and can come again."""
 
@@ -195,11 +220,15 @@ class SaveTotals:
         self._blobs = dict.fromkeys(("written", "reused"), 0)
         self._seconds: dict[str, float] = {}
         self._last: dict[str, CheckpointInfo] = {}
+        self._retries = 0
+        self._tolerated = self._tolerated_in_a_row = 0
+        self._last_failure = ""
 
     def saved(self, info: CheckpointInfo) -> None:
         """A save has ended well."""
         with _mutex:
             self._outcomes["saved"] += 1
+            self._tolerated_in_a_row = 0
             self._last[info.run] = info
             for kind in ("logical", "new", "reused"):
                 self._bytes[kind] += getattr(info, f"{kind}_bytes")
@@ -218,6 +247,34 @@ class SaveTotals:
         with _mutex:
             self._outcomes[outcome] += 1
 
+    def worked(self) -> None:
+        """A save of this process has ended well, or one of several ranks in which this process took part."""
+        with _mutex:
+            self._tolerated_in_a_row = 0
+
+    def tried_again(self, count: int = 1) -> None:
+        """Tries of a save have failed and were followed by others."""
+        with _mutex:
+            self._retries += count
+
+    def tolerate(self, why: str) -> int:
+        """A save has failed and the training goes on; return how many have since the last that worked."""
+        with _mutex:
+            self._last_failure = why
+            self._tolerated += 1
+            self._tolerated_in_a_row += 1
+            return self._tolerated_in_a_row
+
+    def take_failures(self) -> str:
+        """Return a line about the failures that were tolerated since this was asked last; empty if there are none."""
+        with _mutex:
+            count, self._tolerated = self._tolerated, 0
+            if not count:
+                return ""
+            last = ", ".join(info.name for _, info in sorted(self._last.items()))
+        newest = f"the last that worked: {last}" if last else "no other one worked"
+        return f"{counted(count, 'save')} failed; {newest}; the last failure: {self._last_failure}"
+
     def metrics(self) -> tuple[Metric, ...]:
         """Return all of it."""
         with _mutex:
@@ -226,6 +283,9 @@ class SaveTotals:
             steps = {run: info.step for run, info in last.items()}
             return (
                 Metric("ckstore_saves", "counter", "Saves, by how they ended.", "outcome", dict(self._outcomes)),
+                Metric(
+                    "ckstore_save_retries", "counter", "Failed tries that others followed.", "", {"": self._retries}
+                ),
                 Metric("ckstore_save_bytes", "counter", "Bytes of saved checkpoints.", "kind", dict(self._bytes)),
                 Metric("ckstore_save_blobs", "counter", "Blobs of saved checkpoints.", "kind", dict(self._blobs)),
                 Metric(

@@ -16,6 +16,7 @@ from ckstore.ops.acts import why_of
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import Request
+from ckstore.ops.save.tolerance import is_of_storage
 from ckstore.ranks.by_files import FilesMeeting, Pace
 from ckstore.ranks.join import beside
 from ckstore.ranks.meeting import reason_of
@@ -60,7 +61,7 @@ class Deciding:
     def fail(self, error: BaseException) -> None:
         """Tell the others why this rank failed, and stay until all have come, or the deadline is over."""
         with suppress(OSError):  # as on a full disk: the others learn at the deadline that this rank has ended
-            self.meeting.say_failed(reason_of(error))
+            self.meeting.say_failed(reason_of(error), of_storage=is_of_storage(error))
             if isinstance(error, Exception):
                 self._see_it_end()
 
@@ -194,7 +195,7 @@ class Deciding:
             if isinstance(error, RankMismatch):
                 self.meeting.say_outcome({"mismatch": str(error)})
             else:
-                self.meeting.say_failed(reason_of(error))
+                self.meeting.say_failed(reason_of(error), of_storage=is_of_storage(error))
                 self.meeting.say_outcome({"failed": [self.meeting.who.rank]})
 
     def _end(self, outcome: Document) -> CheckpointInfo:

@@ -128,7 +128,11 @@ def error_of(meeting: FilesMeeting, outcome: Document) -> CkstoreError:
     if "lost" in outcome:
         return RankFailed(f"{who.name} is not there: {outcome['lost']}", hint=again)
     if "failed" in outcome:
-        causes = {rank: CkstoreError(document["why"]) for rank, document in sorted(meeting.hear("failed").items())}
-        return failed_on_all(f"saving {who.name}", causes)
+        failed = sorted(meeting.hear("failed").items())
+        causes = {rank: CkstoreError(document["why"]) for rank, document in failed}
+        error = failed_on_all(f"saving {who.name}", causes)
+        if isinstance(error, RankFailed):
+            error.of_storage = all(document.get("of_storage") for _, document in failed)
+        return error
     msg = f"{who.name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"
     return MissingRanks(msg, hint=f"{again}; timeout_s= says how long to wait", missing=tuple(outcome["missing"]))

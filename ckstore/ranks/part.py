@@ -18,16 +18,18 @@ from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import Description, LeafRecord, StateTexts, StorageRecord, render
 from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
+from ckstore.model.settings.patience import AS_SET, AskedPatience
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.admission import check_space
+from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import state_changed
 from ckstore.ops.save.save import draft_of
 from ckstore.ops.save.write import store_sources
-from ckstore.ranks.work import RankWork
+from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.tensors.capture import Captured, capture
 
 
@@ -82,22 +84,32 @@ def content_of(
     return Content(captured, {"shards": described, "values": list(values), "keys": list(keys)}, cuts)
 
 
-def stage_part(context: Context, work: RankWork, content: Content) -> Staging:
-    """Put what a rank saves into a staging directory, seal it, and return it with its lock; an error leaves nothing."""
+def stage_part(context: Context, work: RankWork, content: Content, asked: AskedPatience = AS_SET) -> Staging:
+    """Put what a rank saves into a staging directory, seal it, and return it with its lock; an error leaves nothing.
+
+    After a failure that can pass it does so again, as long as the other ranks wait: they see a rank that takes longer.
+    """
+    who = work.who
+    patience = Patience(context, (who.run, who.step), asked, WorkWatch(work))
+    return patience.run(lambda: _stage_once(context, work, content, patience))
+
+
+def _stage_once(context: Context, work: RankWork, content: Content, patience: Patience) -> Staging:
     # The lock is held until the parts were joined: a staging without a lock is taken for dead, and swept.
     who = work.who
     work.doing("began to stage its part")
     checks = save_checks_or_all(context.layout)
     staging = Staging.create(context.layout, who.run, who.step, read_back=checks.read_back)
     try:
-        _fill(context, staging, work, content)
+        _fill(context, staging, work, content, patience.notes())
     except BaseException as error:
+        patience.freed_by_end = reclaim.frees_undo(context, error)
         reclaim.discard(context, staging, error)
         raise
     return staging
 
 
-def _fill(context: Context, staging: Staging, work: RankWork, content: Content) -> None:
+def _fill(context: Context, staging: Staging, work: RankWork, content: Content, notes: Sequence[str]) -> None:
     who = work.who
     captured, cuts = content.captured, content.cuts
     check_space(context, staging, captured.sources)
@@ -117,7 +129,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content) 
         **content.about,
         **who.document(world_size=who.world_size, attempt=who.attempt),
         "written": list(staging.written),
-        "warnings": recheck.warnings(),
+        "warnings": [*notes, *recheck.warnings()],
     }
     draft = draft_of(context, captured, stored, texts, who.run, Description(metadata=encode_metadata(about)))
     manifest = replace(draft, step=who.step, sequence=1)

@@ -97,7 +97,7 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
         deciding = Deciding(context, meeting, work, request)
         try:
             # After the meeting was entered: so the others learn of a failure, and of a second process of this rank.
-            staging = stage_part(context, work, Content(captured, {}))
+            staging = stage_part(context, work, Content(captured, {}), request.patience)
         except BaseException as error:
             deciding.fail(error)
             raise

@@ -19,6 +19,7 @@ from ckstore.errors import CkstoreError, RankFailed, UnknownOutcome
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.progress import Progress
 from ckstore.ops.context import SaveWatch
+from ckstore.ops.pace import pause
 from ckstore.ranks.who import Who
 
 R = TypeVar("R")
@@ -62,6 +63,10 @@ class RankWork:
     def is_late(self) -> bool:
         """Whether the deadline has passed."""
         return time.monotonic() >= self._deadline_s
+
+    def left_s(self) -> float:
+        """Return how many seconds are left until the deadline."""
+        return self._deadline_s - time.monotonic()
 
     @property
     def is_late_for_others(self) -> bool:
@@ -202,3 +207,16 @@ class WorkWatch(SaveWatch):
     def committed(self, info: CheckpointInfo) -> None:
         """Say that this is decided: what follows may take long."""
         self._committed(info)
+
+    def patience_s(self) -> float:
+        """No longer than the other ranks wait for this one."""
+        return self._work.left_s()
+
+    def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:
+        """Pause, as long as the caller has not given up."""
+
+        def said_and_over() -> bool:
+            self._work.doing("paused before another try")
+            return is_over()
+
+        pause(seconds, said_and_over)

@@ -27,6 +27,8 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "make-room  off: a save that does not fit fails",
         "read-back  off",
         "recheck  --share 0.005",
+        "retry  --count 2",
+        "failures  off: a save that fails ends the training",
         "undo  off: what is dropped is freed at once",
         "grace  --time 1h",
         "evaluation  --time 1h",
@@ -46,6 +48,8 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "make_room": None,
         "read_back": False,
         "recheck_share": 0.005,
+        "save_retries": 2,
+        "on_failed_save": "raise",
         "undo_by_hand_s": 0,
         "undo_by_rule_s": 0,
         "grace_s": 3600,
@@ -64,6 +68,8 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "compact_share": 0.1,
         "compact_keep": 3,
         "retention_by_run": {},
+        "wait_for_space_s": 0,
+        "failed_saves_most": 3,
     }
 
 
@@ -78,6 +84,8 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "shared", "--on", "--store", path)
     run("config", "threads", "--count", "8", "--store", path)
     run("config", "recheck", "--share", "0.25", "--store", path)
+    run("config", "retry", "--count", "5", "--time", "10m", "--store", path)
+    run("config", "failures", "--on", "--count", "9", "--store", path)
     said = run("config", "--store", path)
 
     assert said.stdout.splitlines() == [
@@ -86,6 +94,8 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "make-room  --keep-every 1000",
         "read-back  on",
         "recheck  --share 0.25",
+        "retry  --count 5 --time 10m",
+        "failures  on --count 9",
         "undo  off: what is dropped is freed at once",
         "grace  --time 90m",
         "evaluation  --time 2h",
@@ -106,7 +116,20 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         assert store.config.threads == 8
         assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.25, 5400, True)
         assert store.config.evaluation_patience_s == 7200
-    for setting in ("retention", "make-room", "read-back", "recheck", "grace", "evaluation", "shared", "push-deltas"):
+        assert (store.config.save_retries, store.config.wait_for_space_s) == (5, 600)
+        assert (store.config.on_failed_save, store.config.failed_saves_most) == ("warn", 9)
+    for setting in (
+        "retry",
+        "failures",
+        "retention",
+        "make-room",
+        "read-back",
+        "recheck",
+        "grace",
+        "evaluation",
+        "shared",
+        "push-deltas",
+    ):
         run("config", setting, "--off", "--store", path)
     with Store.open(path) as store:
         assert (store.config.retention, store.config.make_room, store.config.read_back, store.config.recheck_share) == (
@@ -116,6 +139,11 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
             0,
         )
         assert (store.config.grace_s, store.config.evaluation_patience_s, store.config.shared) == (0, 0, False)
+        assert (store.config.save_retries, store.config.wait_for_space_s, store.config.on_failed_save) == (
+            0,
+            0,
+            "raise",
+        )
     for setting in ("shared", "threads"):
         run("config", setting, "--auto", "--store", path)
     run("config", "recheck", "--on", "--store", path)
@@ -141,6 +169,13 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["read-back", "--on", "--share", "0.5"], "read-back has no --share"),
         (["--share", "0.5"], "no SETTING was given"),
         (["--time", "1h"], "no SETTING was given"),
+        (["retry", "--on"], "retry has --count, --time, or --off"),
+        (["retry", "--off", "--count", "3"], "retry has --count, --time, or --off"),
+        (["retry", "--count", "3", "--share", "0.5"], "retry has no rules and no --share"),
+        (["retry", "--time", "90d"], "wait_for_space_s must be seconds from 0 to 30 days"),
+        (["failures", "--count", "3"], "failures is --on, perhaps with a --count, or --off"),
+        (["failures", "--off", "--count", "3"], "failures is --on, perhaps with a --count, or --off"),
+        (["failures", "--on", "--count", "0"], "failed_saves_most must be a whole number from 1 to 10000"),
         (["recheck", "--on", "--time", "1h"], "recheck has no --time"),
         (["grace", "--off", "--time", "1h"], "grace is --on, --off, or has a --time"),
         (["grace", "--time", "soon"], "--time: wanted"),
@@ -197,6 +232,8 @@ def test_a_run_has_a_policy_of_its_own_and_the_store_a_budget(run: Run, path: Pa
         ("make-room", ["make_room"]),
         ("read-back", ["read_back"]),
         ("recheck", ["recheck_share"]),
+        ("retry", ["save_retries", "wait_for_space_s"]),
+        ("failures", ["on_failed_save", "failed_saves_most"]),
         ("undo", ["undo_by_hand_s", "undo_by_rule_s"]),
         ("grace", ["grace_s"]),
         ("shared", ["shared"]),

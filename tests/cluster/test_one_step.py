@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from ckstore import CheckpointInfo, CkstoreError, InUse, SaveFailed, StepExists, Store
+from ckstore import CheckpointInfo, CkstoreError, IfExists, InUse, SaveFailed, StepExists, Store
 from ckstore.fs.locks import DirectoryLock
 from ckstore.objects import publish
 from tests.support.coverage import covered
@@ -99,7 +99,7 @@ def round_of(hosts: list[Store], rules: tuple[str, str], drawing: random.Random,
         saved = state(2 * step + number)
         if rules[number] == "next":
             return hosts[number].save(saved, run=run)
-        return hosts[number].save(saved, step, run=run, if_exists=rules[number])  # type: ignore[arg-type]
+        return hosts[number].save(saved, step, run=run, if_exists=cast("IfExists", rules[number]))
 
     savings = [Saving(partial(save, number, drawing.uniform(0, _JITTER_S))) for number in range(2)]
     return [saving.answer() for saving in savings]

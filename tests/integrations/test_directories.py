@@ -12,11 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from ckstore import BadInput, CkstoreWarning, InUse, Store
-from ckstore.integrations.directories import checkout_to_resume, commit_directory, inexact, remove
+from ckstore import BadInput, CheckpointInfo, CkstoreWarning, InUse, Store
+from ckstore.integrations import directories
+from ckstore.integrations.directories import checkout_to_resume, inexact, remove
 from ckstore.training import Conditions
 from tests.support.damage import flip
 from tests.support.look import directory_of
+
+
+def commit_directory(*given: Any, **named: Any) -> CheckpointInfo:
+    info = directories.commit_directory(*given, **named)
+    assert isinstance(info, CheckpointInfo)
+    return info
 
 
 @pytest.fixture

@@ -31,6 +31,10 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "compact_after": (None, "12h"),
     "compact_share": (0.1, 0.5),
     "compact_keep": (3, 1),
+    "save_retries": (2, 0),
+    "wait_for_space_s": (0.0, 600.0),
+    "on_failed_save": ("raise", "warn"),
+    "failed_saves_most": (3, 9),
 }
 ELSEWHERE = {"mirror"}  # it names a remote: tests/remote/test_mirror.py
 

@@ -233,9 +233,9 @@ def test_brackets_in_a_selection_are_those_of_names_and_a_miss_is_told(store: St
 def test_arguments_that_look_right_and_are_not_are_refused(store: Store) -> None:
     with pytest.raises(BadInput, match="tags must be a list of names"):
         store.save({"a": 1}, tags="best")
-    assert store.save({"a": 1}, step=np.int64(7)).step == 7  # type: ignore[arg-type]
+    assert store.save({"a": 1}, step=np.int64(7)).step == 7  # type: ignore[call-overload]
     with pytest.raises(BadInput, match="a step is an integer"):
-        store.save({"a": 1}, step=1.0)  # type: ignore[arg-type]
+        store.save({"a": 1}, step=1.0)  # type: ignore[call-overload]
 
 
 def test_a_save_that_is_swept_while_it_begins_begins_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

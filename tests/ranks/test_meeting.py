@@ -71,7 +71,7 @@ def test_a_message_that_no_document_may_hold_is_cut(store: Store) -> None:
 def test_a_rank_that_cannot_say_why_it_failed_still_fails_with_the_reason(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(FilesMeeting, "say_failed", full)
@@ -197,7 +197,7 @@ def test_ranks_that_cannot_write_how_it_ended_still_agree(
 ) -> None:
     """As on a full disk, where the one that publishes can say nothing."""
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(FilesMeeting, "say_outcome", full)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -32,12 +32,45 @@ from ckstore.integrations.dcp.state_keys import own_keys
 from ckstore.integrations.dcp.writer import CkstoreWriter
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.not_saved import NotSaved
+from ckstore.model.settings.patience import OnFailure, check_on_failure
 from ckstore.ops.acts import act
 from ckstore.ops.notices import warn
 from ckstore.ops.read.load_into import LoadReport
+from ckstore.ops.save.tolerance import or_not_saved
 from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
 from ckstore.ranks.meeting import failed_on_all
 from ckstore.store import RefLike, Store, context_of
+
+
+@overload
+def save(
+    store: Store | str | os.PathLike[str],
+    state: dict[str, Any],
+    step: int,
+    run: str = "main",
+    *,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    if_ranks_differ: str = "error",
+    on_failure: Literal["raise"] = "raise",
+    **about: Any,
+) -> CheckpointInfo: ...
+
+
+@overload
+def save(
+    store: Store | str | os.PathLike[str],
+    state: dict[str, Any],
+    step: int,
+    run: str = "main",
+    *,
+    planner: SavePlanner | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    if_ranks_differ: str = "error",
+    on_failure: OnFailure,
+    **about: Any,
+) -> CheckpointInfo | NotSaved: ...
 
 
 def save(
@@ -49,8 +82,9 @@ def save(
     planner: SavePlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
     if_ranks_differ: str = "error",
+    on_failure: OnFailure = "raise",
     **about: Any,
-) -> CheckpointInfo:
+) -> CheckpointInfo | NotSaved:
     """Save a state dict of shards from all ranks as one checkpoint; each rank calls this.
 
     Args:
@@ -64,27 +98,40 @@ def save(
         if_ranks_differ: What to do if ranks have different values under one name, of which only one can be saved.
             ``"error"`` refuses the save. ``"warn"`` saves one and names them in a warning. Plain tensors of at most
             1 MiB are compared, and all values that are not tensors.
-        about: As in `CkstoreWriter`: metrics, metadata, message, tags, parent, if_exists.
+        on_failure: As in `Store.save`; the same on all ranks.
+        about: As in `CkstoreWriter`: metrics, metadata, message, tags, parent, if_exists, retries …
 
     Returns:
-        What was saved, on every rank.
+        What was saved, on every rank; `NotSaved` on every rank with ``on_failure="warn"``, if it failed.
 
     Raises:
         RankMismatch: The ranks do not mean the same checkpoint, or have different values under one name.
         RankFailed: The save failed at a rank; the causes of all ranks are in it. After both nothing was published.
     """
-    ranks = GroupMeeting(f"saving {run}@{step}", process_group)
-    # What one rank alone can get wrong comes before the first collective of DCP, in which the others would wait for it.
-    writer, plain = ranks.agree(lambda: _begin(CkstoreWriter(store, step, run, **about), state, if_ranks_differ))
-    writer.timeout_s, writer.say = ranks.own_timeout_s, ranks.say
-    try:
-        with ranks.failing_together():
-            metadata = state_dict_saver.save(
-                plain, storage_writer=writer, planner=planner, process_group=process_group, no_dist=ranks.is_alone
-            )
-        return writer.ended(metadata.storage_data)
-    finally:
-        writer.close()
+    check_on_failure(on_failure)
+    if on_failure == "warn" and not isinstance(store, Store):
+        msg = "on_failure='warn' needs a Store, which counts the saves that fail in a row; got a path"
+        raise BadInput(msg, hint="store = Store.open(path), once")
+
+    def save_together() -> CheckpointInfo:
+        ranks = GroupMeeting(f"saving {run}@{step}", process_group)
+        # What one rank alone can get wrong comes before the first collective of DCP, in which the others would wait for
+        # it.
+        writer, plain = ranks.agree(lambda: _begin(CkstoreWriter(store, step, run, **about), state, if_ranks_differ))
+        writer.timeout_s, writer.say = ranks.own_timeout_s, ranks.say
+        try:
+            with ranks.failing_together():
+                metadata = state_dict_saver.save(
+                    plain, storage_writer=writer, planner=planner, process_group=process_group, no_dist=ranks.is_alone
+                )
+            return writer.ended(metadata.storage_data)
+        finally:
+            writer.close()
+
+    if not isinstance(store, Store):
+        return save_together()
+    # All ranks raise the same, and so all of them go on or none.
+    return or_not_saved(context_of(store), save_together, on_failure, run, step)
 
 
 def async_save(

@@ -34,7 +34,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.acts import act, check_options
 from ckstore.ops.free import reclaim
 from ckstore.ops.notices import warn
-from ckstore.ops.save.options import SaveOptions, request_of
+from ckstore.ops.save.options import SaveOptions, patience_in, request_of
 from ckstore.ops.save.save import failing_as_save
 from ckstore.ranks.apart import Joined, adopt, mirror_of, publish_apart, push_staged
 from ckstore.ranks.join import shards_of
@@ -250,7 +250,7 @@ def _stage(
         work = RankWork(who, writer.timeout_s)
 
         def stage() -> tuple[Staging, PushedPart | None, Document]:
-            staging = stage_part(context, work, content)
+            staging = stage_part(context, work, content, patience_in(writer._options))  # noqa: SLF001
             return (staging, None, {}) if not are_apart else (staging, *push_staged(context, staging, work))
 
         # What is staged after this rank has given up belongs to no save: it is given back by the thread.

@@ -41,6 +41,7 @@ class SaveCounters:
         sealing_s: To write the manifest, and make the directory durable.
         publishing_s: To rename it into place, durably; in the background with the question whether it may be.
         finishing_s: For tags, the catalog, retention and gc, after the checkpoint was durable.
+        retry_count: How often it was tried again. All else is of the last try.
     """
 
     hashed_bytes: int
@@ -54,6 +55,7 @@ class SaveCounters:
     sealing_s: float = 0.0
     publishing_s: float = 0.0
     finishing_s: float = 0.0
+    retry_count: int = 0
 
     def __str__(self) -> str:
         kept = f", {size_text(self.kept_bytes)} taken over unread" if self.kept_bytes else ""

@@ -18,6 +18,7 @@ KINDS = (
     "saved",
     "replaced",
     "failed",
+    "retried",
     "unknown",
     "dropped",
     "restored",
@@ -45,9 +46,10 @@ class Event:
 
     Attributes:
         time: When, as in a manifest.
-        event: ``saved``, ``replaced``, ``failed``, ``unknown`` (`UnknownOutcome`), ``dropped``, ``restored``,
-            ``purged``, ``freed``, ``damaged``, ``healed``, ``mirrored``, ``missing`` (at the mirror), ``evicted``,
-            ``pruned``, ``renamed``, ``compacted``, ``uncompacted`` (it was to be, and failed).
+        event: ``saved``, ``replaced``, ``failed``, ``retried`` (a try failed, and another followed), ``unknown``
+            (`UnknownOutcome`), ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``, ``healed``,
+            ``mirrored``, ``missing`` (at the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
+            ``uncompacted`` (it was to be, and failed).
         run, step, id: Of which checkpoint; empty, None and empty where it is of none.
         nbytes: Bytes that a save added, that were freed or sent, or by which a compaction made files smaller.
         seconds: How long a save took.

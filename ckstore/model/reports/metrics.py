@@ -19,7 +19,7 @@ class Metric:
     name: str  # without the ``_total`` that samples of a counter have
     kind: Literal["counter", "gauge"]
     about: str  # one sentence
-    label: str  # what tells its samples apart
+    label: str  # what tells its samples apart; empty: there is one
     samples: Mapping[str, float]  # value of that label -> number
 
 
@@ -36,7 +36,7 @@ def openmetrics(metrics: Iterable[Metric], store: str, labels: Mapping[Any, Any]
         lines += [f"# TYPE {metric.name} {metric.kind}", f"# HELP {metric.name} {_escaped(metric.about)}"]
         ending = "_total" if metric.kind == "counter" else ""
         for own, value in metric.samples.items():
-            given = {metric.label: own, "store": store, **labels}
+            given = {**({metric.label: own} if metric.label else {}), "store": store, **labels}
             all_labels = ",".join(f'{name}="{_escaped(text)}"' for name, text in given.items())
             lines.append(f"{metric.name}{ending}{{{all_labels}}} {value!r}")
     return "".join(f"{line}\n" for line in [*lines, "# EOF"])

@@ -24,6 +24,7 @@ from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.describe import decoded_metadata, encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
 from ckstore.model.manifest.manifest import Description, LeafRecord
+from ckstore.model.settings.patience import AS_SET, AskedPatience
 
 SaverState = Literal[
     "starting",
@@ -97,6 +98,7 @@ class Order:
     # The step at which an earlier saver may have published this order before it ended; None: at none.
     tried_step: int | None = None
     kept: Kept | None = None  # what is not in the snapshot; None: all is
+    patience: AskedPatience = AS_SET
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,7 @@ def _order_json(order: Order) -> dict[str, Any]:
         "message": order.about.message,
         "parent": order.about.parent,
     }
+    members["patience"] = asdict(order.patience)
     members["captured"] = [captured.state, captured.leaves, captured.name_chars]
     members["places"] = order.places
     kept = order.kept
@@ -233,6 +236,7 @@ def _order(members: dict[str, Any]) -> dict[str, Any]:
     metrics = _metrics(about["metrics"])
     members["about"] = Description(metrics, about["metadata"], about["message"], about["parent"])
     members["tags"] = tuple(members["tags"])
+    members["patience"] = AskedPatience(**members["patience"])
     state, leaves, name_chars = members["captured"]
     members["captured"] = Captured(state, tuple(_leaf(leaf) for leaf in leaves), (), name_chars=name_chars)
     members["places"] = tuple(Place(*place) for place in members["places"])

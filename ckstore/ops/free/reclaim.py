@@ -93,6 +93,11 @@ def give_back(context: Context, digests: Iterable[str] = (), *, purge: bool = Fa
         return
 
 
+def frees_undo(context: Context, error: BaseException) -> bool:
+    """Whether the end of a save that failed frees what could be brought back, for the next one."""
+    return is_full(error) and not context.shared and trash.has_waiting(context.layout)
+
+
 def is_full(error: BaseException | None) -> bool:
     """Whether an error says that the filesystem, or a quota, is full."""
     full = isinstance(error, OSError) and error.errno in files.NO_SPACE

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from ckstore.errors import BadInput
 from ckstore.model.names import check_step
 from ckstore.model.saver.messages import Order
+from ckstore.model.settings.patience import AskedPatience
+from ckstore.ops.pace import process_end_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -34,6 +37,11 @@ class SaveOptions(TypedDict, total=False):
             ``replace`` it, or ``keep`` it, so that nothing is saved. The same content again is no error, and a damaged
             checkpoint is replaced. A checkpoint that is replaced is dropped, unless a tag or a pin names it or it is
             open: then it stays, superseded, and `warnings` say so.
+        retries: How often to try again after a failure of the storage that can pass, each time as a new save; None: as
+            `StoreConfig.save_retries` says. The state must not change meanwhile either.
+        wait_for_space_s: How long to wait for space on a full disk; None: as `StoreConfig.wait_for_space_s` says.
+        try_for_s: Go on trying until so many seconds after the save began, however often, and no longer, for the last
+            save before the process ends; the two above do not count then. None: they do.
     """
 
     metrics: Mapping[str, Any] | None
@@ -42,6 +50,9 @@ class SaveOptions(TypedDict, total=False):
     tags: Iterable[str]
     parent: str | SupportsIndex | CheckpointInfo | None
     if_exists: IfExists
+    retries: int | None
+    wait_for_space_s: float | None
+    try_for_s: float | None
 
 
 def request_of(  # noqa: PLR0917 - as `Request` has them
@@ -66,7 +77,15 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
         raise BadInput(msg, hint=f"give a list with one name: [{tags!r}]")
     if step is not None:
         step = check_step(step)
-    return Request(run, step, about, tuple(tags), options.get("if_exists", "error"), progress=progress)
+    if_exists = options.get("if_exists", "error")
+    return Request(run, step, about, tuple(tags), if_exists, progress=progress, patience=patience_in(options))
+
+
+def patience_in(options: SaveOptions) -> AskedPatience:
+    """Return what a caller says of the patience with a save, checked."""
+    asked = AskedPatience(options.get("retries"), options.get("wait_for_space_s"), options.get("try_for_s"))
+    asked.check()
+    return asked
 
 
 def order_of(request: Request, parent: str) -> Order:
@@ -80,4 +99,5 @@ def order_of(request: Request, parent: str) -> Order:
         tags=request.tags,
         if_exists=request.if_exists,
         parent=parent,
+        patience=request.patience.until(process_end_s() - time.monotonic()),
     )

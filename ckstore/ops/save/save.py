@@ -46,9 +46,9 @@ from ckstore.model.manifest.manifest import (
 )
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import MAX_STEP, CheckpointKey, check_run, check_step, check_tag
+from ckstore.model.settings.patience import AS_SET, AskedPatience
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
-from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
@@ -66,6 +66,7 @@ from ckstore.ops.pace import Laps
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
+from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
 from ckstore.ops.save.restore_blobs import restore_blobs
@@ -98,9 +99,11 @@ class Request:
     tags: tuple[str, ...]
     if_exists: IfExists
     progress: Progress | None = None
+    patience: AskedPatience = AS_SET
 
     def check(self) -> None:
         """Raise if something in it is invalid."""
+        self.patience.check()
         check_run(self.run)
         if self.step is not None:
             check_step(self.step)
@@ -161,28 +164,12 @@ def save_captured(
             reason = why_of(error)
             notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {reason}")
         recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
-        try:
-            staged = _stage_captured(context, staging, captured, request, recheck)
-            return replace(staged, least_sequence=checks().least_sequence)
-        except OSError as error:
-            waited.append(reclaim.is_full(error) and trash.has_waiting(context.layout))
-            raise
+        staged = _stage_captured(context, staging, captured, request, recheck)
+        return replace(staged, least_sequence=checks().least_sequence)
 
     def create() -> Staging:
         return Staging.create(context.layout, request.run, request.step, read_back=checks().read_back)
 
-    def had_space(error: BaseException) -> bool:
-        return isinstance(error, InsufficientSpace) and any(waited)
-
-    waited: list[bool] = []
-    try:
-        return save_staged(
-            context, request, create, stage, is_tried_again=lambda error: had_space(error) or is_tried_again(error)
-        )
-    except InsufficientSpace as error:
-        # In the middle, as by a quota, which no look before a save sees: what waited to be undone is freed by now.
-        if not had_space(error):
-            raise
     return save_staged(context, request, create, stage, is_tried_again=is_tried_again)
 
 
@@ -200,7 +187,7 @@ class Staged:
     counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for pieces
     least_sequence: int | None = None  # what the settings said of its number; None: they were not read for it
 
-    def counters(self, staging: Staging, laps: Laps) -> SaveCounters | None:
+    def counters(self, staging: Staging, laps: Laps, retry_count: int) -> SaveCounters | None:
         """Return what a save did that made this."""
         if self.kept_bytes is None:
             return None
@@ -211,6 +198,7 @@ class Staged:
             written_count=written_count,
             reused_count=len(self.draft.blobs) - written_count,
             **laps.seconds,
+            retry_count=retry_count,
         )
 
 
@@ -228,10 +216,24 @@ def save_staged(
     watch = watch or context.watch
     # Before anything is written: the user learns it from the first save, not from the power cut.
     tell_not_durable(context.not_durable_because, context.settings)
+    patience = Patience(context, (request.run, request.step), request.patience, watch)
+    with _telling_failure(context, request, is_tried_again):
+        return patience.run(lambda: _save_once(context, request, create, stage, watch, patience))
+
+
+def _save_once(  # noqa: PLR0917
+    context: Context,
+    request: Request,
+    create: Callable[[], Staging],
+    stage: Callable[[Staging, list[str]], Staged],
+    watch: SaveWatch,
+    patience: Patience,
+) -> CheckpointInfo:
+    """Make one try; after an error nothing of it is left that another try would use."""
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
-    notes: list[str] = []
+    notes = patience.notes()
     laps = Laps()
-    with _telling_failure(context, request, is_tried_again), failing_as_save(context, act_name):
+    with failing_as_save(context, act_name):
         # Inside `failing_as_save`: a full disk shows here first, at a mkdir, and must be `InsufficientSpace`.
         staging = create()
         try:
@@ -245,6 +247,7 @@ def save_staged(
                 notes += _restored(context, staging, manifest, outcome.existing)
             laps.end("publishing_s")
         except BaseException as error:
+            patience.freed_by_end = reclaim.frees_undo(context, error)
             reclaim.abandon(context, staging, error)
             raise
     # Committed: from here the save does not fail any more.
@@ -266,7 +269,7 @@ def save_staged(
     settings = cache(partial(read_config, context.layout))
     info = _follow_up(context, staging, staged, request.tags, published, outcome, notes, settings)
     laps.end("finishing_s")
-    info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps))
+    info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps, patience.count))
     context.totals.saved(info)
     if outcome.existing is None:
         kind, took_s = "replaced" if outcome.older else "saved", round(sum(laps.seconds.values()), 3)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckstore.errors import CkstoreError
     from ckstore.model.manifest.captured import Captured
     from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.model.reports.not_saved import NotSaved
     from ckstore.model.saver.messages import Order
     from ckstore.saver.client.ahead import HeadStart
     from ckstore.saver.client.process import SaverProcess
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ckstore.saver.client.unchanged import UnchangedNames
     from ckstore.tensors.device.staging import DeviceSource
 
+    Tolerate = Callable[[CkstoreError, str, int | None], NotSaved | None]
+    """Returns what stands for the error of a save; None: it is to be raised."""
 
 _COMPILE_S = 60.0
 """A kernel that was never compiled on this machine takes a second, or ten on a busy one; without it, torch does."""
@@ -69,13 +72,14 @@ class Client:
         self._number = 0
         self._ahead = HeadStarts()
 
-    def submit(
+    def submit(  # noqa: PLR0917
         self,
         state: object,
         order: Order,
         limits: SaverLimits,
         last_parents: Mapping[str, str],
         unchanged: UnchangedNames | None = None,
+        tolerate: Tolerate | None = None,
     ) -> PendingSave:
         """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved."""
         with self._submitting:
@@ -87,7 +91,7 @@ class Client:
             run = order.run if has_head_start else ""
             ahead = self._ahead.begin(run, self._queue.pool, limits.max_in_flight)
             try:
-                return self._submit_behind(ahead, begun_at, state, order, limits, last_parents, unchanged)
+                return self._submit_behind(ahead, begun_at, state, order, limits, last_parents, unchanged, tolerate)
             finally:
                 ahead.give_up()
 
@@ -106,6 +110,7 @@ class Client:
         limits: SaverLimits,
         last_parents: Mapping[str, str],
         unchanged: UnchangedNames | None,
+        tolerate: Tolerate | None,
     ) -> PendingSave:
         # Before room is waited for: a state that cannot be stored must not wait minutes for its error.
         captured = self._capture(state, limits, ahead)
@@ -147,6 +152,7 @@ class Client:
             )
             pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
             pending.refuse = partial(self._keeper.refuse, order.number)
+            pending.tolerate = tolerate
             encoded = b"" if copying is None else encode(order)
             # As late as can be: what was done since it began took no time of its own.
             if copying is not None and limits.after is None:
@@ -231,6 +237,11 @@ class Client:
     def wait(self, timeout_s: float | None, run: str | None = None) -> bool:
         """Wait for the saves under way, of one run or of all; False: they have not ended in time."""
         return self._queue.wait(timeout_s, run)
+
+    def under_way(self) -> list[PendingSave]:
+        """Return the saves that have not ended."""
+        with self._queue.changed:
+            return [save.pending for save in self._queue.saves]
 
     def raise_unread(self) -> None:
         """Raise the first error that was not read."""

@@ -141,7 +141,7 @@ class SaverKeeper:
     def _follow(self, process: SaverProcess) -> bool:
         """Read what the saver says; True when it is gone, False if it was given up."""
         stall = StallWatch(process.pid)
-        queue = self._queue
+        queue, heard_count = self._queue, 0
         while True:
             queue.log_said()
             got = process.receive(_LOOK_S)
@@ -156,9 +156,11 @@ class SaverKeeper:
                     # What was said is heard before the stall is judged, so a message that lay in the socket counts as a
                     # sign of life.
                     self._heard(process, message)
+                    heard_count += 1
                 self.send_waiting()
                 at = queue.saves[0].pending if queue.saves else None
-                said = (len(queue.saves), at and (at.state, at.progress))
+                # Not what it said: in a pause between two tries it says the same again and again.
+                said = (len(queue.saves), heard_count)
                 is_busy = at is not None and queue.saves[0].copying is None  # else it waits for a device
                 idle_s = stall.idle_s(said, is_busy=is_busy or self._closing)
                 # Neither a word nor a tick of processor time: slow storage with a busy saver never comes here.

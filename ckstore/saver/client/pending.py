@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ckstore.errors import CkstoreError, InUse
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.not_saved import NotSaved
 from ckstore.model.saver.status import SaveEvent
 
 
@@ -39,6 +40,9 @@ class PendingSave:
         self._unread = False
         self._cancelled = self._granted = False
         self.refuse: Callable[[], object] | None = None  # tells the saver that it was given up
+        # Returns what stands for an error, None if that is to be raised; None: each is.
+        self.tolerate: Callable[[CkstoreError, str, int | None], NotSaved | None] | None = None
+        self._not_saved: NotSaved | None = None
         if skipped:
             self._error = InUse(
                 f"the save of {self.name} was skipped: as many others as max_in_flight were under way",
@@ -56,7 +60,7 @@ class PendingSave:
 
         ``queued``, then as the saver goes on ``staging``, ``hashing``, ``writing``, ``syncing``, ``committing``, ``just
         committed`` (durable; tags, the catalog and retention follow), and at the end ``done``, ``failed`` or
-        ``skipped``.
+        ``skipped``. ``waiting``: a try failed, and it pauses before the next one.
         """
         return self._state
 
@@ -110,6 +114,16 @@ class PendingSave:
         if self._info is None:
             raise AssertionError(self._state)
         return self._info
+
+    def ended(self, timeout_s: float | None = None) -> CheckpointInfo | NotSaved:
+        """As `result`, but return `NotSaved` for a failure with which ``on_failure="warn"`` lets the program go on.
+
+        Raises:
+            TimeoutError: It has not ended by then.
+            CkstoreError: As `result`, if it is not such a failure.
+        """
+        self.exception(timeout_s)
+        return self.result() if self._not_saved is None else self._not_saved
 
     def exception(self, timeout_s: float | None = None) -> CkstoreError | None:
         """Wait for the end, and return what `result` would raise; None if it was saved.
@@ -183,7 +197,8 @@ class PendingSave:
             self.refuse = None
             if isinstance(outcome, CkstoreError):
                 self._error = outcome
-                self._unread = True
+                self._not_saved = self.tolerate and self.tolerate(outcome, self.run, self.step)
+                self._unread = self._not_saved is None
                 self.note("failed")
             else:
                 self._info = outcome

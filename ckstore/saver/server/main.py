@@ -147,6 +147,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
         tags=order.tags,
         # A step that the saver chose: other content there is another process's, which is neither replaced nor kept.
         if_exists="error" if is_tried_again else cast("IfExists", order.if_exists),
+        patience=order.patience,
     )
     captured = replace(order.captured, sources=_sources(context, order, snapshot))
     try:

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Self
 
 from ckstore.errors import SaveAbandoned
@@ -22,6 +23,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.saver.messages import Answer, Committed, Message, Order, Publishing, SaverState, Status
 from ckstore.model.saver.status import STATUS_BYTES, STATUS_NAME
 from ckstore.ops.context import SaveWatch
+from ckstore.ops.pace import pause
 from ckstore.saver import wire
 
 
@@ -72,6 +74,19 @@ class Inbox:
             else:
                 self._note(message)
         return False
+
+    def is_refused(self, number: int) -> bool:
+        """Whether the trainer has given an order up; what it has said by now is taken."""
+        while self._poller.poll(0):
+            got = self._receive()
+            if got is None:  # it has ended, and had not given the order up
+                break
+            message, descriptors = got
+            if isinstance(message, Answer):
+                self._note(message)
+            else:
+                self._kept.append((message, descriptors))
+        return number in self._refused
 
     def _note(self, answer: Answer) -> None:
         if not answer.allowed:
@@ -209,6 +224,23 @@ class Reporter(SaveWatch):
         """As `SaveWatch`."""
         self.say(Committed(self._number, info))
         self.at(self._number, "just committed")
+
+    def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:
+        """As `SaveWatch`; ends at once when the trainer gives the save up."""
+        number = self._number
+        with self._mutex:
+            self._done = 0  # the next try begins with the first byte
+            self.at(number, "waiting")
+
+        def is_over_or_refused() -> bool:
+            if time.monotonic() - self._told_at >= _EVERY_S:
+                with self._mutex:
+                    self._tell()  # a sign of life: this process does nothing else, and must not be taken for stuck
+            return self._inbox.is_refused(number) or is_over()
+
+        pause(seconds, is_over_or_refused)
+        if self._inbox.is_refused(number):
+            raise SaveAbandoned("the trainer gave the save up before it was tried again; nothing was published")
 
     def _tell(self, *, by_socket: bool = True) -> None:
         self._told_at = time.monotonic()

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckstore import CkstoreWarning, Ranks, RetentionPolicy, Store
+from ckstore import CheckpointInfo, CkstoreWarning, Ranks, RetentionPolicy, Store
 from ckstore.errors import DamagedBlob, InUse, NewerFormat, NoSuchRef, ReadOnlyStore
 from ckstore.fs import locks
 from ckstore.model.settings import settings as settings_of_store
@@ -99,7 +99,7 @@ class Draft:
         return run, int(step)
 
     def save(self, store: Store, number: int, step: int, run: str = "main", **given: Any) -> str:
-        info = store.save(state(number), step, run, **given)
+        info: CheckpointInfo = store.save(state(number), step, run, **given)
         self.states[info.id] = state(number)
         self.of_steps[info.name] = info.id
         self.tags |= dict.fromkeys(given.get("tags", ()), info.id)

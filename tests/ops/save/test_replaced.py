@@ -26,7 +26,8 @@ Saving = Callable[[Store, dict[str, Any]], CheckpointInfo]
 
 
 def save(store: Store, how: dict[str, Any]) -> CheckpointInfo:
-    return store.save({"x": np.ones(3000)}, 3, **how)
+    info: CheckpointInfo = store.save({"x": np.ones(3000)}, 3, **how)
+    return info
 
 
 def save_async(store: Store, how: dict[str, Any]) -> CheckpointInfo:
@@ -38,7 +39,8 @@ def commit(store: Store, how: dict[str, Any]) -> CheckpointInfo:
     folder = store.path.parent / "checkpoint-3"
     folder.mkdir(exist_ok=True)
     np.save(folder / "x.npy", np.ones(3000))
-    return store.commit(folder, **how)
+    info: CheckpointInfo = store.commit(folder, **how)
+    return info
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ LAST = 6
 
 
 def save(store: Store, w: np.ndarray, step: int, how: dict[str, Any]) -> CheckpointInfo:
-    return store.save({"w": w, "step": step}, step, **how)
+    info: CheckpointInfo = store.save({"w": w, "step": step}, step, **how)
+    return info
 
 
 def save_async(store: Store, w: np.ndarray, step: int, how: dict[str, Any]) -> CheckpointInfo:
@@ -31,7 +32,8 @@ def commit(store: Store, w: np.ndarray, step: int, how: dict[str, Any]) -> Check
     folder.mkdir(exist_ok=True)
     np.save(folder / "w.npy", w)
     (folder / "step").write_text(str(step), encoding="utf-8")
-    return store.commit(folder, **how)
+    info: CheckpointInfo = store.commit(folder, **how)
+    return info
 
 
 def held(store: Store, ref: str | CheckpointInfo) -> tuple[float, int]:

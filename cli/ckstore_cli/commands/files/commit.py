@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ckstore.errors import CkstoreError
-from ckstore.model.times import text_of_time
+from ckstore.model.times import duration_s, text_of_time
 from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import if_exists_option, metric_option
@@ -26,6 +26,12 @@ from ckstore_cli._types import Number, WholeNumber
 @click.option("--message", "-m", metavar="TEXT", default="", help="Shown by ckstore log.")
 @click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for the checkpoint. Repeatable.")
 @if_exists_option("What to do if the run has another checkpoint at that step.")
+@click.option(
+    "--retries", type=WholeNumber(min=0), metavar="N", help="How often to try again. Default: as the store says."
+)
+@click.option(
+    "--wait-for-space", metavar="TIME", help="How long to wait on a full disk: 10m. Default: as the store says."
+)
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
 @click.option("--rank", type=WholeNumber(min=0), help="Number of this process, of several that commit together.")
@@ -65,6 +71,8 @@ def commit(
     out = frame.output()
     from ckstore.ranks.attempt import Ranks
 
+    if (wait := options.pop("wait_for_space")) is not None:
+        options["wait_for_space_s"] = duration_s(wait, "--wait-for-space")
     rank, world_size, attempt, timeout_s = map(options.pop, ("rank", "world_size", "attempt", "timeout"))
     # One of them alone is refused by what it lacks.
     ranks = None if rank is None and world_size is None else Ranks(rank, world_size, attempt, timeout_s)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
 EVALUATION = "evaluation"
+RETRY, FAILURES = "retry", "failures"
 KEEP_LOCAL, KEEP_REMOTE, CACHE, DELTAS, COMPACT = "keep-local", "keep-remote", "cache", "push-deltas", "compact"
 _ATTRIBUTES = {
     RETENTION: "retention",
@@ -30,6 +31,8 @@ _ATTRIBUTES = {
     MAKE_ROOM: "make_room",
     READ_BACK: "read_back",
     RECHECK: "recheck_share",
+    RETRY: "save_retries",
+    FAILURES: "on_failed_save",
     UNDO: "undo_by_hand_s",
     GRACE: "grace_s",
     EVALUATION: "evaluation_patience_s",
@@ -50,10 +53,15 @@ _MORE = {
     MIRROR: ("mirror_age_s", "mirror_bytes_s", "mirror_keep"),
     COMPACT: ("compact_share", "compact_keep"),
     RETENTION: ("retention_by_run",),
+    RETRY: ("wait_for_space_s",),
+    FAILURES: ("failed_saves_most",),
 }
 """What belongs to a setting besides its own attribute."""
 _COMPACT_HOW = "ckstore config compact --time 12h --share 0.1 --count 3"
+_RETRY_HOW = "ckstore config retry --count 5 --time 10m"
+_FAILURES_HOW = "ckstore config failures --on --count 3"
 _MIRROR_HOW = "ckstore config mirror NAME --time 10m --bwlimit 200MB --count 3"
+_HOW = {MIRROR: _MIRROR_HOW, COMPACT: _COMPACT_HOW, RETRY: _RETRY_HOW, FAILURES: _FAILURES_HOW}
 _SHARED_WORDS = {
     None: "as its filesystem is",
     True: "on: other hosts use the store",
@@ -89,7 +97,8 @@ _THREADS_HOW = "ckstore config threads --count 8"
     "--count",
     type=WholeNumber(min=0),
     metavar="N",
-    help="For threads: how many. For mirror and compact: how many stay.",
+    help="For threads: how many. For mirror and compact: how many stay. For retry: how often. For failures: how "
+    "many in a row.",
 )
 @click.option(
     "--time",
@@ -97,7 +106,8 @@ _THREADS_HOW = "ckstore config threads --count 8"
     metavar="TIME",
     help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for evaluation: "
     "how long an evaluator keeps its checkpoint; for mirror: "
-    "how long a checkpoint may be here alone before ckstore doctor warns; for compact: how old it is.",
+    "how long a checkpoint may be here alone before ckstore doctor warns; for compact: how old it is; for retry: how "
+    "long a save waits on a full disk.",
 )
 @click.option("--bwlimit", metavar="SIZE", help="For mirror: bytes a second that it sends at most, such as 200MB.")
 @framed
@@ -128,6 +138,10 @@ def config(  # noqa: PLR0917 - one for each option
       read-back    whether a save counts as durable only after it was read back
                    from the disk
       recheck      the share of reused data that a save reads again, to find bit rot
+      retry        how often a save is tried again when the storage fails, and how
+                   long it waits for space on a full disk
+      failures     whether a training goes on when the storage fails a save, for
+                   some saves in a row
       undo         how long ckstore undo can bring back what was deleted, a day by
                    default; --on: also, for an hour, what rules drop and saves replace;
                    --off: nothing
@@ -152,6 +166,8 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config make-room --keep-last 2
       ckstore config read-back --on
       ckstore config recheck --share 0.05
+      ckstore config retry --count 5 --time 10m
+      ckstore config failures --on --count 3
       ckstore config undo --time 7d
       ckstore config grace --time 2h
       ckstore config shared --on
@@ -174,9 +190,15 @@ def config(  # noqa: PLR0917 - one for each option
     given = (name, run, wanted, share, wait, bwlimit, count, *rules.values())
     if not unset and all(one in (None, ()) for one in given):
         setting = None  # it is shown, and nothing is changed
-    more = _mirror_of(setting, name, wanted, wait, bwlimit, count) or _compact_of(setting, wanted, wait, share, count)
+    more = (
+        _mirror_of(setting, name, wanted, wait, bwlimit, count)
+        or _compact_of(setting, wanted, wait, share, count)
+        or _retry_of(setting, wanted, wait, count)
+        or _failures_of(setting, wanted, count)
+    )
     if more is not None:
-        wanted = wait = count = share = None
+        wanted = wait = count = None
+        share = None if setting == COMPACT else share
     budget = _budget_of(setting, rules)
     policy = None if budget is not None else policy_of(rules)
     if run is not None and setting != RETENTION:
@@ -236,6 +258,8 @@ def _words(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield MAKE_ROOM, options_of(found["make_room"]) or "off: a save that does not fit fails"
     yield READ_BACK, "on" if found["read_back"] else "off"
     yield RECHECK, f"--share {share:g}" if share else "off: saves reuse what is in the store without reading it"
+    yield RETRY, _retry_words(found)
+    yield FAILURES, _failures_words(found)
     by_rule = _time(found["undo_by_rule_s"]) if found["undo_by_rule_s"] else "nothing"
     undo = f"--time {_time(found['undo_by_hand_s'])}, {by_rule} for what rules drop"
     yield UNDO, undo if found["undo_by_hand_s"] else "off: what is dropped is freed at once"
@@ -260,10 +284,9 @@ def _check(
     wait: str | None,
 ) -> None:
     """Raise where the options do not belong to the setting."""
-    if setting in (MIRROR, COMPACT):
+    if setting in _HOW:
         if policy is not None or share is not None:
-            hint = _MIRROR_HOW if setting == MIRROR else _COMPACT_HOW
-            raise BadInput(f"{setting} has no rules" + " and no --share" * (setting == MIRROR), hint=hint)
+            raise BadInput(f"{setting} has no rules" + " and no --share" * (setting != COMPACT), hint=_HOW[setting])
         return
     if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
         raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
@@ -323,6 +346,35 @@ def _compact_of(
     return given or {"compact_after": None}
 
 
+def _retry_of(
+    setting: str | None,
+    wanted: bool | None,  # noqa: FBT001 - click's
+    wait: str | None,
+    count: int | None,
+) -> dict[str, object] | None:
+    """Return what is to be set of the tries of a save; None: another setting was named."""
+    if setting != RETRY:
+        return None
+    given = _given(save_retries=count, wait_for_space_s=None if wait is None else duration_s(wait, "--time"))
+    if wanted or bool(given) == (wanted is False):
+        raise BadInput(f"{RETRY} has --count, --time, or --off", hint=_RETRY_HOW)
+    return given or {"save_retries": 0, "wait_for_space_s": 0}
+
+
+def _failures_of(
+    setting: str | None,
+    wanted: bool | None,  # noqa: FBT001 - click's
+    count: int | None,
+) -> dict[str, object] | None:
+    """Return what is to be set of saves that fail; None: another setting was named."""
+    if setting != FAILURES:
+        return None
+    if wanted is None or (count is not None and not wanted):
+        raise BadInput(f"{FAILURES} is --on, perhaps with a --count, or --off", hint=_FAILURES_HOW)
+    # The number first: a wrong one changes nothing.
+    return {**_given(failed_saves_most=count), "on_failed_save": "warn" if wanted else "raise"}
+
+
 def _given(**values: object) -> dict[str, object]:
     return {attribute: value for attribute, value in values.items() if value is not None}
 
@@ -348,6 +400,19 @@ def _compact_words(found: Mapping[str, Any]) -> str:
         return "off: ckstore compact does it"
     age = after if isinstance(after, str) else _time(after)
     return f"--time {age} --share {found['compact_share']:g} --count {found['compact_keep']}"
+
+
+def _retry_words(found: Mapping[str, Any]) -> str:
+    count, wait_s = found["save_retries"], found["wait_for_space_s"]
+    if not count and not wait_s:
+        return "off: a save that fails is not tried again"
+    return f"--count {count}" + (f" --time {_time(wait_s)}" if wait_s else "")
+
+
+def _failures_words(found: Mapping[str, Any]) -> str:
+    if found["on_failed_save"] == "warn":
+        return f"on --count {found['failed_saves_most']}"
+    return "off: a save that fails ends the training"
 
 
 def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:

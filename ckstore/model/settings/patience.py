@@ -1,0 +1,130 @@
+"""How long a save that fails is tried again, and which failures can pass: rules without I/O."""
+
+from __future__ import annotations
+
+import errno
+import math
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ckstore.errors import BadInput
+from ckstore.model.document import shown
+
+OnFailure = Literal["raise", "warn"]
+"""What a failed save does: raise its error, or warn, so that the training goes on."""
+Failure = Literal["storage", "space", "no room"]
+"""What can pass: the storage answered with an error; it was full in the middle of a save, or seen to be full before."""
+
+RETRIES_MOST = 1000
+PATIENCE_MOST_S = 30 * 86400.0
+_FIRST_PAUSE_S = 0.25
+_PAUSE_TIMES = 4.0
+_PAUSE_MOST_S = 30.0
+# What a disk, a server or the network between says while something is wrong that may be right a moment later. Not
+# among them is what only a person changes: EACCES, EPERM, EROFS, ENAMETOOLONG.
+PASSING = frozenset(
+    (
+        errno.EIO,
+        errno.EREMOTEIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EAGAIN,
+        errno.EBUSY,
+        errno.ENOBUFS,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.ECONNABORTED,
+        errno.ECONNREFUSED,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SavePatience:
+    """How long a save is tried again."""
+
+    retries: int = 2  # so often after a failure of the storage
+    wait_for_space_s: float = 0.0  # how long a full disk is waited for
+    # Tries go on for so long after the save began, however many; the other two do not count then. None: they do.
+    try_for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPatience:
+    """What a caller says about that; None: the settings of the store say it."""
+
+    retries: int | None = None
+    wait_for_space_s: float | None = None
+    try_for_s: float | None = None
+
+    def check(self) -> None:
+        """Raise if something cannot be meant."""
+        if self.retries is not None and (type(self.retries) is not int or not 0 <= self.retries <= RETRIES_MOST):
+            raise BadInput(f"retries must be a whole number from 0 to {RETRIES_MOST}, got {shown(self.retries)}")
+        for name in ("wait_for_space_s", "try_for_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 <= value <= PATIENCE_MOST_S):
+                raise BadInput(f"{name} must be seconds from 0 to {PATIENCE_MOST_S:.0f}, got {shown(value)}")
+
+    def until(self, end_s: float) -> AskedPatience:
+        """Return what holds in a process that will be killed in so many seconds; `math.inf`: it will not."""
+        if end_s == math.inf or self.try_for_s is not None:
+            return self
+        return replace(self, try_for_s=max(0.0, end_s))
+
+    def over(self, settings: SavePatience) -> SavePatience:
+        """Return what holds where the settings say this."""
+        return SavePatience(
+            settings.retries if self.retries is None else self.retries,
+            settings.wait_for_space_s if self.wait_for_space_s is None else self.wait_for_space_s,
+            self.try_for_s,
+        )
+
+
+AS_SET = AskedPatience()
+"""The patience of a caller who says nothing about it."""
+
+
+def check_on_failure(on_failure: object) -> None:
+    """Raise if it is not an `OnFailure`."""
+    if on_failure not in ("raise", "warn"):
+        raise BadInput(f"on_failure must be 'raise' or 'warn', got {shown(on_failure)}")
+
+
+@dataclass(slots=True)
+class Tries:
+    """The tries of one save. Times are those of one monotonic clock."""
+
+    began_s: float
+    count: int = 0  # how many have failed and were followed by another
+    _counted: int = field(default=0, init=False)  # those that `retries` is for
+    _full_since_s: float | None = field(default=None, init=False)
+
+    def pause_s(self, failure: Failure, patience: SavePatience, now_s: float, end_s: float = math.inf) -> float | None:
+        """Return for how long to pause before another try; None: there is none. None begins after `end_s`."""
+        left_s, counts = self._left_s(failure, patience, now_s)
+        left_s = min(left_s, end_s - now_s)
+        if left_s <= 0:
+            return None
+        self.count += 1
+        self._counted += counts
+        # At the end of the time one last try, rather than none after a pause that would be longer than what is left.
+        return min(_FIRST_PAUSE_S * _PAUSE_TIMES ** min(self.count - 1, 10), _PAUSE_MOST_S, left_s)
+
+    def _left_s(self, failure: Failure, patience: SavePatience, now_s: float) -> tuple[float, bool]:
+        """Return for how long tries go on, and whether the next one is counted."""
+        if patience.try_for_s is not None:
+            return self.began_s + patience.try_for_s - now_s, False
+        if failure != "storage":
+            self._full_since_s = now_s if self._full_since_s is None else self._full_since_s
+            left_s = self._full_since_s + patience.wait_for_space_s - now_s
+            # A look has shown that there is no room: only time can change that.
+            if left_s > 0 or failure == "no room":
+                return left_s, False
+        return (math.inf if self._counted < patience.retries else 0.0), True

@@ -1,0 +1,131 @@
+"""Try a save again that failed for a reason that can pass. Each try is a new save, with files of its own.
+
+After a failed fsync the kernel may hold pages that it calls clean and that never reached the disk, so nothing that a
+failed try wrote is synced again: its staging directory is discarded before the pause (docs/adr/0032-patience.md).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from ckstore.errors import CkstoreError, InsufficientSpace, SaveFailed
+from ckstore.fs import files
+from ckstore.interpreter import log
+from ckstore.model.settings.free_space import Amount
+from ckstore.model.settings.patience import PASSING, AskedPatience, Failure, SavePatience, Tries
+from ckstore.ops import events
+from ckstore.ops.acts import why_of
+from ckstore.ops.config_file import save_patience_of
+from ckstore.ops.pace import process_end_s
+
+if TYPE_CHECKING:
+    from ckstore.ops.context import Context, SaveWatch
+
+T = TypeVar("T")
+_WARNING = 30  # of `logging`
+_SHORT_S = 1.0
+
+
+def failure_of(error: BaseException) -> Failure | None:
+    """Return how a save failed, if that can pass; None: it cannot, or is the caller's to mend."""
+    # These classes and no other: after `UnknownOutcome` the checkpoint may be published, and `SaveAbandoned` is final.
+    if type(error) is InsufficientSpace:
+        return "space" if error.needed_bytes is None else "no room"
+    cause = error.__cause__ if type(error) is SaveFailed else error
+    if not isinstance(cause, OSError):
+        return None
+    if cause.errno in files.NO_SPACE:
+        return "space"
+    return "storage" if cause.errno in PASSING else None
+
+
+class Patience:
+    """The patience with one save.
+
+    Attributes:
+        freed_by_end: Whether the end of the try that failed freed what may have been missing.
+    """
+
+    def __init__(
+        self, context: Context, of: tuple[str, int | None], asked: AskedPatience, watch: SaveWatch | None = None
+    ) -> None:
+        self.freed_by_end = False
+        self._context = context
+        self._of = of  # run and step
+        self._asked = asked
+        self._watch = watch or context.watch
+        self._tries = Tries(time.monotonic())
+        self._first = ""
+        self._is_told = False
+
+    def run(self, attempt: Callable[[], T]) -> T:
+        """Return what an attempt returns; raise the error of the last one."""
+        while True:
+            try:
+                return attempt()
+            except (CkstoreError, OSError) as error:
+                failure = failure_of(error)
+                pause_s = None if failure is None else self._pause_s(failure)
+                if failure is None or pause_s is None:
+                    raise
+                self._tell(error, failure, pause_s)
+                fits = _fits_again(self._context, error)
+            # Outside `except`: the error holds the frames of the try, and these the memory of its buffers.
+            self._watch.pause(pause_s, fits)
+
+    @property
+    def count(self) -> int:
+        """How many tries have failed and were followed by another."""
+        return self._tries.count
+
+    def notes(self) -> list[str]:
+        """Return what the user should know of tries that failed."""
+        if not self._tries.count:
+            return []
+        return [f"saving {_name(*self._of)} took {self._tries.count + 1} tries, since the first failed: {self._first}"]
+
+    def _pause_s(self, failure: Failure) -> float | None:
+        # Its bytes are free now, so the next try is likely to have room.
+        if self.freed_by_end and failure == "space" and not self._tries.count:
+            self._tries.count += 1
+            return 0.0
+        now_s = time.monotonic()
+        end_s = min(process_end_s(), now_s + self._watch.patience_s())
+        return self._tries.pause_s(failure, self._effective(), now_s, end_s)
+
+    def _effective(self) -> SavePatience:
+        # Here and not before: a save that works must not read the settings for this.
+        patience = self._asked.over(save_patience_of(self._context.layout))
+        if process_end_s() == math.inf or patience.try_for_s is not None:
+            return patience
+        # No later save can do better, so this one goes on until the process is killed.
+        return SavePatience(try_for_s=max(0.0, process_end_s() - self._tries.began_s))
+
+    def _tell(self, error: CkstoreError | OSError, failure: Failure, pause_s: float) -> None:
+        """Note a try that failed; log the first that takes long, since the others say the same."""
+        self._context.totals.tried_again()
+        cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        why = why_of(cause)
+        events.note(self._context, "retried", self._of, why=f"{type(error).__name__}: {why}")
+        self._first = self._first or why
+        if self._is_told or (pause_s < _SHORT_S and failure == "storage"):
+            return
+        self._is_told = True
+        most_s = self._effective().try_for_s or self._effective().wait_for_space_s
+        waits = f"waiting for space, {most_s:.0f} s at most" if failure != "storage" and most_s else "trying again"
+        log(_WARNING, f"saving {_name(*self._of)}: {why}; {waits}")
+
+
+def _fits_again(context: Context, error: BaseException) -> Callable[[], bool]:
+    """Return what looks whether there is room for a save that was refused."""
+    if not isinstance(error, InsufficientSpace) or error.needed_bytes is None:
+        return lambda: False
+    new = Amount(error.needed_bytes, error.needed_inodes or 0)
+    return lambda: context.measure(new).fits
+
+
+def _name(run: str, step: int | None) -> str:
+    return f"{run}@{'next step' if step is None else step}"

@@ -1,0 +1,94 @@
+"""Let a training go on after a save that failed, for some saves in a row, and tell of them once more at its end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from typing import TYPE_CHECKING
+
+from ckstore.errors import (
+    CkstoreError,
+    RankError,
+    RankFailed,
+    ReadOnlyStore,
+    RemoteFull,
+    RemoteUnavailable,
+    SaveFailed,
+    UnknownOutcome,
+)
+from ckstore.interpreter import log
+from ckstore.model.reports.not_saved import NotSaved
+from ckstore.model.settings.patience import OnFailure, check_on_failure
+from ckstore.ops.notices import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ckstore.model.manifest.info import CheckpointInfo
+    from ckstore.ops.context import Context
+    from ckstore.ops.pace import SaveTotals
+
+_WARNING = 30  # of `logging`
+# What another program, or the next save, may make good. All else is a mistake of the caller, or ends the training in
+# any case, as a lost rank does; and after `UnknownOutcome` it is not known that nothing was saved.
+_OF_STORAGE = (SaveFailed, RemoteUnavailable, RemoteFull)
+_NOT_OF_STORAGE = (ReadOnlyStore, UnknownOutcome, RankError)
+
+
+def is_of_storage(error: BaseException) -> bool:
+    """Whether the storage failed a save, and not the caller: a training can go on."""
+    if isinstance(error, RankFailed):
+        return error.of_storage or (bool(error.causes) and all(map(is_of_storage, error.causes.values())))
+    if not isinstance(error, CkstoreError):
+        return isinstance(error, OSError)  # which becomes a `SaveFailed`
+    return isinstance(error, _OF_STORAGE) and not isinstance(error, _NOT_OF_STORAGE)
+
+
+def tolerated(context: Context, error: CkstoreError, run: str, step: int | None) -> NotSaved | None:
+    """Return what stands for a save that failed; None: its error is to be raised."""
+    if not is_of_storage(error):
+        return None
+    count = context.totals.tolerate(error.message)
+    _untold.add(context.totals)
+    return None if count > context.failed_saves_most else NotSaved(run, step, error, count)
+
+
+def or_not_saved(
+    context: Context, save: Callable[[], CheckpointInfo], on_failure: OnFailure, run: str, step: int | None
+) -> CheckpointInfo | NotSaved:
+    """Return what was saved; with ``warn``, after a warning, what stands for a save that failed."""
+    check_on_failure(on_failure)
+    try:
+        info = save()
+    except CkstoreError as error:
+        found = tolerated(context, error, run, step) if on_failure == "warn" else None
+        if found is None:
+            raise
+    else:
+        context.totals.worked()
+        return info
+    warn(
+        f"{found.name} is not saved, and the program goes on ({found.in_a_row} of at most "
+        f"{context.failed_saves_most} in a row): {found.error}"
+    )
+    return found
+
+
+_untold: set[SaveTotals] = set()
+"""Whose failures are to be told at the end of the process, unless that was done before."""
+
+
+def tell_failures(totals: SaveTotals) -> None:
+    """Log one line about the saves that failed, if some did since this was done last: a warning scrolls away."""
+    _untold.discard(totals)
+    if text := totals.take_failures():
+        log(_WARNING, text)
+
+
+@atexit.register
+def _tell_all() -> None:
+    for totals in tuple(_untold):
+        tell_failures(totals)
+
+
+os.register_at_fork(after_in_child=_untold.clear)
