@@ -112,11 +112,17 @@ class FilesMeeting(Meeting):
         self.say("failed", why=reason[:_WHY_MOST_CHARS], of_storage=of_storage)
 
     def say_publishing(self, staging: str) -> None:
-        """Say which staging directory the next rename may publish; another try has another one, and says so again."""
-        self._put(f"publishing-{self.who.rank}.json", self.who.document(staging=staging), replaces=True)
+        """Say which staging directory the next rename may publish."""
+        self.say("publishing", staging=staging)
         # In this order, as `fence` has it: either this rank sees the fence, or the others see what they must move away.
         if self.hear("fence"):
             raise RankFailed(f"the other ranks have given up {self.who}, which stood still while it was to publish")
+
+    def take_back_publishing(self) -> None:
+        """After a try that failed, say that no rename may come until the next `say_publishing`."""
+        # Else the others would look for a staging directory that is in trash, and take it for published and lost.
+        with contextlib.suppress(FileNotFoundError):
+            links.unlink(self._lock.inside / f"publishing-{self.who.rank}.json")
 
     def fence(self) -> dict[int, Document]:
         """Let no rank that has not said so begin to publish any more; return those that have, which may be about to."""
@@ -147,13 +153,10 @@ class FilesMeeting(Meeting):
         """Return a document; None: there is none."""
         return _read(self._lock.inside / name, MANIFEST_MAX_BYTES if name == OUTCOME else _MOST_BYTES)
 
-    def _put(self, name: str, document: Document, *, replaces: bool = False) -> bool:
-        """Put a document there, whole or not at all; False: there is one already, and it is not replaced."""
+    def _put(self, name: str, document: Document) -> bool:
+        """Put a document there, whole or not at all; False: there is one already."""
         fresh = self._lock.inside / f".{uuid.uuid4().hex}"
         files.create_file(fresh, json.dumps(document).encode("ascii"), mode=0o444)
-        if replaces:
-            links.rename(fresh, self._lock.inside / name)
-            return True
         try:
             # By a link and not by a rename, which would replace what is there: the first outcome counts.
             links.link(fresh, self._lock.inside / name)

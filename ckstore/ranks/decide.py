@@ -111,7 +111,7 @@ class Deciding:
             return None
         try:
             self.work.doing("joined the parts")
-            watch = WorkWatch(self.work, self._committed)
+            watch = WorkWatch(self.work, self._committed, meeting.take_back_publishing)
             whole = Whole(parts, who.attempt, beside)
             info = whole.publish(self.context, self.request, watch, meeting.say_publishing)
         except BaseException as error:

@@ -190,10 +190,22 @@ class RankWork:
 
 
 class WorkWatch(SaveWatch):
-    """Says how far a publish is to the work of which it is a part; `committed` is called when it is durable."""
+    """Says how far a publish is to the work of which it is a part.
 
-    def __init__(self, work: RankWork, committed: Callable[[CheckpointInfo], None] | None = None) -> None:
+    Args:
+        work: The work.
+        committed: Called when it is durable.
+        failed: Called when a try has failed, before the next.
+    """
+
+    def __init__(
+        self,
+        work: RankWork,
+        committed: Callable[[CheckpointInfo], None] | None = None,
+        failed: Callable[[], None] | None = None,
+    ) -> None:
         self._work = work
+        self._failed = failed
         self._committed = committed or work.decided
 
     def syncing(self) -> None:
@@ -219,4 +231,6 @@ class WorkWatch(SaveWatch):
             self._work.doing("paused before another try")
             return is_over()
 
+        if self._failed is not None:
+            self._failed()
         pause(seconds, said_and_over)

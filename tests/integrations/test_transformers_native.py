@@ -304,7 +304,7 @@ def test_what_a_training_that_failed_was_saving_is_waited_for_by_the_next(
     trainer._pending = store.save_async({"x": 1}, step=2)
 
     assert trainer.train().step == 2
-    trainer._pending = SimpleNamespace(result=raise_error)
+    trainer._pending = SimpleNamespace(ended=raise_error)
     with pytest.raises(SaveFailed, match="of this test"):
         trainer.train()
     assert trainer.train().step == 2

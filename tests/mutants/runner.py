@@ -30,6 +30,7 @@ from tests.mutants.machines import MACHINES
 from tests.mutants.members import MEMBERS
 from tests.mutants.mutant import Mutant
 from tests.mutants.parties import PARTIES
+from tests.mutants.patience import PATIENCE
 from tests.mutants.places import PLACES
 from tests.mutants.publishing import PUBLISHING
 from tests.mutants.purge import PURGE
@@ -67,6 +68,7 @@ LISTS = (
     TRAINING,
     STRICT,
     EVALUATING,
+    PATIENCE,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 

@@ -16,6 +16,8 @@ import pytest
 
 from ckstore import CannotStore, CheckpointInfo, NotSaved, RankFailed, Ranks, Store
 from ckstore.errors import CkstoreError
+from ckstore.ranks.by_files import FilesMeeting
+from ckstore.ranks.who import Who
 from tests.support.failing_sync import FOR_GOOD, FailingSync
 from tests.support.stores import check_store
 
@@ -101,7 +103,7 @@ def test_parts_and_the_whole_are_tried_again_and_all_ranks_get_one_checkpoint(
 
 
 def test_when_each_try_to_publish_fails_once_more_the_whole_appears_once(
-    store: Store, failing: Callable[..., FailingSync]
+    store: Store, failing: Callable[..., FailingSync], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifests of the parts are synced first, so what comes after three of them is the whole."""
     sync = failing(is_manifest)
@@ -116,13 +118,34 @@ def test_when_each_try_to_publish_fails_once_more_the_whole_appears_once(
         return False
 
     sync._counts = lambda path: is_manifest(path) and counts(path)
+    in_pauses: list[list[Path]] = []
+    monkeypatch.setattr(
+        "ckstore.ranks.work.pause",
+        lambda *_: in_pauses.append(list((store.path / "staging").glob("*/publishing-*.json"))),
+    )
 
     got = together(store, retries=3)
 
     assert len(seen) == WORLD + 3
+    # A kill there leaves nothing that looks published and lost: the others would give up instead of publishing.
+    assert in_pauses == [[], []]
     (info,) = store.checkpoints(superseded=True)
     assert {one.id for one in got.values()} == {info.id}
     check(store, sync)
+
+
+def test_the_others_know_which_directory_the_next_try_renames(store: Store) -> None:
+    """They move it away if this rank stands still."""
+    layout, who = store._context.layout, Who.here("main", 1, 0, world_size=2, attempt="a")
+    with FilesMeeting.enter(layout, who) as meeting:
+        meeting.say_publishing("first")
+        meeting.take_back_publishing()
+        meeting.say_publishing("second")
+        assert meeting.fence()[0]["staging"] == "second"
+        meeting.take_back_publishing()
+
+        with pytest.raises(RankFailed, match="have given up"):
+            meeting.say_publishing("third")
 
 
 def test_the_patience_of_a_rank_ends_with_that_of_the_others(store: Store, failing: Callable[..., FailingSync]) -> None:

@@ -92,6 +92,18 @@ def test_a_save_behind_one_that_is_given_up_in_a_pause_is_made(store: Store, str
     assert [info.step for info in store.checkpoints()] == [2]
 
 
+def test_a_save_whose_try_failed_after_the_trainer_had_agreed_can_be_given_up(store: Store, strike: Strike) -> None:
+    """As on btrfs, where the rename itself finds the disk full."""
+    strike("granted", "full", OFTEN)
+    pending = store.save_async({"w": np.ones(9)}, step=1, wait_for_space_s=600)
+    wait_for(lambda: len([one for one in store.events() if one.event == "retried"]) >= 3, "it is in a long pause")
+    assert "committing" in [event.name for event in pending.events]
+
+    assert pending.cancel()
+    assert type(pending.exception(5)) is SaveAbandoned
+    assert store.checkpoints() == []
+
+
 @pytest.mark.crash
 def test_a_save_in_a_pause_is_made_although_its_trainer_has_ended(tmp_path: Path, strike: Strike) -> None:
     strike("syncing", "full", 2)

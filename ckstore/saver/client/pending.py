@@ -189,6 +189,11 @@ class PendingSave:
             self.note("committing")
             return True
 
+    def revoke(self) -> None:
+        """The try that might be published has failed for good: it can be cancelled again, until the next one asks."""
+        with self._changed:
+            self._granted = False
+
     def finish(self, outcome: CheckpointInfo | CkstoreError) -> None:
         """It has ended."""
         with self._changed:

@@ -110,6 +110,9 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
         save.taken_at = save.taken_at or time.monotonic()
         save.pending.note("staged")
     elif isinstance(message, Status):
+        if message.state == "waiting":  # before another try, which asks again
+            save.granted = False
+            save.pending.revoke()
         # The saver says "committing" before it asks; the caller sees it once the answer was yes.
         if message.state != "committing" or save.granted:
             save.pending.note(message.state, message.done_bytes)
