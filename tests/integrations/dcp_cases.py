@@ -7,6 +7,7 @@ import errno
 import gc
 import hashlib
 import io
+import os
 import threading
 import time
 import warnings
@@ -27,7 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from ckstore import CkstoreWarning, RankMismatch
+from ckstore import CheckpointInfo, CkstoreWarning, RankMismatch, Store
 from ckstore.integrations import dcp as ours
 from ckstore.training.processes import from_rank_zero
 
@@ -167,6 +168,30 @@ def fail_at(store: str, step: int, rank: int, number: int) -> Any:
         return ours.save(
             store, {"w": torch.full((4, 4), float(step)), "s": _sharded({"odd": 0})["odd"] + step}, step
         ).id
+    finally:
+        files.create_blob = real
+
+
+def save_patiently(store: str, step: int, rank: int, times: int, bad: bool = False, **about: Any) -> Any:
+    """Save while the first writes of blobs fail at one rank, or at none; return the id, or what stands for it."""
+    from ckstore.fs import files
+
+    real, left = files.create_blob, [times if dist.get_rank() == rank else 0]
+
+    def failing(*given: Any, **more: Any) -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(*given, **more)
+
+    files.create_blob = failing
+    shards = _sharded({"odd": 0})["odd"] + step
+    state = {"w": torch.full((4, 4), float(step)), "s": shards, **({"bad": object()} if bad else {})}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            saved = ours.save(Store.open(store), state, step, **about)
+        return saved.id if isinstance(saved, CheckpointInfo) else [saved.name, saved.in_a_row, str(saved.error)]
     finally:
         files.create_blob = real
 

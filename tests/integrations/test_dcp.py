@@ -192,6 +192,27 @@ def test_an_error_of_the_disk_at_one_rank_fails_the_save_on_all(
     assert stagings(store) == []
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_the_disk_at_one_rank_that_passes_fails_nothing(pair: Group, store: Store, rank: int) -> None:
+    answers = pair.run("save_patiently", store=str(store.path), step=9, rank=rank, times=2)
+
+    (info,) = store.checkpoints()
+    assert answers == [info.id, info.id]
+    assert {event.event for event in store.events()} >= {"retried", "saved"}
+    assert stagings(store) == []
+
+
+def test_all_ranks_go_on_without_a_save_or_none(pair: Group, store: Store) -> None:
+    given = {"store": str(store.path), "on_failure": "warn", "retries": 0}
+    answers = pair.run("save_patiently", step=9, rank=1, times=10**6, **given)
+
+    assert [answer[:2] for answer in answers] == [["main@9", 1]] * 2
+    assert all("Input/output error" in answer[2] for answer in answers)
+    for answer in pair.call("save_patiently", step=9, rank=1, times=0, bad=True, **given):
+        assert isinstance(answer, CannotStore | RankFailed)
+    assert store.checkpoints() == []
+
+
 def test_the_writer_of_torch_reports_success_when_a_thread_of_its_own_fails(pair: Group, tmp_path: Path) -> None:
     """What the test before is about: the same error in the peer's second thread is lost."""
     answers = pair.call("peer_loses_an_error", folder=str(tmp_path / "peer"))

@@ -645,7 +645,7 @@ REMOTES = [
     Mutant(
         "an equal save over an evicted checkpoint keeps the bytes that it staged",
         "evicted-bytes-not-restored",
-        "save_staged",
+        "_publish_once",
         "            if outcome.existing is not None and outcome.existing.elsewhere:\n",
         "            if False:\n",
         "tests/remote/test_evict.py::test_a_save_of_the_same_content_restores_the_evicted_bytes",

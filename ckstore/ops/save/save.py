@@ -218,17 +218,32 @@ def save_staged(
     tell_not_durable(context.not_durable_because, context.settings)
     patience = Patience(context, (request.run, request.step), request.patience, watch)
     with _telling_failure(context, request, is_tried_again):
-        return patience.run(lambda: _save_once(context, request, create, stage, watch, patience))
+        made = patience.run(lambda: _publish_once(context, request, create, stage, watch, patience))
+    # Outside: what is committed is never tried again, or a step that the store chose would be saved twice.
+    return _finish(context, request, made, watch, patience.count)
 
 
-def _save_once(  # noqa: PLR0917
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A save that is committed, or needs no commit, and what comes after it is to know."""
+
+    staging: Staging
+    staged: Staged
+    manifest: Manifest
+    manifest_id: str
+    outcome: Outcome
+    notes: list[str]
+    laps: Laps
+
+
+def _publish_once(  # noqa: PLR0917
     context: Context,
     request: Request,
     create: Callable[[], Staging],
     stage: Callable[[Staging, list[str]], Staged],
     watch: SaveWatch,
     patience: Patience,
-) -> CheckpointInfo:
+) -> _Made:
     """Make one try; after an error nothing of it is left that another try would use."""
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes = patience.notes()
@@ -250,14 +265,22 @@ def _save_once(  # noqa: PLR0917
             patience.freed_by_end = reclaim.frees_undo(context, error)
             reclaim.abandon(context, staging, error)
             raise
+    return _Made(staging, staged, manifest, manifest_id, outcome, notes, laps)
+
+
+def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, retry_count: int) -> CheckpointInfo:
+    """See to what comes after the commit."""
+    staging, outcome, notes, laps = made.staging, made.outcome, made.notes, made.laps
     # Committed: from here the save does not fail any more.
     # Retention and tags below may fail; each becomes a note, since a caller that sees an error would save once more.
     published = outcome.existing
     if published is None:
-        published = Published(manifest=manifest, manifest_id=manifest_id, key=outcome.key, stamp=staging.stamp)
+        published = Published(
+            manifest=made.manifest, manifest_id=made.manifest_id, key=outcome.key, stamp=staging.stamp
+        )
         # Else the next save would list the run again: 12 ms for 10,000 checkpoints.
         context.known.directories.changed(outcome.key, staging.inode, outcome.change)
-    elif published.manifest.content != manifest.content:
+    elif published.manifest.content != made.manifest.content:
         notes.append(_kept(published.manifest))
     # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
     committed = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
@@ -267,9 +290,9 @@ def _save_once(  # noqa: PLR0917
         notes.append(f"{committed.name} is saved, but those who wait for it could not be told: {why_of(error)}")
     # Once, and after the commit: rules that were changed during the save must hold for what is dropped now.
     settings = cache(partial(read_config, context.layout))
-    info = _follow_up(context, staging, staged, request.tags, published, outcome, notes, settings)
+    info = _follow_up(context, staging, made.staged, request.tags, published, outcome, notes, settings)
     laps.end("finishing_s")
-    info = replace(info, warnings=tuple(notes), counters=staged.counters(staging, laps, patience.count))
+    info = replace(info, warnings=tuple(notes), counters=made.staged.counters(staging, laps, retry_count))
     context.totals.saved(info)
     if outcome.existing is None:
         kind, took_s = "replaced" if outcome.older else "saved", round(sum(laps.seconds.values()), 3)

@@ -22,6 +22,7 @@ import pytest
 from ckstore import NotSaved, RetentionPolicy, Store
 from ckstore.errors import (
     BadInput,
+    CkstoreError,
     CkstoreWarning,
     InsufficientSpace,
     ReadOnlyStore,
@@ -230,6 +231,23 @@ def test_the_step_that_the_store_chooses_is_one_step_however_often_it_is_tried(
     assert len(quick) == 2
 
 
+def test_what_is_committed_is_not_tried_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, quick: list[float]
+) -> None:
+    """Otherwise the same state would be saved at two steps."""
+
+    def failing(*_: object) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(save_module, "drop_older", failing)
+    with pytest.raises(CkstoreError, match="Input/output error"):
+        store.save(state_of(1), retries=5)
+    monkeypatch.undo()
+
+    assert quick == []
+    assert [info.step for info in store.checkpoints()] == [0]
+
+
 # ---------------------------------------------------------------- a full disk
 
 
@@ -353,20 +371,22 @@ def test_ctrl_c_in_a_pause_ends_the_save_at_once_and_leaves_nothing(store: Store
 
 @pytest.mark.usefixtures("no_end")
 def test_a_signal_that_ends_the_training_ends_a_pause_and_its_grace_ends_the_tries(
-    store: Store, sync: FailingSync
+    store: Store, sync: FailingSync, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ckstore.model.settings.patience._FIRST_PAUSE_S", 25.0)
     stop_on_signals(signal.SIGUSR1, grace_s=1.5)
     sync.arm(1, tries=FOR_GOOD)
-    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGUSR1))
     timer.start()
     begun = time.monotonic()
 
-    with pytest.raises(SaveFailed):  # else it would go on for some 150 s
+    with pytest.raises(SaveFailed):  # otherwise it would go on for minutes
         store.save(state_of(1), step=1, retries=9)
     timer.join()
 
     assert should_stop()
-    assert 3.0 < time.monotonic() - begun < 12
+    assert 2.0 < time.monotonic() - begun < 20
+    assert len(sync.failed) == 3  # the first, one at the signal, and one at the end of the grace
 
 
 @pytest.mark.usefixtures("no_end")
