@@ -111,11 +111,12 @@ class Patience:
         why = why_of(cause)
         events.note(self._context, "retried", self._of, why=f"{type(error).__name__}: {why}")
         self._first = self._first or why
-        if self._is_told or (pause_s < _SHORT_S and failure == "storage"):
+        patience = self._effective()
+        most_s = 0.0 if failure == "storage" else patience.try_for_s or patience.wait_for_space_s
+        if self._is_told or (pause_s < _SHORT_S and not most_s):
             return
         self._is_told = True
-        most_s = self._effective().try_for_s or self._effective().wait_for_space_s
-        waits = f"waiting for space, {most_s:.0f} s at most" if failure != "storage" and most_s else "trying again"
+        waits = f"waiting for space, {most_s:.0f} s at most" if most_s else "trying again"
         log(_WARNING, f"saving {_name(*self._of)}: {why}; {waits}")
 
 
