@@ -33,6 +33,7 @@ from ckstore.errors import (
 from ckstore.ops import pace
 from ckstore.ops.save import save as save_module
 from ckstore.training import should_stop, stop_on_signals
+from tests.support.failing_disk import failing_disk, make_image
 from tests.support.failing_sync import FOR_GOOD, FailingSync
 from tests.support.stores import check_store
 
@@ -103,6 +104,26 @@ def test_a_failed_sync_at_each_place_is_followed_by_a_new_save(
     assert len(quick) == sync_count
     assert store.verify().ok
     check_after(store, sync)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_what_is_saved_after_a_write_that_a_disk_refused_survives_a_restart(tmp_path: Path, at: int) -> None:
+    """With the pages and the write-back of a real kernel: the disk under an ext4 refuses one write."""
+    make_image("ext4", tmp_path / "image", 64)
+    with failing_disk("ext4", tmp_path / "image", tmp_path) as disk:
+        with disk.mounted() as mount:
+            store = Store.init(mount / "store", chunk_bytes=MIB)
+            store.save(state_of(0), step=0)
+            disk.arm("write", at)
+            tried = [store.save(state_of(step), step=step, retries=5, try_for_s=60) for step in (1, 2)]
+            assert disk.heal()[1] == 1
+        disk.repair()
+        with disk.mounted() as mount:
+            again = Store.open(mount / "store")
+            for info in tried:
+                assert np.array_equal(again.load(info)["w"], state_of(info.step)["w"])
+            assert again.verify().ok
 
 
 def test_on_a_shared_filesystem_nothing_of_the_failed_try_is_used_either(
