@@ -427,7 +427,7 @@ def test_on_a_full_disk_what_only_the_failed_save_ever_had_is_freed_at_once(
     filling_at(monkeypatch, 3, code, claim)
 
     with pytest.raises(InsufficientSpace):
-        one.save(three_blobs(), step=3)
+        one.save(three_blobs(), step=3, retries=0)
 
     assert [os.listdir(one.path / name) for name in ("staging", "trash")] == [[], []]
     assert blob_bytes(one) == 3 * MIB  # of the steps 1 and 2, and what the other host claimed
@@ -440,7 +440,7 @@ def test_what_fails_for_another_reason_stays_for_the_grace(one: Store, monkeypat
     filling_at(monkeypatch, 3, errno.EIO, lambda: None)
 
     with pytest.raises(SaveFailed):
-        one.save(three_blobs(), step=3)
+        one.save(three_blobs(), step=3, retries=0)
 
     assert blob_bytes(one) == 4 * MIB
     assert one.save(three_blobs(), step=3).new_bytes == MIB
