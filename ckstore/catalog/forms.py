@@ -138,6 +138,12 @@ def metadata(values: Collection[Any]) -> None:
         parsed_metadata(value)
 
 
+def healths(values: Collection[Any]) -> None:
+    """Ask for what `values.encode_health` makes."""
+    for value in set(values):
+        parsed_health(value)
+
+
 # --------------------------------------------------------------------------------------------- of cells
 
 
@@ -154,6 +160,16 @@ def parsed_metadata(text: str) -> dict[str, Any]:
         return check_metadata(_parsed(text, dict), "the catalog")
     except BadInput as error:
         raise NotOfItsForm(error.message) from error
+
+
+def parsed_health(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return why a checkpoint is unhealthy and which parts no longer change, as a cell has it."""
+    if not text:
+        return "", ()
+    found = _parsed(text, list)
+    if not found or not all(isinstance(one, str) for one in found):
+        _refuse("a JSON list of texts", found)
+    return found[0], tuple(found[1:])
 
 
 def _parsed(text: Any, kind: type) -> Any:
@@ -222,6 +238,7 @@ TABLES: Mapping[str, Mapping[str, Form]] = {
         "manifest_mtime_ns": integers,
         "manifest_ctime_ns": integers,
         "checksum": integers,
+        "health": healths,
     },
     "blobs": {"digest": digests, "nbytes": sizes, "is_pack": flags},
     "uses": {"checkpoint_id": integers, "blob_id": integers, "used_bytes": sizes},
@@ -275,6 +292,7 @@ _PLAIN = (
     "manifest_inode",
     "manifest_mtime_ns",
     "manifest_ctime_ns",
+    "health",
 )
 _FREE_TEXTS = ("writer", "message")
 """Texts that may hold a zero byte, at which `printf` stops, or lone surrogates: they are hashed as bytes."""

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _INFO_COLUMNS = (
     "manifest_id, run, step, sequence, created, logical_bytes, new_bytes, reused_bytes, leaf_count,"
-    " content, parent, message, metrics, metadata, directory"
+    " content, parent, message, metrics, metadata, directory, health"
 )
-_METRICS, _DIRECTORY = 12, 14
+_METRICS, _DIRECTORY, _HEALTH = 12, 14, 15
 _INFO_FORMS = (
     forms.digests,
     forms.runs,
@@ -41,6 +41,7 @@ _INFO_FORMS = (
     forms.texts,  # metrics, which are parsed all at once
     forms.texts,  # metadata, likewise
     forms.directories,
+    forms.texts,  # health, likewise
 )
 STAMP = "dir_inode, manifest_inode, manifest_mtime_ns, manifest_ctime_ns"
 _LISTED = f"SELECT {IS_RIGHT}, run, step, directory, sequence, {STAMP} FROM checkpoints"  # noqa: S608
@@ -200,7 +201,9 @@ def infos(
         # By position: `_INFO_COLUMNS` has the fields in their order, and tags and `durable` are the next two.
         key = _key_in(row)
         fields = (*row[:_METRICS], metrics, metadata, tuple(tagged.get(key.any_generation, ())), durable)
-        found.append(CheckpointInfo(*fields, directory=key.directory))  # type: ignore[misc]
+        unhealthy, unchanged = forms.parsed_health(row[_HEALTH])
+        made = CheckpointInfo(*fields, directory=key.directory, unhealthy=unhealthy, unchanged=unchanged)  # type: ignore[misc]
+        found.append(made)
     return Described(found, wrong_count)
 
 

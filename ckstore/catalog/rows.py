@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
 from ckstore.catalog.forms import CHECKSUM, IS_RIGHT
-from ckstore.catalog.values import decode_text, encode_json, encode_metrics, encode_stamp, encode_text, in_parts
+from ckstore.catalog.values import (
+    decode_text,
+    encode_health,
+    encode_json,
+    encode_metrics,
+    encode_stamp,
+    encode_text,
+    in_parts,
+)
 from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
 _DESCRIBED = (
     "manifest_id, content, sequence, created, writer, parent, message, metrics, metadata, logical_bytes, new_bytes,"
-    " reused_bytes, leaf_count"
+    " reused_bytes, leaf_count, health"
 )
 
 
@@ -99,6 +107,7 @@ def _described(found: Published) -> tuple[object, ...]:
         manifest.new_bytes,
         manifest.reused_bytes,
         len(manifest.leaves),
+        encode_health(manifest.health),
     )
 
 

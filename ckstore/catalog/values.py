@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckstore.catalog import forms
 from ckstore.model.canonical import encode_metric
+from ckstore.model.manifest.health import Health
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 
@@ -92,6 +93,13 @@ def encode_text(text: str) -> str | bytes:
 def encode_json(value: object) -> str:
     """Return plain JSON, in ASCII."""
     return _compact(value)
+
+
+def encode_health(health: Health | None) -> str:
+    """Return why a checkpoint is unhealthy and which parts no longer change; empty if neither is so."""
+    if health is None or not (health.unhealthy or health.unchanged):
+        return ""
+    return _compact([health.unhealthy, *health.unchanged])
 
 
 def encode_metrics(metrics: Mapping[str, int | float]) -> str:

@@ -27,7 +27,7 @@ _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
 # The integers that every JSON reader holds exactly.
 MAX_STEP = 2**53
 DEFAULT_RUN = "main"
-COMPUTED = ("latest", "latest-valid")
+COMPUTED = ("latest", "latest-valid", "latest-healthy")
 """Refs that are looked up at each use, so that no tag may have these names."""
 
 SHORT_DIGITS = 10

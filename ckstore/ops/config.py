@@ -213,6 +213,14 @@ class StoreConfig:
     failed_saves_most = _plain(config_file.FAILED_SAVES_MOST)
     """How many saves in a row may fail with ``warn``; the next failure is raised. Default: 3."""
 
+    health_share = _plain(config_file.HEALTH_SHARE)
+    """In what share of new data a save looks for values that are not finite; 0: it does not, and 1: in all of it.
+
+    A share below 1 is of tensors above 2 MiB: of each at least 2 MiB of every chunk are looked at, in each save other
+    ones, and where such a value is found all of the tensor is counted. `CheckpointInfo.unhealthy` and
+    `CheckpointInfo.unchanged` say what was found; with 0 neither is known. Default: 0.125.
+    """
+
     grace_s = _plain(config_file.GRACE_S)
     """How many seconds what is dropped waits in ``trash/`` on a filesystem that other hosts have, too.
 

@@ -108,6 +108,8 @@ MIRROR_KEEP = Setting("mirror_keep", 3, "a whole number from 0 to 10000", _whole
 # Raised by the mirror when it finds greater numbers there, so that later saves come after these.
 LEAST_SEQUENCE = Setting("least_sequence", 0, f"a whole number from 0 to {MAX_SEQUENCE}", _whole(0, MAX_SEQUENCE))
 CACHE_BYTES: Setting[int | None] = Setting("cache_bytes", None, "a whole number of bytes, 0 or more", _whole(0, 2**53))
+# More is more than 5 % of the time that a save takes of a processor: docs/adr/0033-health.md.
+HEALTH_SHARE = Setting("health_share", 0.125, "a number from 0 to 1", _number(0, 1))
 # Off until asked for: what was compacted needs an extra to be read.
 COMPACT_AFTER: Setting[float | str | None] = Setting(
     "compact_after", None, "a duration such as '12h', or seconds", _is_duration
@@ -134,6 +136,8 @@ class SaveChecks:
     # How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
     recheck_share: float = RECHECK_SHARE.default
     least_sequence: int = 0  # its number in the order of commits is greater
+    # In what share of new, large data it counts values that are not finite; 0: it counts none.
+    health_share: float = HEALTH_SHARE.default
     # Why the settings could not be read, so that all of it is; None if they could.
     unread: CkstoreError | OSError | None = None
 
@@ -299,7 +303,9 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
     try:
         config = read_config(layout)
         share = float(RECHECK_SHARE.of(config, where))
-        return SaveChecks(READ_BACK.of(config, where), share, LEAST_SEQUENCE.of(config, where))
+        return SaveChecks(
+            READ_BACK.of(config, where), share, LEAST_SEQUENCE.of(config, where), float(HEALTH_SHARE.of(config, where))
+        )
     # Reading more is always right; a save must not fail for a file that only says how much it reads again.
     except (CkstoreError, OSError) as error:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.errors import DamagedBlob, RemoteError
+    from ckstore.model.manifest.lineage import CountedPieces, Lineage
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.reports.transfer import EvictReport
@@ -43,6 +44,7 @@ T = TypeVar("T")
 # In a store of 100,000 checkpoints the look takes 0.5 s: at most a twentieth of the time goes into it.
 _MARKS_SHARE = 1 / 20
 _MARKS_FREE_S = 0.005
+_MOST_LINEAGES = 4  # of 20,000 tensors one takes 10 MB
 _AS_A_WRITER = "run the command as a user who may write there"
 """A look that takes no longer is made with every save: some 1,000 checkpoints at 4 to 6 µs, measured on ext4."""
 
@@ -147,8 +149,19 @@ class Known:
     # For each run the fingerprints and digests of what its last save found on devices.
     device_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
     own_files_renewed_s: float = 0.0  # when `ops.touch` last looked whether the store's own files are old
+    # For each of the runs that were last saved to what is known of the tensors of its newest checkpoint.
+    lineages: dict[str, Lineage] = field(default_factory=dict)
+    # Of the last save of a rank: its run, and what is known of its pieces.
+    counted: dict[str, CountedPieces] = field(default_factory=dict)
     # How often saves look for marks of damage in all checkpoints.
     marks_duty: DutyCycle = field(default_factory=lambda: DutyCycle(_MARKS_SHARE, free_s=_MARKS_FREE_S))
+
+    def remember_lineage(self, run: str, lineage: Lineage) -> None:
+        """Take note of the tensors of the newest checkpoint of a run; those of a few runs are kept."""
+        self.lineages.pop(run, None)
+        self.lineages[run] = lineage
+        while len(self.lineages) > _MOST_LINEAGES:
+            del self.lineages[next(iter(self.lineages))]
 
 
 @dataclass

@@ -15,6 +15,7 @@ from ckstore.errors import CannotStore
 from ckstore.model.manifest.captured import ByteSource, RangeSource
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import Description, LeafRecord, StateTexts, StorageRecord, render
 from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
@@ -24,6 +25,7 @@ from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.admission import check_space
+from ckstore.ops.save.health import check_of
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import state_changed
@@ -114,10 +116,21 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
     captured, cuts = content.captured, content.cuts
     check_space(context, staging, captured.sources)
     nbytes = sum(source.nbytes for source in captured.sources)
-    recheck = Recheck(context, staging, who.run, nbytes, save_checks_or_all(context.layout).recheck_share)
+    checks = save_checks_or_all(context.layout)
+    recheck = Recheck(context, staging, who.run, nbytes, checks.recheck_share)
+    # What this rank counted before holds whatever the parent is: it goes by the bytes.
+    health = check_of(captured, context.known.counted.get(who.run, CountedPieces()), checks.health_share, cuts)
     stored = store_sources(
-        context, staging, captured.sources, recheck, compare=bool(captured.files), progress=work.staged_bytes
+        context,
+        staging,
+        captured.sources,
+        recheck,
+        compare=bool(captured.files),
+        progress=work.staged_bytes,
+        health=health,
     )
+    if stored.found is not None:
+        context.known.counted = {who.run: stored.found}
     # After the bytes are stored: a state that changed while they were read is of no one moment.
     changed = captured.first_changed()
     if changed is not None:
@@ -130,6 +143,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
         **who.document(world_size=who.world_size, attempt=who.attempt),
         "written": list(staging.written),
         "warnings": [*notes, *recheck.warnings()],
+        "nonfinite": None if stored.found is None else stored.found.to_json(),
     }
     draft = draft_of(context, captured, stored, texts, who.run, Description(metadata=encode_metadata(about)))
     manifest = replace(draft, step=who.step, sequence=1)

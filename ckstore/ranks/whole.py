@@ -14,6 +14,7 @@ from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.elsewhere import Elsewhere
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import DcpValue, Manifest, Node, Ranks, StateTexts
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -21,6 +22,7 @@ from ckstore.objects.documents.elsewhere import elsewhere_bytes
 from ckstore.objects.layout import BLOBS, ELSEWHERE
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
+from ckstore.ops.save.health import judged, lineage_of
 from ckstore.ops.save.save import Request, Staged, draft_of, save_staged, with_parent
 from ckstore.ops.save.write import Stored
 from ckstore.ranks.join import Join
@@ -130,7 +132,15 @@ class Whole:
             reused_bytes=max(0, logical_bytes - new_bytes),
         )
         texts = StateTexts.of(captured.leaves, captured.state)
-        draft = draft_of(context, captured, stored, texts, request.run, with_parent(context, request))
+        description = with_parent(context, request)
+        draft = draft_of(context, captured, stored, texts, request.run, description)
+        found = None
+        # A part of a rank that did not count, as by another version, would count as finite.
+        if all(one.get("nonfinite") is not None for one in about):
+            before = lineage_of(context, request.run, description.parent)
+            counted = CountedPieces.of_parts([one["nonfinite"] for one in about])
+            found = judged(draft, counted, before, request.step)
+            draft = replace(draft, health=found.lineage.health)
         ranks = Ranks(len(parts), self.attempt, tuple(str(one["host"]) for one in about), self.entries)
         now_ns = time.time_ns()
         return Staged(
@@ -139,4 +149,5 @@ class Whole:
             lambda: dict.fromkeys(written & here, (now_ns, 0)),
             lambda: [warning for one in about for warning in one["warnings"]],
             True,
+            judged=found,
         )

@@ -30,6 +30,12 @@ def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) 
     if ref.kind in ("latest", "latest-valid"):
         ref = Ref(ref.run, "latest", "latest")
         return _newest(source, source.places("" if ref.run is None else f"{ref.run}/"), ref, hash_prefix)
+    if ref.kind == "latest-healthy":
+        there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
+        healthy = [place for place, info in there.items() if not info.unhealthy]
+        if there and not healthy:
+            raise NoSuchRef(f"{ref}: each checkpoint at {source.name} is unhealthy", hint="latest names the newest one")
+        return _newest(source, healthy, Ref(ref.run, "latest", "latest"), hash_prefix)
     if ref.kind == "best":  # by the metrics of the manifests: a person waits for it, and asks rarely
         there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
         best = resolve(ref, [*there.values()], {})

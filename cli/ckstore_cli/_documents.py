@@ -17,7 +17,8 @@ SAFE_INT = 2**53
 
 _FORMS = {
     "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
-    "message metrics metadata tags durable damaged elsewhere compacted superseded",
+    "message metrics metadata tags durable damaged elsewhere compacted superseded "
+    "unhealthy unchanged",
     "CheckpointUsage": "run step logical_bytes alone_bytes shared_bytes dead_bytes",
     "Compacted": "run=info.run step=info.step before_bytes after_bytes",
     "CompactionEntry": "run=info.run step=info.step id=info.id base reason gone_bytes again",

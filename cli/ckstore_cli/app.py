@@ -222,7 +222,7 @@ def app() -> None:
 
     \b
     The store is --store, else CKSTORE_PATH, else .ckstore here or in a parent directory.
-    A REF is one of: STEP, latest, latest-valid, best:METRIC[:min|max], TAG,
+    A REF is one of: STEP, latest, latest-valid, latest-healthy, best:METRIC[:min|max], TAG,
     the first 6 or more digits of an id; each may begin with RUN@.
 
     \b

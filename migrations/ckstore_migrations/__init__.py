@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckstore_migrations.m0007_tables import m0007_tables
+from ckstore_migrations.m0008_health import m0008_health
 from ckstore_migrations.schema import FIRST
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ __all__ = ["APPLICATION_ID", "STEPS", "VERSION", "apply", "migrations"]
 APPLICATION_ID = 0x636B7374
 """``ckst`` in ASCII; `PRAGMA application_id` of every catalog."""
 
-STEPS: tuple[Callable[[Database], None], ...] = (m0007_tables,)
+STEPS: tuple[Callable[[Database], None], ...] = (m0007_tables, m0008_health)
 VERSION = FIRST + len(STEPS) - 1
 
 # As sqlite-utils makes them; here, so that the schema is the same with every version of it.

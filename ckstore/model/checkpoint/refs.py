@@ -1,7 +1,7 @@
 """Refs: how people name a checkpoint.
 
-``[RUN@](STEP | latest | latest-valid | best:METRIC[:min|max] | TAG | ID-PREFIX)``. Digits are a step first, then an id.
-Rules only: what there is comes in as values, so that a ref is resolved the same way from
+``[RUN@](STEP | latest | latest-valid | latest-healthy | best:METRIC[:min|max] | TAG | ID-PREFIX)``. Digits are a step
+first, then an id. Rules only: what there is comes in as values, so that a ref is resolved the same way from
 directories and from the catalog. The form of runs, steps and tags: docs/format/v1.md.
 """
 
@@ -22,12 +22,13 @@ from ckstore.model.words import some_of
 
 ID_MIN_DIGITS = 6
 
-RefKind = Literal["step", "latest", "latest-valid", "best", "tag", "id"]
+RefKind = Literal["step", "latest", "latest-valid", "latest-healthy", "best", "tag", "id"]
 
 BEST = "best:"
 """What a ref by a metric begins with; no tag has a colon."""
 _GRAMMAR = (
-    "a ref is [RUN@] followed by a step, latest, latest-valid, best:METRIC, a tag, or six or more digits of an id"
+    "a ref is [RUN@] followed by a step, latest, latest-valid, latest-healthy, best:METRIC, a tag, or six or more "
+    "digits of an id"
 )
 _ID_PATTERN = re.compile(r"(?:(?:xxh3-)?[0-9a-f]{6,32}|(?:blake3-)?[0-9a-f]{6,64})\Z")
 _SHOWN = 4
@@ -49,9 +50,18 @@ class Ref:
         return self.value if self.run is None else f"{self.run}@{self.value}"
 
 
+VERIFIED_KINDS = ("latest-valid", "latest-healthy")
+"""Kinds of refs whose checkpoint is known when it was read: a damaged one is passed over."""
+
+
 def is_latest_valid(ref: object) -> bool:
-    """Whether a ref asks for the newest valid checkpoint."""
-    return isinstance(ref, str) and ref.rpartition("@")[2] == "latest-valid"
+    """Whether a ref asks for the newest valid checkpoint, healthy or not."""
+    return isinstance(ref, str) and ref.rpartition("@")[2] in VERIFIED_KINDS
+
+
+def is_latest_healthy(ref: object) -> bool:
+    """Whether a ref asks for the newest valid checkpoint that is healthy."""
+    return isinstance(ref, str) and ref.rpartition("@")[2] == "latest-healthy"
 
 
 def parse_ref(text: str) -> Ref:
@@ -72,6 +82,8 @@ def _classify(value: str) -> tuple[RefKind, str]:
         return "latest", value
     if value == "latest-valid":
         return "latest-valid", value
+    if value == "latest-healthy":
+        return "latest-healthy", value
     if value.startswith(BEST):
         if best_of(value.removeprefix(BEST), BEST).n != 1:
             raise BadInput(
@@ -145,8 +157,8 @@ def _resolve(
     ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey], torn_runs: Collection[str]
 ) -> CheckpointInfo:
     # It needs the bytes, and here are values only: take `newest_first`.
-    if ref.kind == "latest-valid":
-        raise BadInput("latest-valid cannot be resolved without reading", hint="use newest_first")
+    if ref.kind in VERIFIED_KINDS:
+        raise BadInput(f"{ref.kind} cannot be resolved without reading", hint="use newest_first")
     runs = {c.run for c in candidates}
     if not runs:
         message = f"{ref}: the store has no checkpoints"
@@ -183,12 +195,17 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
 
 def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointInfo:
     """Return the best by a metric, of equal ones the newest; a damaged one only where no other has the metric."""
+    # No unhealthy one, whatever its metric: who asks for the best is not to get NaN.
     best = best_of(ref.value.removeprefix(BEST))
     ranked = [c for c in newest_first if not math.isnan(c.metrics.get(best.metric, math.nan))]
     if not ranked:
         of_run = "" if ref.run is None else f" of the run {ref.run}"
         message = f"{ref}: no checkpoint{of_run} has a number for the metric {best.metric}"
         raise NoSuchRef(message, hint=metrics_there((c.metrics for c in newest_first), best.metric))
+    if all(c.unhealthy for c in ranked):
+        message = f"{ref}: each checkpoint with a number for the metric {best.metric} is unhealthy, such as "
+        raise NoSuchRef(f"{message}{ranked[0].name}: {ranked[0].unhealthy}", hint="load one of them by its step")
+    ranked = [c for c in ranked if not c.unhealthy]
     sign = 1 if best.mode == "min" else -1
     return min(ranked, key=lambda c: (c.damaged, sign * c.metrics[best.metric]))  # the first of equal ones
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from ckstore.model.best import opposite_mode
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
+from ckstore.model.manifest.health import unchanged_text
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.gc_report import Waiting, amount_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.model.reports.transfer import MirrorStatus
@@ -203,6 +205,25 @@ def check_order(problems: Sequence[str]) -> DoctorFinding:
         do = "save their content again under another step, or delete them: ckstore delete RUN@STEP"
         return DoctorFinding("warning", "order of commits", _listed(problems), do)
     return ok("order of commits", "every sequence number counts")
+
+
+def check_health(newest: Mapping[str, tuple[CheckpointInfo, CheckpointInfo | None]]) -> DoctorFinding:
+    """Return what is to be said of the newest checkpoint of each run, given with the newest healthy one, by run."""
+    unhealthy = [
+        f"{last.name} is unhealthy: {last.unhealthy}"
+        + ("; the run has no healthy checkpoint" if healthy is None else f"; the newest healthy one is {healthy.name}")
+        for last, healthy in newest.values()
+        if last.unhealthy
+    ]
+    if unhealthy:
+        do = "look at the training; RUN@latest-healthy names the newest healthy checkpoint, to go back to"
+        return DoctorFinding("warning", "health", _listed(unhealthy), do)
+    still = [f"{unchanged_text(last.unchanged)} of {last.name}" for last, _ in newest.values() if last.unchanged]
+    if still:
+        do = "check that the optimizer has the parameters that are saved, and that it steps"
+        told = f"no longer changes while the step advances: {_listed(still)}"
+        return DoctorFinding("note", "health", told, do)
+    return ok("health", "the newest checkpoint of each run is healthy" if newest else "no checkpoint yet")
 
 
 def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[str] = ()) -> DoctorFinding:

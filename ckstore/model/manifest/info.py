@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckstore.model.brief import brief
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.describe import decoded_metadata
+from ckstore.model.manifest.health import Health
 from ckstore.model.names import CheckpointKey, directory_of
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, metrics_text, new_text, printable, time_text
@@ -114,6 +115,9 @@ class CheckpointInfo:
             where several ranks saved, and where the saver died after the checkpoint was durable.
         directory: The name of its directory in ``checkpoints/RUN/``; empty: its step and the first digits of its id.
         superseded: Whether a newer checkpoint of its step is in the store.
+        unhealthy: Why it is unhealthy: which tensors have NaN, or infinite values that they did not always have. Empty:
+            it is healthy, or was saved with `StoreConfig.health` off. `OpenCheckpoint.health` has the counts.
+        unchanged: The parts of its state that have stopped to change while the step advances.
     """
 
     id: str
@@ -144,6 +148,8 @@ class CheckpointInfo:
     counters: SaveCounters | None = field(default=None, compare=False)
     directory: str = field(default="", compare=False)
     superseded: bool = field(default=False, compare=False)
+    unhealthy: str = ""
+    unchanged: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -177,6 +183,7 @@ class CheckpointInfo:
         at = f" at {' and '.join(self.remotes)}" if self.remotes else ""
         words = f"{', damaged' if self.damaged else ''}{f', elsewhere{at}' if self.elsewhere else ''}"
         words += f"{', compacted' if self.compacted else ''}{', superseded' if self.superseded else ''}"
+        words += f"{', unhealthy' if self.unhealthy else ''}{', unchanged' if self.unchanged else ''}"
         metrics = f", {metrics_text(self.metrics)}" if self.metrics else ""
         tags = f" ({', '.join(self.tags)})" if self.tags else ""
         return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}{metrics}{tags}")
@@ -191,6 +198,7 @@ class CheckpointInfo:
     ) -> CheckpointInfo:
         """Return what a manifest says; `directory` is the name of the directory that it is in."""
         about = manifest.description
+        health = manifest.health or Health()
         return cls(
             id=manifest_id,
             run=manifest.run,
@@ -208,6 +216,8 @@ class CheckpointInfo:
             metadata=decoded_metadata(about.metadata),
             tags=tags,
             directory=directory,
+            unhealthy=health.unhealthy,
+            unchanged=health.unchanged,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckstore.model.canonical import canonical_text, encode_metric, object_of, quoted
 from ckstore.model.digest import Algorithm
+from ckstore.model.manifest.health import Health
 from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - a name of here, too
 from ckstore.model.manifest.stored import BlobRecord as BlobRecord  # noqa: PLC0414 - the same
 from ckstore.model.manifest.stored import Encoding
@@ -146,6 +147,7 @@ class Manifest:
     files: tuple[FileRecord, ...] = ()
     ranks: Ranks | None = None
     encoding: Encoding | None = None
+    health: Health | None = None  # None: its tensors were not looked at
 
     @property
     def stored(self) -> tuple[BlobRecord, ...]:
@@ -290,6 +292,8 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
         plain["requires"] = list(requires)
     if manifest.ranks is not None:
         plain["ranks"] = _ranks_json(manifest.ranks)
+    if manifest.health is not None:
+        plain["health"] = manifest.health.to_json()
     members = {name: canonical_text(value) for name, value in plain.items()}
     members |= {"leaves": texts.leaves, "state": texts.state, "storages": _storages_text(manifest.storages)}
     body = object_of(members)

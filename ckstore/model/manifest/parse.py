@@ -17,6 +17,7 @@ from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.document import check_created, check_format, check_requires, parse_object, refuse, shown
 from ckstore.model.manifest import encoding
 from ckstore.model.manifest.describe import check_metadata
+from ckstore.model.manifest.health import read_health
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import read_leaves
 from ckstore.model.manifest.manifest import (
@@ -179,7 +180,7 @@ class _Reader:
         check_requires(self.members.get("requires", []), KNOWN_REQUIRES, self.where)
 
     def facts(self) -> Manifest:
-        """Return the manifest but for its blobs, storages, leaves, state and files."""
+        """Return the manifest but for its blobs, storages, leaves, state, files and ranks."""
         members = self.members
         return Manifest(
             run=self.run(),
@@ -196,6 +197,7 @@ class _Reader:
             storages=(),
             leaves=(),
             state=None,
+            health=read_health(members["health"], self.where) if "health" in members else None,
         )
 
     # ------------------------------------------------------------------ single members

@@ -7,8 +7,11 @@ the step, the name or the clock: after training was resumed from an older step, 
 store, the newest is what was saved last. A clock matters to `keep_within`, and to hours, days and weeks, alone.
 
 A damaged checkpoint never takes the place of a whole one: `keep_last=3` goes back until it has three valid ones, and
-keeps what it met on the way. A budget comes last, and drops the oldest of what rules keep, but nothing of what is
-never dropped. A metric that no checkpoint of a run has a number for keeps the whole run.
+keeps what it met on the way. Nor does an unhealthy one: each rule that counts keeps what it would keep if there were
+no unhealthy ones, and of the unhealthy ones those that it would keep if they were healthy, so at most twice as many;
+none of them is the best by a metric. The newest valid one that is healthy is never dropped. A budget comes last, and
+drops the oldest of what rules keep, unhealthy ones first, but nothing of what is never dropped. A metric that no
+checkpoint of a run has a number for keeps the whole run.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -50,6 +53,11 @@ class Candidate:
     def valid(self) -> bool:
         """Whether it is complete and nothing is known to be wrong with it."""
         return not self.damage
+
+    @property
+    def healthy(self) -> bool:
+        """Whether its values are finite, as far as its save looked."""
+        return not self.info.unhealthy
 
 
 @brief()
@@ -171,8 +179,9 @@ def over_budget(
     staying: Mapping[str, int],
 ) -> Budgeted:
     """Drop the oldest until the others are within a budget, those that are the best by a metric last."""
-    # Those that are protected stay. `blobs`: digest -> size of each blob, by the names of the checkpoints; each counts
-    # once. `whose`: of what it is the budget, for the reason. `staying`: as `blobs`, of what is in no entry and stays.
+    # Those that are protected stay; unhealthy ones go first. `blobs`: digest -> size of each blob, by the names of the
+    # checkpoints; each counts once. `whose`: of what it is the budget, for the reason. `staying`: as `blobs`, of what
+    # is in no entry and stays.
     uses: Counter[str] = Counter(staying.keys())
     nbytes: dict[str, int] = {**staying}
     for entry in entries:
@@ -185,7 +194,7 @@ def over_budget(
     gone: set[str] = set()
     # What has no bytes here, as after an eviction, would be lost from the list for nothing.
     able = [entry for entry in entries if entry.keep and not entry.protected and blobs[entry.info.name]]
-    for entry in sorted(able, key=lambda entry: (_is_best(entry), entry.info.order)):
+    for entry in sorted(able, key=lambda entry: (_is_best(entry), not entry.info.unhealthy, entry.info.order)):
         if total <= budget.low:
             break
         gone.add(entry.info.name)
@@ -207,6 +216,8 @@ def _is_best(entry: PlanEntry) -> bool:
 OVER_BUDGET = " is above its budget of "
 LACKS_METRIC = "it has no metric "
 """How the reason begins for one that a rule by a metric could not judge."""
+Verdict = tuple[Candidate, bool, str]
+"""A checkpoint, whether a rule keeps it, and why."""
 _BEST_REASON = re.compile(r" best by .* \((?:min|max)\)\Z")
 
 
@@ -284,18 +295,36 @@ class _Run:
 
     def _spread(self, unit: str, count: int) -> None:
         """Keep the newest valid one of each of the newest `count` hours, days or weeks that have one."""
+        self._twice(self._history, lambda ordered: self._newest_of_each(ordered, unit, count))
+
+    def _newest_of_each(self, ordered: Sequence[Candidate], unit: str, count: int) -> Iterator[Verdict]:
         found: set[object] = set()
-        for candidate in self._history:
+        for candidate in ordered:
             when = _start_of(unit, time_of_text(candidate.info.created))
-            name = candidate.info.name
             if when in found or len(found) == count:
-                self._not_kept[name].append(f"it is not the newest of one of the {count} newest {unit}s")
+                yield candidate, False, f"it is not the newest of one of the {count} newest {unit}s"
             elif candidate.valid:
                 found.add(when)
-                self._kept[name].append(f"it is the newest of its {unit}")
-                self._relied_on.add(name)
+                yield candidate, True, f"it is the newest of its {unit}"
             else:
-                self._kept[name].append(f"it is the newest of its {unit}, and damaged: {candidate.damage}")
+                yield candidate, True, f"it is the newest of its {unit}, and damaged: {candidate.damage}"
+
+    def _twice(self, ordered: Sequence[Candidate], rule: Callable[[Sequence[Candidate]], Iterator[Verdict]]) -> None:
+        """Apply a rule that counts to the healthy ones, and to all of them for those that are not."""
+        # What it keeps of the healthy ones is what it would keep if there were no others; so twice as many are kept at
+        # most, for as long as a training that has diverged is saved.
+        healthy = [candidate for candidate in ordered if candidate.healthy]
+        for candidate, keep, reason in rule(healthy):
+            self._note(candidate, reason, keep=keep)
+        for candidate, keep, reason in rule(ordered) if len(healthy) < len(ordered) else ():
+            if not candidate.healthy:
+                self._note(candidate, f"{reason}; it is unhealthy, and takes no healthy one's place", keep=keep)
+
+    def _note(self, candidate: Candidate, reason: str, *, keep: bool) -> None:
+        name = candidate.info.name
+        (self._kept if keep else self._not_kept)[name].append(reason)
+        if keep and candidate.valid:
+            self._relied_on.add(name)
 
     def _protect(self) -> None:
         for candidate in self._history:
@@ -309,8 +338,10 @@ class _Run:
         # The one that a resume loads: a policy that dropped it would end the run.
         newest = next((c for c in self._history if c.valid), None)
         if newest is not None:
-            self._kept[newest.info.name].append(f"it is the newest valid checkpoint of the run {newest.info.run}")
-            self._relied_on.add(newest.info.name)
+            self._note(newest, f"it is the newest valid checkpoint of the run {newest.info.run}", keep=True)
+            healthy = next((c for c in self._history if c.valid and c.healthy), newest)
+            if healthy is not newest:
+                self._note(healthy, f"it is the newest healthy checkpoint of the run {newest.info.run}", keep=True)
             return
         # No checkpoint is valid: whatever bytes are left may be all that can be rescued of the run.
         for candidate in self._history:
@@ -318,19 +349,7 @@ class _Run:
 
     def _first(self, ordered: Sequence[Candidate], count: int, of: str) -> None:
         """Keep the first `count` valid ones, and the damaged ones before the last of them."""
-        found = 0
-        for candidate in ordered:
-            name = candidate.info.name
-            if found == count:
-                self._not_kept[name].append(f"it is not {'among ' if count > 1 else ''}the {of}")
-            elif candidate.valid:
-                found += 1
-                self._kept[name].append(f"it is {'one of ' if count > 1 else ''}the {of}")
-                self._relied_on.add(name)
-            else:
-                self._kept[name].append(
-                    f"it is among the {of}, but does not count, since it is damaged: {candidate.damage}"
-                )
+        self._twice(ordered, lambda some: _first_of(some, count, of))
 
     def _every(self, every: int) -> None:
         for candidate in self._history:
@@ -344,7 +363,11 @@ class _Run:
         ranked = [c for c in self._history if not math.isnan(c.info.metrics.get(best.metric, math.nan))]
         # Without nan, which compares as neither: one in the list would leave it unsorted.
         ranked.sort(key=lambda c: sign * c.info.metrics[best.metric])  # stable: of equal ones the newer comes first
-        self._first(ranked, best.n, str(best))
+        for candidate, keep, reason in _first_of([c for c in ranked if c.healthy], best.n, str(best)):
+            self._note(candidate, reason, keep=keep)
+        for candidate in ranked:
+            if not candidate.healthy:
+                self._note(candidate, f"it is unhealthy, so it is not the best by {best.metric}", keep=False)
         for candidate in self._history:
             if best.metric not in candidate.info.metrics:
                 self._not_kept[candidate.info.name].append(f"{LACKS_METRIC}{best.metric}")
@@ -353,6 +376,11 @@ class _Run:
         # Misspelt or not logged yet: dropping by a metric that no checkpoint has would drop all but the newest.
         if not ranked:
             self._keep_unjudged(best.metric)
+        elif not any(c.healthy for c in ranked):  # the same, but unhealthy ones do not pile up meanwhile
+            for candidate in self._history:
+                if candidate.healthy:
+                    reason = f"no healthy checkpoint has a number for the metric {best.metric}"
+                    self._note(candidate, reason, keep=True)
 
     def _keep_unjudged(self, metric: str) -> None:
         """Keep everything: a rule that no checkpoint can be judged by may be misspelt."""
@@ -372,6 +400,19 @@ class _Run:
                 self._kept[candidate.info.name].append(f"it was saved in the last {text}")
             else:
                 self._not_kept[candidate.info.name].append(f"it is older than {text}")
+
+
+def _first_of(ordered: Sequence[Candidate], count: int, of: str) -> Iterator[Verdict]:
+    found = 0
+    for candidate in ordered:
+        if found == count:
+            yield candidate, False, f"it is not {'among ' if count > 1 else ''}the {of}"
+        elif candidate.valid:
+            found += 1
+            yield candidate, True, f"it is {'one of ' if count > 1 else ''}the {of}"
+        else:
+            damaged = f"does not count, since it is damaged: {candidate.damage}"
+            yield candidate, True, f"it is among the {of}, but {damaged}"
 
 
 def _start_of(unit: str, time: datetime) -> tuple[int, ...]:

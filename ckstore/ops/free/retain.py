@@ -138,7 +138,8 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only:
     looked_at, newest = _looked_at(context, run, last + _SPARE, every)
     now = datetime.now(UTC)
     made = _plan(context, policy, now, _history(context, now, looked_at), sure=True)
-    if sum(entry.relied_on and entry.info.name in newest for entry in made.entries) < last:  # some are damaged
+    counting = [entry for entry in made.entries if entry.relied_on and not entry.info.unhealthy]
+    if sum(entry.info.name in newest for entry in counting) < last:  # some are damaged or unhealthy
         return plan_retention(context, policy, run)
     return made
 
@@ -292,6 +293,13 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> Rete
             kept = [entry.info for entry in to_do.kept if entry.run == run]
             with ExitStack() as guarded:
                 guard = _hold_newest_valid(context, kept, guarded)
+                if guard is not None and guard.unhealthy:
+                    healthy = [info for info in kept if not info.unhealthy]
+                    has_healthy = _hold_newest_valid(context, healthy, guarded) is not None
+                    outcomes += [
+                        _stays_as_healthy(entry.info) for entry in going if not (has_healthy or entry.info.unhealthy)
+                    ]
+                    going = [entry for entry in going if has_healthy or entry.info.unhealthy]
                 outcomes += [_try_drop(context, entry, guard, undo_s) for entry in going]
     return RetentionReport(
         to_do,
@@ -316,6 +324,10 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
             return info
         lock.release()
     return None
+
+
+def _stays_as_healthy(info: CheckpointInfo) -> Skipped:
+    return Skipped(info, f"no healthy checkpoint of the run {info.run} that the plan keeps is still there and valid")
 
 
 def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> Skipped:

@@ -39,6 +39,8 @@ _OF_MANIFEST = (
     "message",
     "metrics",
     "metadata",
+    "unhealthy",
+    "unchanged",
 )
 
 

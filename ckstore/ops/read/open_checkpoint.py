@@ -17,6 +17,7 @@ from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Inside, Where
 from ckstore.model.brief import BriefList, brief
 from ckstore.model.manifest.files import FileSummary, summaries
+from ckstore.model.manifest.health import Health
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord
@@ -164,6 +165,11 @@ class OpenCheckpoint:
         """By how much compaction made these files smaller; 0: nothing of it is encoded."""
         manifest = self._directory.manifest
         return sum(blob.nbytes for blob in manifest.blobs) - manifest.kept_bytes
+
+    @property
+    def health(self) -> Health | None:
+        """How many values of its tensors are not finite, and which parts change; None: its save did not look."""
+        return self._directory.manifest.health
 
     def files(self) -> list[FileSummary]:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""

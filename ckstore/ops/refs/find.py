@@ -10,7 +10,7 @@ from typing import SupportsIndex, TypeVar
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
 from ckstore.model.best import Best
-from ckstore.model.checkpoint.refs import BEST, Ref, is_latest_valid, parse_ref, resolve
+from ckstore.model.checkpoint.refs import BEST, VERIFIED_KINDS, Ref, is_latest_valid, parse_ref, resolve
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.metric_names import Mode
@@ -38,7 +38,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         context.notices.run_was_open = False
         return _same(context, ref)
     parsed = in_one_run(context, parse_ref(text_of(ref)))
-    if parsed.kind == "latest-valid":
+    if parsed.kind in VERIFIED_KINDS:
         from ckstore.ops.refs.latest_valid import newest_valid
 
         return newest_valid(context, str(parsed))

@@ -1,15 +1,19 @@
-"""``latest-valid``: the newest checkpoint that is complete, not marked as damaged, and verifies when it is read."""
+"""``latest-valid``: the newest checkpoint that is complete, not marked as damaged, and verifies when it is read.
+
+``latest-healthy``: the same, without unhealthy checkpoints.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
-from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse
+from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import holders, peek
 from ckstore.fs.inside import Inside
-from ckstore.model.checkpoint.refs import newest_first, nothing_saved, parse_ref
+from ckstore.model.checkpoint.refs import VERIFIED_KINDS, newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs
@@ -17,6 +21,7 @@ from ckstore.objects.documents import marks
 from ckstore.ops.check.validity import open_checked, remember_damage
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, info_of
+from ckstore.ops.index.facts import sure
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.incomplete import Problem, incomplete, listed, newer_than, nothing_whole, repair_newer
 from ckstore.ops.refs.latest import in_one_run
@@ -32,13 +37,16 @@ Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
 def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched: bool) -> T:
     """Return what `take` makes of the newest valid checkpoint that `ref` asks for; it is open meanwhile."""
     # A checkpoint that turns out to be damaged, also while `take` reads it, is marked and passed over with a
-    # `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or to
-    # move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way. `ref`:
-    # ``latest-valid`` or ``RUN@latest-valid``. `take`: called with what the store says and the directory, open and
-    # complete; what it raises other than `DamagedBlob` passes on. `read_touched`: read blobs whose time says that a
-    # program wrote into them; `take` does not. Raises NoSuchRef: there is none; NoWholeCheckpoint: none is whole, and
-    # the message says what is wrong with each.
-    run = _run_of(context, ref)
+    # `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or
+    # to move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way. `ref`:
+    # ``latest-valid``, ``latest-healthy`` or one of them behind ``RUN@``. `take`: called with what the store says
+    # and the directory, open and complete; what it raises other than `DamagedBlob` passes on. `read_touched`: read
+    # blobs whose time says that a program wrote into them; `take` does not. Raises NoSuchRef: there is none;
+    # NoWholeCheckpoint: none is whole, and the message says what is wrong with each.
+    run, kind = _run_and_kind(context, ref)
+    if kind == "latest-healthy":
+        take = partial(_take_healthy, take)
+    unhealthy: list[CheckpointInfo] = []
     passed: list[Problem] = []
     deadline_s = time.monotonic() + LOCKED_S
     torn: set[CheckpointKey] = set()
@@ -48,9 +56,16 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         found = newest_first(infos(context, run, superseded=True))
     for info in found:
         try:
+            # Rule D: a row of the catalog alone passes over none.
+            if kind == "latest-healthy" and info.unhealthy and (known := sure(context, info)).unhealthy:
+                unhealthy.append(known)
+                continue
             taken = _take(context, info, take, deadline_s, read_touched=read_touched)
         except DamagedBlob as error:
             passed.append(Problem(info.name, error.message, info.order, info.key))
+            continue
+        except _Unhealthy as error:
+            unhealthy.append(error.info)
             continue
         except InUse as error:
             why = _why_locked(context.layout.checkpoint(info.key), error)
@@ -61,14 +76,31 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         passed += newer_than(info, incomplete(context, run))
         if passed:
             kinds = "damaged or locked" if any(other.problem.startswith(_LOCKED) for other in passed) else "damaged"
-            context.notices.problems["latest-valid"] = (
-                f"latest-valid is {info.name}, since newer checkpoints are {kinds}: {listed(passed)}"
+            context.notices.problems[kind] = (
+                f"{kind} is {info.name}, since newer checkpoints are {kinds}: {listed(passed)}"
             )
-            warn(context.notices.problems["latest-valid"])
+            warn(context.notices.problems[kind])
         else:
-            context.notices.problems.pop("latest-valid", None)
+            context.notices.problems.pop(kind, None)
         return taken
-    raise _none_left(context, run, passed)
+    if unhealthy and not passed:
+        msg = f"{ref}: each checkpoint is unhealthy, such as {unhealthy[0].name}: {unhealthy[0].unhealthy}"
+        raise NoSuchRef(msg, hint="latest-valid names the newest one that is whole")
+    raise _none_left(context, kind, run, passed)
+
+
+class _Unhealthy(Exception):
+    """The manifest of an open checkpoint says that it is unhealthy."""
+
+    def __init__(self, info: CheckpointInfo) -> None:
+        super().__init__(info.unhealthy)
+        self.info = info
+
+
+def _take_healthy(take: Take[T], info: CheckpointInfo, directory: CheckpointDirectory) -> T:
+    if info.unhealthy:
+        raise _Unhealthy(info)
+    return take(info, directory)
 
 
 def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: float, *, read_touched: bool) -> T:
@@ -128,16 +160,17 @@ def fill_from_newest_valid(
     return take_newest_valid(context, ref, take, read_touched=not verify)
 
 
-def _run_of(context: Context, ref: str) -> str | None:
-    """Return the run that a ref to the newest valid checkpoint means; None: the only one."""
+def _run_and_kind(context: Context, ref: str) -> tuple[str | None, str]:
+    """Return the run that a ref to the newest valid checkpoint means, None: the only one; and the kind of the ref."""
     parsed = in_one_run(context, parse_ref(ref))
-    if parsed.kind != "latest-valid":
+    if parsed.kind not in VERIFIED_KINDS:
         raise BadInput(f"{ref!r} is not a ref to the newest valid checkpoint")
-    return parsed.run
+    return parsed.run, parsed.kind
 
 
 def _current(context: Context, info: CheckpointInfo, directory: CheckpointDirectory) -> CheckpointInfo:
-    if info.id == directory.manifest_id:
+    health = directory.manifest.health
+    if info.id == directory.manifest_id and bool(info.unhealthy) == bool(health is not None and health.unhealthy):
         return info
     return info_of(context, directory.manifest, directory.manifest_id, key=info.key)  # its row was wrong
 
@@ -166,11 +199,11 @@ def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[
         raise DamagedBlob(damage[0].what, blob=damage[0].blob, names=damage[0].names)
 
 
-def _none_left(context: Context, run: str | None, passed: list[Problem]) -> CkstoreError:
+def _none_left(context: Context, kind: str, run: str | None, passed: list[Problem]) -> CkstoreError:
     everything = passed + incomplete(context, run)
     if everything and all(other.problem.startswith(_LOCKED) for other in everything):
-        return InUse(f"latest-valid: no checkpoint is free: {listed(everything)}", hint="try again when it has ended")
+        return InUse(f"{kind}: no checkpoint is free: {listed(everything)}", hint="try again when it has ended")
     if everything:
-        return nothing_whole("latest-valid", run, everything)
+        return nothing_whole(kind, run, everything)
     absence = f"there is no checkpoint of the run {run!r}" if run is not None else "the store has no checkpoints"
-    return nothing_saved(f"latest-valid: {absence}", run)
+    return nothing_saved(f"{kind}: {absence}", run)

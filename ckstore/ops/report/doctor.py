@@ -219,6 +219,9 @@ def _checkpoints(context: Context) -> Findings:
     listed = [info for info in every if not info.superseded]
     misplaced = [info for info in every if info.out_of_order]
     yield contents.check_order([context.notices.problems[order_problem(info)] for info in misplaced])
+    newest = {info.run: info for info in listed}
+    healthy = {info.run: info for info in listed if not info.unhealthy}
+    yield contents.check_health({run: (info, healthy.get(run)) for run, info in newest.items()})
     status = status_of(context, listed)
     if status is not None:
         yield contents.check_mirror(status)

@@ -13,6 +13,8 @@ from statistics import median
 from ckstore.model.brief import HtmlReport
 from ckstore.model.digest import short_id
 from ckstore.model.doctor.finding import age_words
+from ckstore.model.manifest.health import unchanged_text
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.event import Event
 from ckstore.model.reports.held import Holder
 from ckstore.model.saver.status import SaverStatus
@@ -160,6 +162,7 @@ def _overview(page: Page) -> str:
         ("Unused, gc frees it", size_text(used.unused_bytes)),
         ("Dropped, can be brought back", size_text(used.waiting_bytes)),
         ("Damaged checkpoints", str(sum(info.damaged for info in page.infos))),
+        ("Unhealthy checkpoints", str(sum(bool(info.unhealthy) for info in page.infos))),
     ]
     shown = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in facts)
     problems = "".join(f"<p class='bad'>{_text(one)}</p>" for one in page.problems)
@@ -312,7 +315,7 @@ def _checkpoints(page: Page) -> str:
             size_text(info.logical_bytes),
             size_text(info.new_bytes),
             metrics_text(info.metrics),
-            ", ".join(info.tags) + (" DAMAGED" if info.damaged else ""),
+            " ".join([", ".join(info.tags), *_marks(info)]).strip(),
             parent.name if (parent := by_id.get(info.parent or "")) and parent.run != info.run else "",
         )
         for info in shown
@@ -323,6 +326,14 @@ def _checkpoints(page: Page) -> str:
     table = _table(f"The newest {len(rows)} of {len(page.infos)}", head, rows, "  >>")
     details = f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>"
     return _section("Checkpoints", details, _superseded(page))
+
+
+def _marks(info: CheckpointInfo) -> list[str]:
+    """Return what is wrong with a checkpoint, in words."""
+    damaged = ["DAMAGED"] if info.damaged else []
+    unhealthy = [f"UNHEALTHY: {info.unhealthy}"] if info.unhealthy else []
+    unchanged = [f"{unchanged_text(info.unchanged)} unchanged"] if info.unchanged else []
+    return [*damaged, *unhealthy, *unchanged]
 
 
 def _superseded(page: Page) -> str:

@@ -101,6 +101,7 @@ class Page:
                     "alone": alone.get(info.id, 0),
                     "tags": list(info.tags),
                     "damaged": info.damaged,
+                    "unhealthy": bool(info.unhealthy),
                     "parent": by_id.get(info.parent or ""),
                     # NaN and infinity are not JSON, and a chart has no place for them.
                     "metrics": {name: value for name, value in info.metrics.items() if abs(value) < float("inf")},

@@ -46,6 +46,9 @@ WriteBlob = Callable[[memoryview, bool], Callable[[], str]]
 With the second argument, for the last blob, it may store all of it before it returns.
 """
 
+CountPieces = Callable[[memoryview, Sequence[tuple[ByteSource, str, int, int]]], None]
+"""Counts values that are not finite in a pack, whose pieces are given by source, digest, start and length."""
+
 _kept: list[memoryview] = []
 """Memory of the last small pack: to get it from the kernel again takes longer than to copy a pack of 3 MB."""
 _KEPT_MOST_BYTES = _LEAST_PACK_BYTES + _FIRST_OFFSET_BYTES
@@ -67,7 +70,11 @@ def aligned(nbytes: int) -> int:
 class Packer:
     """Collects pieces and writes them as packs; `places` says where each went, once `finish` has returned."""
 
-    def __init__(self, algorithm: Algorithm, write_blob: WriteBlob, pack_bytes: int) -> None:
+    def __init__(
+        self, algorithm: Algorithm, write_blob: WriteBlob, pack_bytes: int, count: CountPieces | None = None
+    ) -> None:
+        self._count = count
+        self._counted: list[tuple[ByteSource, str, int, int]] = []
         self.places: dict[str, PieceLocation] = {}
         self._algorithm = algorithm
         self._write_blob = write_blob
@@ -100,12 +107,17 @@ class Packer:
         # The buffer is used again: bytes of an earlier pack in the gap would change the digest of equal packs.
         self._pack[self._end : start] = bytes(start - self._end)
         self._entries.append((key, start, nbytes))
+        if self._count is not None:
+            self._counted.append((source, key.partition(KEY_MARK)[0], start, nbytes))
         self._end = stop
 
     def _flush(self, *, last: bool = False) -> None:
         if len(self._waiting) >= _PACKS_IN_FLIGHT:  # so that memory is bounded
             self._wait_for_first()
         if self._pack is not None:
+            if self._count is not None:
+                self._count(self._pack, self._counted)
+                self._counted = []
             wait = self._write_blob(self._pack[: self._end], last)
             self._waiting.append(_Waiting(wait, self._pack, self._end, self._entries))
             self._pack, self._end, self._entries = None, 0, []
@@ -159,11 +171,13 @@ def place_small(
     recheck: Recheck,
     compare: bool = False,
     devices: DeviceChunks | None = None,
+    count: CountPieces | None = None,
 ) -> Placed:
     """Store the bytes of small sources as pieces."""
     # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
     # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.
-    packer = Packer(context.algorithm, write_blob, _pack_bytes_for(sum(aligned(source.nbytes) for source in sources)))
+    pack_bytes = _pack_bytes_for(sum(aligned(source.nbytes) for source in sources))
+    packer = Packer(context.algorithm, write_blob, pack_bytes, count)
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}

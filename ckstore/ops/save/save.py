@@ -34,6 +34,7 @@ from ckstore.errors import (
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters
+from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import (
     MANIFEST_MAX_BYTES,
     NAMES_MOST_CHARS,
@@ -66,6 +67,7 @@ from ckstore.ops.pace import Laps
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
+from ckstore.ops.save.health import Judged, check_of, judged, lineage_of
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
@@ -164,7 +166,7 @@ def save_captured(
             reason = why_of(error)
             notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {reason}")
         recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
-        staged = _stage_captured(context, staging, captured, request, recheck)
+        staged = _stage_captured(context, staging, captured, request, recheck, health_share=checks().health_share)
         return replace(staged, least_sequence=checks().least_sequence)
 
     def create() -> Staging:
@@ -186,6 +188,7 @@ class Staged:
     kept_bytes: int | None = None
     counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for pieces
     least_sequence: int | None = None  # what the settings said of its number; None: they were not read for it
+    judged: Judged | None = None  # what is known of its tensors; None: they were not looked at
 
     def counters(self, staging: Staging, laps: Laps, retry_count: int) -> SaveCounters | None:
         """Return what a save did that made this."""
@@ -348,6 +351,8 @@ def _follow_up(  # noqa: PLR0917
     except OSError as error:
         notes.append(f"{info.name} is saved, but times of files could not be renewed: {why_of(error)}")
     notes += staged.warnings()
+    if own is not None and staged.judged is not None:
+        notes += staged.judged.warnings(manifest.name)
     # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
     notes += after_save(context, manifest.run, settings)
     if why_not_catalogued:
@@ -359,13 +364,21 @@ def _follow_up(  # noqa: PLR0917
 
 
 def _stage_captured(
-    context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck
+    context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck, *, health_share: float
 ) -> Staged:
+    description = with_parent(context, request)
+    before = lineage_of(context, request.run, description.parent) if health_share else None
     # Files may come from an adversary who chose their bytes so that digests collide.
     # Digests of a file are chosen by its writer, those of a state by the training: only the first can be made to
     # collide.
     stored = store_sources(
-        context, staging, captured.sources, recheck, compare=bool(captured.files), progress=request.progress
+        context,
+        staging,
+        captured.sources,
+        recheck,
+        compare=bool(captured.files),
+        progress=request.progress,
+        health=check_of(captured, CountedPieces() if before is None else before.counted, health_share),
     )
     # The look costs 4 to 8 µs a checkpoint, so in a large store it rests between saves (`DutyCycle`).
     expected_s = context.known.directories.known_count * _MARK_S
@@ -379,7 +392,10 @@ def _stage_captured(
     with python_gc_paused():
         texts = StateTexts.of(captured.leaves, captured.state)
         _check_names(captured.name_chars, texts)
-        draft = draft_of(context, captured, stored, texts, request.run, with_parent(context, request))
+        draft = draft_of(context, captured, stored, texts, request.run, description)
+        found = None if stored.found is None else judged(draft, stored.found, before, request.step)
+        if found is not None:
+            draft = replace(draft, health=found.lineage.health)
     recorded = [source.nbytes for source in captured.sources if isinstance(source, RecordedSource)]
     kept_bytes = sum(recorded) + stored.kept_bytes
     return Staged(
@@ -390,6 +406,7 @@ def _stage_captured(
         by_others=bool(captured.files),
         kept_bytes=kept_bytes,
         counted=stored.counted,
+        judged=found,
     )
 
 
@@ -416,6 +433,8 @@ def _publish(  # noqa: PLR0917
         staging.seal(data)
         # By its descriptor, before the rename: afterwards another process may have replaced the directory at that path.
         context.known.manifests.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
+        if staged.judged is not None:
+            context.known.remember_lineage(manifest.run, staged.judged.of_published(manifest, manifest_id))
         try:
             # A step that the store chose never counts as the same save, equal content or not (docs/adr/0003).
             rule: Rule = "taken" if request.step is None else request.if_exists

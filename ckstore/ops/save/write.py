@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import Counted, PieceLocation
     from ckstore.model.manifest.captured import ByteSource
+    from ckstore.model.manifest.lineage import CountedPieces
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
+    from ckstore.ops.save.health import HealthCheck
     from ckstore.ops.save.recheck import Recheck
     from ckstore.ops.save.recorded import DeviceChunks
     from ckstore.tensors.device.feed import DeviceReader
@@ -58,6 +60,7 @@ class Stored:
     reused_bytes: int  # bytes of the storages that needed no writing
     kept_bytes: int = 0  # bytes on devices that were not read
     counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for small pieces
+    found: CountedPieces | None = None  # how many values of its pieces are not finite; None: they were not counted
 
 
 @dataclass(slots=True)
@@ -95,6 +98,7 @@ def store_sources(
     *,
     compare: bool = False,
     progress: Progress | None = None,  # called with the bytes that are stored and those to be stored
+    health: HealthCheck | None = None,  # counts the values that are not finite; None: nobody wants to know
 ) -> Stored:
     """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones."""
     # `compare`: another person may have chosen the bytes: where the digest cannot rule that out, what the store has is
@@ -106,7 +110,7 @@ def store_sources(
         from ckstore.ops.save.recorded import DeviceChunks  # of the others no torch is needed
 
         devices = DeviceChunks(context, recheck.run, sources)
-    writer = _ChunkWriter(context, staging, recheck, devices, compare=compare)
+    writer = _ChunkWriter(context, staging, recheck, devices, health, compare=compare)
     small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
     try:
         chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
@@ -121,6 +125,7 @@ def store_sources(
             recheck=recheck,
             compare=compare,
             devices=devices,
+            count=None if health is None else health.found_in_pack,
         )
         # What follows judges hits and doubts as a whole, so no thread may still write or heal a blob.
         writer.finish(progress, sum(source.nbytes for source in sources))
@@ -134,6 +139,7 @@ def store_sources(
         # N1: what the manifest names must be in the staging directory before that is sealed. Before `stop`, which gives
         # away the buffers for reads from devices: a chunk that was given up is read again.
         writer.complete(blobs)
+        found = None if health is None else health.complete(storages)
     # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.
     except _Stopped as stopped:
         raise writer.first_error or stopped from None
@@ -154,6 +160,7 @@ def store_sources(
         reused_bytes=max(0, logical_bytes - written_bytes),
         kept_bytes=0 if devices is None else devices.claimed_bytes,
         counted=counted,
+        found=found,
     )
 
 
@@ -193,6 +200,10 @@ def collision(name: str) -> CannotStore:
     return CannotStore(name, reason, hint=hint)
 
 
+def _part_count(nbytes: int) -> int:
+    return max(1, -(-nbytes // _PART_BYTES))
+
+
 class _Stopped(Exception):
     """The work was not done, since other work of the save failed."""
 
@@ -201,9 +212,17 @@ class _ChunkWriter:
     """Threads that hash, claim and write blobs. Each has private memory for a part or a chunk, so it is bounded."""
 
     def __init__(
-        self, context: Context, staging: Staging, recheck: Recheck, devices: DeviceChunks | None, *, compare: bool
+        self,
+        context: Context,
+        staging: Staging,
+        recheck: Recheck,
+        devices: DeviceChunks | None,
+        health: HealthCheck | None,
+        *,
+        compare: bool,
     ) -> None:
         self.written_bytes = 0
+        self._health = health
         self._compare = compare
         self._devices = devices
         self._readers: list[DeviceReader] = []
@@ -333,7 +352,7 @@ class _ChunkWriter:
             return
         # Hashed in place: an unchanged chunk costs one pass over memory and no copy (docs/adr/0006).
         live = source.view(start, stop)
-        data, digest = self._copy(source, start, stop) if live is None else (live, self._context.algorithm.digest(live))
+        data, digest = self._copy(source, start, stop) if live is None else (live, self._digest(source, live))
         self._context.watch.hashed(len(data))
         is_first = digest == chunk.piece or self.is_first(digest)  # `_claim_known` was first, and could not claim it
         chunk.piece = chunk.blob = digest
@@ -366,7 +385,7 @@ class _ChunkWriter:
     def _claim_known(self, chunk: _Chunk, devices: DeviceChunks) -> bool:
         """Claim a chunk on a device that is as it was when it was last read; False if it is to be read."""
         digest = devices.known(chunk.source, chunk.start, chunk.stop)
-        if digest is None:
+        if digest is None or (self._health is not None and not self._health.knows(chunk.source, digest)):
             return False
         if not self.is_first(digest):
             self._skipped[digest] = chunk
@@ -480,37 +499,69 @@ class _ChunkWriter:
             # (docs/adr/0006).
             self._local.part = aligned_buffer(_PART_BYTES)
         running = self._context.algorithm.start()
+        counting = None if self._health is None else self._health.counting(chunk.source, _part_count(chunk.length))
         for at in range(chunk.start, chunk.stop, _PART_BYTES):
             stop = min(at + _PART_BYTES, chunk.stop)
             part: memoryview = self._local.part[: stop - at]
             chunk.source.read_into(at, stop, part)
             running.update(part)
+            if counting is not None:
+                counting.part(part)
             yield part
         # The bytes given to the disk are not those that were hashed: under this name no verification would accept them.
         if self._context.algorithm.digest_of_parts(running) != chunk.piece:
             raise state_changed(chunk.source.name)
+        if counting is not None:
+            counting.end(chunk.piece)
+
+    def _digest(self, source: ByteSource, live: memoryview) -> str:
+        """Return the digest of bytes in hand, and count what is not finite in those that are written as they lie."""
+        counting = None
+        if self._health is not None and isinstance(source, BytesSource):
+            counting = self._health.counting_new(source, _part_count(len(live)))
+        if counting is None:
+            return self._context.algorithm.digest(live)
+        running = self._context.algorithm.start()
+        for at in range(0, len(live), _PART_BYTES):
+            part = live[at : at + _PART_BYTES]
+            running.update(part)
+            counting.part(part)
+        digest = self._context.algorithm.digest_of_parts(running)
+        counting.end(digest)
+        return digest
 
     def _copy(self, source: ByteSource, start: int, stop: int) -> tuple[memoryview, str]:
         """Copy to private memory, valid until this thread's next copy; return it and its digest."""
         # Each part is hashed while the processor's cache still has it.
         algorithm = self._context.algorithm
         running = algorithm.start()
+        counting = None if self._health is None else self._health.counting_new(source, _part_count(stop - start))
+        for part in self._copied_parts(source, start, stop):
+            running.update(part)
+            if counting is not None:
+                counting.part(part)
+        digest = algorithm.digest_of_parts(running)
+        if counting is not None:
+            counting.end(digest)
         if source.on_device:
-            reader = self._reader()
-            for part in reader.parts(cast("DeviceSource", source), start, stop, _PART_BYTES):
-                running.update(part)
-            digest = algorithm.digest_of_parts(running)
             if self._devices is not None:
                 self._devices.read(source, start, stop, digest)
-            return reader.whole(stop - start), digest
+            return self._reader().whole(stop - start), digest
+        copy: memoryview = self._local.buffer[: stop - start]
+        return copy, digest
+
+    def _copied_parts(self, source: ByteSource, start: int, stop: int) -> Iterator[memoryview]:
+        """Copy to private memory part by part; all of it is there in the end."""
+        if source.on_device:
+            yield from self._reader().parts(cast("DeviceSource", source), start, stop, _PART_BYTES)
+            return
         if not hasattr(self._local, "buffer"):
             self._local.buffer = aligned_buffer(self._context.settings.chunk_bytes)
         copy: memoryview = self._local.buffer[: stop - start]
         for at in range(0, len(copy), _PART_BYTES):
             part = copy[at : at + _PART_BYTES]
             source.read_into(start + at, start + at + len(part), part)
-            running.update(part)
-        return copy, algorithm.digest_of_parts(running)
+            yield part
 
     def _reader(self) -> DeviceReader:
         if not hasattr(self._local, "reader"):

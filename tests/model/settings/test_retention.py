@@ -92,7 +92,11 @@ def histories(draw: st.DrawFn) -> list[Candidate]:
         )
         found.append(
             Candidate(
-                info=replace(info, id=f"xxh3-{len(found):032x}"),
+                info=replace(
+                    info,
+                    id=f"xxh3-{len(found):032x}",
+                    unhealthy=draw(st.sampled_from(["", "", "w has 1 NaN value"])),
+                ),
                 tags=draw(st.sampled_from([(), (), (), ("good",)])),
                 pins=draw(st.sampled_from([(), (), (), ("paper",)])),
                 in_use=draw(st.sampled_from([False, False, False, True])),
@@ -127,6 +131,8 @@ def test_no_policy_drops_what_is_protected(policy: dict[str, Any], history: list
         valid = sorted((c for c in group if c.valid), key=lambda c: c.info.order)
         if valid:
             assert valid[-1].info.name not in gone
+            healthy = [c.info.name for c in valid if c.healthy]
+            assert not healthy or healthy[-1] not in gone
         else:
             assert not {c.info.name for c in group} & gone
     whole = sorted((c for c in history if c.valid), key=lambda c: c.info.order)
@@ -234,6 +240,57 @@ def test_keep_last_keeps_so_many_whole_ones_of_each_run(count: int, history: lis
     for run in {c.info.run for c in history}:
         whole = sorted((c for c in history if c.info.run == run and c.valid), key=lambda c: c.info.order)
         assert {c.info.name for c in whole[-count:]} <= result
+        assert {c.info.name for c in [c for c in whole if c.healthy][-count:]} <= result
+
+
+@pytest.mark.property
+@given(policy=POLICIES, history=histories())
+def test_no_unhealthy_checkpoint_takes_the_place_of_a_healthy_one(
+    policy: dict[str, Any], history: list[Candidate]
+) -> None:
+    healthy = [c for c in history if c.healthy]
+    runs = {c.info.run for c in healthy if c.valid}
+
+    together = kept(plan(RetentionPolicy(**policy), history, NOW))
+
+    alone = kept(plan(RetentionPolicy(**policy), healthy, NOW))
+    assert {name for name in alone if name.partition("@")[0] in runs} <= together
+
+
+@pytest.mark.property
+@given(count=st.integers(1, 4), history=histories())
+def test_with_unhealthy_checkpoints_a_rule_keeps_at_most_twice_as_many(count: int, history: list[Candidate]) -> None:
+    plain = [replace(c, tags=(), pins=(), in_use=False, doubt="", damage="") for c in history]
+
+    result = kept(plan(RetentionPolicy(keep_last=count), plain, NOW))
+
+    for run in {c.info.run for c in plain}:
+        assert sum(name.startswith(f"{run}@") for name in result) <= 2 * count
+
+
+def test_three_healthy_then_three_unhealthy_leave_two_of_each() -> None:
+    history = [
+        Candidate(replace(info_of(step, step, loss=1.0 / step), unhealthy="w has 1 NaN value" if step > 3 else ""))
+        for step in range(1, 7)
+    ]
+
+    result = plan(RetentionPolicy(keep_last=2, keep_best=Best("loss", "min")), history, NOW)
+
+    assert kept(result) == {"main@2", "main@3", "main@5", "main@6"}
+    assert "takes no healthy one's place" in str(result.entries[-1])
+    assert "it is unhealthy, so it is not the best by loss" in str(result.entries[3])
+
+
+def test_above_a_budget_unhealthy_checkpoints_go_first_and_the_newest_healthy_one_stays() -> None:
+    history = [
+        Candidate(
+            replace(info_of(step, step), unhealthy="w has 1 NaN value" if step > 2 else ""), blobs={f"blob{step}": 10}
+        )
+        for step in range(1, 6)
+    ]
+
+    assert kept(plan(RetentionPolicy(max_bytes=30), history, NOW)) == {"main@1", "main@2", "main@5"}
+    assert kept(plan(RetentionPolicy(max_bytes=10), history, NOW)) == {"main@2", "main@5"}
 
 
 @pytest.mark.property
@@ -246,7 +303,9 @@ def test_what_is_dropped_is_never_better_than_what_is_kept_as_best(best: Best, h
         values = {
             c.info.name: sign * c.info.metrics[best.metric]
             for c in history
-            if c.info.run == run and c.valid and not math.isnan(c.info.metrics.get(best.metric, math.nan))
+            if c.info.run == run
+            and (c.valid and c.healthy)
+            and not math.isnan(c.info.metrics.get(best.metric, math.nan))
         }
         stays = sorted(values[name] for name in kept(result) & values.keys())
         goes = [values[name] for name in dropped(result) & values.keys()]

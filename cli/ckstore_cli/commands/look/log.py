@@ -55,7 +55,9 @@ def log(  # noqa: PLR0917 - one for each option
 
     SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
     marks a checkpoint in which a read or ckstore verify found damage, compacted one
-    that takes less space by now: ckstore show says how much. Checkpoints are listed
+    that takes less space by now: ckstore show says how much. UNHEALTHY marks one
+    whose tensors have NaN, or infinite values that they did not always have, and
+    unchanged one that has a part which no longer changes. Checkpoints are listed
     in the order in which they were saved, even if a run went back to an earlier
     step. A step that was saved again is listed once; --all also lists its
     superseded checkpoints. In a pipe each checkpoint is one line.
@@ -172,10 +174,11 @@ def _about(info: CheckpointInfo) -> list[str]:
     """Return what only some checkpoints have: metrics, tags, the first line of the message."""
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
-    damaged = "DAMAGED" if info.damaged else ""
+    found = ("DAMAGED" if info.damaged else "", "UNHEALTHY" if info.unhealthy else "")
     where = (
+        "unchanged" if info.unchanged else "",
         "elsewhere" if info.elsewhere else "",
         "compacted" if info.compacted else "",
         "superseded" if info.superseded else "",
     )
-    return [part for part in (damaged, *where, metrics_text(info.metrics), tags, printable(message)) if part]
+    return [part for part in (*found, *where, metrics_text(info.metrics), tags, printable(message)) if part]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import AmbiguousRef, NoSuchRef
+from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, share_text, time_text
@@ -123,6 +124,10 @@ def _state(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
         yield "superseded", f"YES: {info.name} names a newer checkpoint; this one is named by its id and its tags"
     if info.damaged:
         yield "damaged", f"YES: ckstore verify {info.ref} says what, and --repair heals what has a right copy"
+    if info.unhealthy:
+        yield "unhealthy", f"YES: {info.unhealthy}; latest-healthy names the newest checkpoint that is not"
+    if info.unchanged:
+        yield "unchanged", f"{unchanged_text(info.unchanged)} no longer changes while the step advances"
     if info.elsewhere:
         at = f"at {' and '.join(info.remotes)}" if info.remotes else "at a remote"
         yield "elsewhere", printable(f"{at}: reads fetch its bytes, ckstore pull brings them back")

@@ -1,0 +1,108 @@
+"""Count the values in a buffer that are not finite: NaN and infinities, by the bits of each format of numbers.
+
+Nothing is converted: most buffers have no such value, and two passes for the greatest integer among their bits say so.
+Sizes of the passes and their cost: docs/adr/0033-health.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ckstore.model.manifest.health import FINITE, NonFiniteCount
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# The first pass brings it into the processor's cache for the second one.
+_WINDOW_BYTES = 2**20
+
+
+@cache
+def _integers(item_bytes: int) -> tuple[Any, Any]:
+    """Return the types of integers of that size, without a sign and with one."""
+    import numpy as np
+
+    return np.dtype(f"<u{item_bytes}"), np.dtype(f"<i{item_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class FloatForm:
+    """How a format of numbers writes what is not finite."""
+
+    name: str
+    item_bytes: int
+    # Its bits without the sign: the least that is not finite, and infinity (0: it has none).
+    least: int = 0
+    infinity: int = 0
+    # The only bits, sign included, that are not a number, where a format has just one NaN; `least` is not used then.
+    only_nan: int = 0
+
+    def has_nonfinite(self, data: memoryview) -> bool:
+        """Whether a value in `data` is not finite."""
+        return any(self._suspects(window) for window in self._windows(data))
+
+    def count(self, data: memoryview) -> NonFiniteCount:
+        """Return how many values in `data`, whole values one after another, are not finite."""
+        found = FINITE
+        for window in self._windows(data):
+            if self._suspects(window):
+                found = found.plus(self._count(window))
+        return found
+
+    def _bits(self, data: memoryview) -> Any:
+        import numpy as np
+
+        return np.frombuffer(data, _integers(self.item_bytes)[0])
+
+    def _windows(self, data: memoryview) -> Iterator[Any]:
+        for at in range(0, len(data), _WINDOW_BYTES):
+            yield self._bits(data[at : at + _WINDOW_BYTES])
+
+    def _suspects(self, bits: Any) -> bool:
+        signed = bits.view(_integers(self.item_bytes)[1])
+        sign = 1 << (8 * self.item_bytes - 1)
+        if self.only_nan == sign:
+            return bool(signed.min() == -sign)
+        if self.only_nan:
+            return bool(bits.max() == self.only_nan)
+        # Of numbers with a sign the greatest bits are those of the greatest positive value; without one, of the
+        # smallest negative value.
+        return bool(signed.max() >= self.least or bits.max() >= sign + self.least)
+
+    def _count(self, bits: Any) -> NonFiniteCount:
+        import numpy as np
+
+        if self.only_nan:
+            return NonFiniteCount(int(np.count_nonzero(bits == self.only_nan)))
+        size = bits & ((1 << (8 * self.item_bytes - 1)) - 1)
+        inf = int(np.count_nonzero(size == self.infinity)) if self.infinity else 0
+        return NonFiniteCount(int(np.count_nonzero(size >= self.least)) - inf, inf)
+
+
+_HALF = FloatForm("float16", 2, 0x7C00, 0x7C00)
+_SINGLE = FloatForm("float32", 4, 0x7F800000, 0x7F800000)
+_DOUBLE = FloatForm("float64", 8, 0x7FF0000000000000, 0x7FF0000000000000)
+
+FORMS: Mapping[str, FloatForm] = {
+    "float16": _HALF,
+    "bfloat16": FloatForm("bfloat16", 2, 0x7F80, 0x7F80),
+    "float32": _SINGLE,
+    "float64": _DOUBLE,
+    # A complex number counts as two values.
+    "complex32": _HALF,
+    "complex64": _SINGLE,
+    "complex128": _DOUBLE,
+    "float8_e5m2": FloatForm("float8_e5m2", 1, 0x7C, 0x7C),
+    "float8_e4m3fn": FloatForm("float8_e4m3fn", 1, 0x7F),
+    "float8_e4m3fnuz": FloatForm("float8_e4m3fnuz", 1, only_nan=0x80),
+    "float8_e5m2fnuz": FloatForm("float8_e5m2fnuz", 1, only_nan=0x80),
+    "float8_e8m0fnu": FloatForm("float8_e8m0fnu", 1, only_nan=0xFF),
+    "<f2": _HALF,
+    "<f4": _SINGLE,
+    "<f8": _DOUBLE,
+    "<c8": _SINGLE,
+    "<c16": _DOUBLE,
+}
+"""By the dtype of a leaf. Others hold integers, packed values, or bytes in another order, and are not counted."""

@@ -1,0 +1,153 @@
+"""Whether a training is well, as far as a checkpoint tells: values that are not finite, and parts that stand still.
+
+Source: docs/format/v1.md, "Health"; why these rules: docs/adr/0033-health.md. Values are counted by `codecs/nonfinite`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ckstore.model.canonical import SAFE_INT
+from ckstore.model.document import refuse
+from ckstore.model.words import counted, named
+
+_STILL_LEAST = 2  # a training that ends with an equal checkpoint is no fault; the second one in a row may be
+_NAME_MOST = 200
+
+
+class NonFiniteCount(NamedTuple):
+    """How many values are not finite."""
+
+    nan: int = 0
+    inf: int = 0
+
+    def plus(self, other: NonFiniteCount) -> NonFiniteCount:
+        """Return the sum of both."""
+        return NonFiniteCount(self.nan + other.nan, self.inf + other.inf)
+
+
+FINITE = NonFiniteCount()
+
+
+class NonFinite(NamedTuple):
+    """A tensor with values that are not finite.
+
+    Attributes:
+        name: Its name in the state. Tensors that share memory are counted together, by the name of the first.
+        nan: How many values are NaN; a complex number is two values.
+        inf: How many are infinite.
+        usual_inf: How many were infinite when the tensor was first saved in this line of parents, as in a mask.
+    """
+
+    name: str
+    nan: int
+    inf: int
+    usual_inf: int
+
+    @property
+    def is_sick(self) -> bool:
+        """Whether that is a sign that the training has diverged."""
+        return self.nan > 0 or self.inf > self.usual_inf
+
+    def __str__(self) -> str:
+        counts = [f"{self.nan} NaN"] * (self.nan > 0) + [f"{self.inf} infinite"] * (self.inf > 0)
+        many = "value" if self.nan + self.inf == 1 else "values"
+        return f"{named(self.name)[:_NAME_MOST]} has {' and '.join(counts)} {many}"
+
+
+class Stillness(NamedTuple):
+    """How a part of a state, a value at its top level, has changed along its line of parents.
+
+    Attributes:
+        now: In how many checkpoints in a row all its tensors equal those of the parent, while the step advanced.
+        longest: The longest such row that has ended with a change; -1 if the part has never changed.
+    """
+
+    now: int = 0
+    longest: int = -1
+
+    def then(self, *, equal: bool, advanced: bool) -> Stillness:
+        """Return that of a child, whose tensors are equal or not, at a step that advanced or not."""
+        if not equal:
+            return Stillness(0, max(self.longest, self.now))
+        return self._replace(now=self.now + advanced)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a save found in the tensors of a checkpoint; only tensors of floating point numbers count.
+
+    Attributes:
+        nonfinite: The tensors with values that are not finite, in the order of the state.
+        parts: Each part that has such tensors, by its key; those at the top level itself have the key "".
+    """
+
+    nonfinite: tuple[NonFinite, ...] = ()
+    parts: Mapping[str, Stillness] = field(default_factory=dict)
+
+    @property
+    def sick(self) -> tuple[NonFinite, ...]:
+        """The tensors that make the checkpoint unhealthy."""
+        return tuple(one for one in self.nonfinite if one.is_sick)
+
+    @property
+    def unhealthy(self) -> str:
+        """Why the checkpoint is unhealthy, as a sentence; empty if it is not."""
+        sick = self.sick
+        if not sick:
+            return ""
+        more = f", and {counted(len(sick) - 1, 'more tensor')}" if len(sick) > 1 else ""
+        return f"{sick[0]}{more}"
+
+    @property
+    def unchanged(self) -> tuple[str, ...]:
+        """The parts that no longer change, although they should; sorted."""
+        # A frozen part never changes, and an average that is updated seldom pauses: neither is a fault. Where nothing
+        # at all changes, no such part explains it.
+        if self.parts and all(part.now >= _STILL_LEAST for part in self.parts.values()):
+            return tuple(sorted(self.parts))
+        stuck = (
+            key
+            for key, part in self.parts.items()
+            if part.longest >= 0 and part.now >= max(_STILL_LEAST, part.longest + 1)
+        )
+        return tuple(sorted(stuck))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the member ``health`` of a manifest."""
+        parts = {key: list(part) for key, part in self.parts.items()}
+        return {"nonfinite": [list(one) for one in self.nonfinite], "parts": parts}
+
+
+def unchanged_text(parts: Collection[str]) -> str:
+    """Return the parts that no longer change in words."""
+    shown = [named(key) for key in parts]
+    return f"{', '.join(shown[:3])}{f' and {len(shown) - 3} more' if len(shown) > 3 else ''}"
+
+
+def read_health(value: object, where: str) -> Health:
+    """Return the health that a manifest says."""
+    if type(value) is not dict or type(value.get("nonfinite")) is not list or type(value.get("parts")) is not dict:
+        refuse(where, "health", "an object with nonfinite and parts", value)
+    found = []
+    for item in value["nonfinite"]:
+        if type(item) is not list or len(item) != 4 or type(item[0]) is not str or not all(map(_is_count, item[1:])):
+            refuse(where, "health: nonfinite", "[name, NaN, infinite, usually infinite]", item)
+        found.append(NonFinite(*item))
+    parts = {}
+    for key, item in value["parts"].items():
+        if (
+            type(item) is not list
+            or len(item) != 2
+            or not _is_count(item[0])
+            or not (item[1] == -1 or _is_count(item[1]))
+        ):
+            refuse(where, "health: parts", "[number, number or -1]", item)
+        parts[key] = Stillness(*item)
+    return Health(tuple(found), parts)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= SAFE_INT
