@@ -49,6 +49,9 @@ from ckstore.model.doctor.finding import DoctorFinding as DoctorFinding
 from ckstore.model.doctor.finding import DoctorReport as DoctorReport
 from ckstore.model.manifest.files import FileChange as FileChange
 from ckstore.model.manifest.files import FileSummary as FileSummary
+from ckstore.model.manifest.health import Health as Health
+from ckstore.model.manifest.health import NonFinite as NonFinite
+from ckstore.model.manifest.health import Stillness as Stillness
 from ckstore.model.manifest.info import CheckpointInfo as CheckpointInfo
 from ckstore.model.manifest.info import Note as Note
 from ckstore.model.manifest.info import RunSummary as RunSummary

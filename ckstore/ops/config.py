@@ -218,7 +218,7 @@ class StoreConfig:
 
     A share below 1 is of tensors above 2 MiB: of each at least 2 MiB of every chunk are looked at, in each save other
     ones, and where such a value is found all of the tensor is counted. `CheckpointInfo.unhealthy` and
-    `CheckpointInfo.unchanged` say what was found; with 0 neither is known. Default: 0.125.
+    `CheckpointInfo.unchanged` say what was found; with 0 neither is known. Default: 0.0625.
     """
 
     grace_s = _plain(config_file.GRACE_S)

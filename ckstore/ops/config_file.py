@@ -109,7 +109,7 @@ MIRROR_KEEP = Setting("mirror_keep", 3, "a whole number from 0 to 10000", _whole
 LEAST_SEQUENCE = Setting("least_sequence", 0, f"a whole number from 0 to {MAX_SEQUENCE}", _whole(0, MAX_SEQUENCE))
 CACHE_BYTES: Setting[int | None] = Setting("cache_bytes", None, "a whole number of bytes, 0 or more", _whole(0, 2**53))
 # More is more than 5 % of the time that a save takes of a processor: docs/adr/0033-health.md.
-HEALTH_SHARE = Setting("health_share", 0.125, "a number from 0 to 1", _number(0, 1))
+HEALTH_SHARE = Setting("health_share", 0.0625, "a number from 0 to 1", _number(0, 1))
 # Off until asked for: what was compacted needs an extra to be read.
 COMPACT_AFTER: Setting[float | str | None] = Setting(
     "compact_after", None, "a duration such as '12h', or seconds", _is_duration

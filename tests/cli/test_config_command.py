@@ -29,6 +29,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "recheck  --share 0.005",
         "retry  --count 2",
         "failures  off: a save that fails ends the training",
+        "health  --share 0.0625",
         "undo  off: what is dropped is freed at once",
         "grace  --time 1h",
         "evaluation  --time 1h",
@@ -50,6 +51,7 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
         "recheck_share": 0.005,
         "save_retries": 2,
         "on_failed_save": "raise",
+        "health_share": 0.0625,
         "undo_by_hand_s": 0,
         "undo_by_rule_s": 0,
         "grace_s": 3600,
@@ -86,6 +88,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
     run("config", "recheck", "--share", "0.25", "--store", path)
     run("config", "retry", "--count", "5", "--time", "10m", "--store", path)
     run("config", "failures", "--on", "--count", "9", "--store", path)
+    run("config", "health", "--share", "1", "--store", path)
     said = run("config", "--store", path)
 
     assert said.stdout.splitlines() == [
@@ -96,6 +99,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "recheck  --share 0.25",
         "retry  --count 5 --time 10m",
         "failures  on --count 9",
+        "health  --share 1",
         "undo  off: what is dropped is freed at once",
         "grace  --time 90m",
         "evaluation  --time 2h",
@@ -125,6 +129,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "make-room",
         "read-back",
         "recheck",
+        "health",
         "grace",
         "evaluation",
         "shared",
@@ -144,15 +149,18 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
             0,
             "raise",
         )
+        assert store.config.health_share == 0
     for setting in ("shared", "threads"):
         run("config", setting, "--auto", "--store", path)
     run("config", "recheck", "--on", "--store", path)
+    run("config", "health", "--on", "--store", path)
     run("config", "grace", "--on", "--store", path)
     run("config", "evaluation", "--on", "--store", path)
     with Store.open(path) as store:
         assert (store.config.recheck_share, store.config.grace_s, store.config.shared) == (0.005, 3600, None)
         assert store.config.evaluation_patience_s == 3600
         assert store.config.threads is None
+        assert store.config.health_share == 0.0625
 
 
 @pytest.mark.parametrize(
@@ -164,6 +172,7 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["make-room", "--keep-last", "3", "--off"], "make-room needs rules, or --off"),
         (["read-back", "--on", "--keep-last", "3"], "read-back is either --on or --off"),
         (["recheck", "--on", "--share", "0.5"], "recheck is --on, --off, or has a --share"),
+        (["health", "--on", "--share", "0.5"], "health is --on, --off, or has a --share"),
         (["recheck", "--share", "2"], "share must be a number from 0 to 1, got 2.0"),
         (["recheck", "--share", "nan"], "share must be a number from 0 to 1, got nan"),
         (["read-back", "--on", "--share", "0.5"], "read-back has no --share"),
@@ -234,6 +243,7 @@ def test_a_run_has_a_policy_of_its_own_and_the_store_a_budget(run: Run, path: Pa
         ("recheck", ["recheck_share"]),
         ("retry", ["save_retries", "wait_for_space_s"]),
         ("failures", ["on_failed_save", "failed_saves_most"]),
+        ("health", ["health_share"]),
         ("undo", ["undo_by_hand_s", "undo_by_rule_s"]),
         ("grace", ["grace_s"]),
         ("shared", ["shared"]),

@@ -117,6 +117,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "make_room": lambda store: store.config.make_room,
     "read_back": lambda store: store.config.read_back,
     "recheck_share": lambda store: store.config.recheck_share,
+    "health_share": lambda store: store.config.health_share,
     "grace_s": lambda store: store.config.grace_s,
     "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
     "verify": lambda store: store.verify(),

@@ -11,6 +11,7 @@ from ckstore.errors import NewerFormat
 from ckstore.model.checkpoint.tag import TagTarget, parse_tag, tag_text
 from ckstore.model.digest import ALGORITHMS, is_digest
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
+from ckstore.model.manifest.health import Health
 from ckstore.model.manifest.manifest import (
     BlobRecord,
     Description,
@@ -108,11 +109,15 @@ def test_the_forms_of_a_tag_on_the_page_are_those_that_are_read() -> None:
 
 def test_the_table_of_the_manifest_names_exactly_what_is_written() -> None:
     uneven = StorageRecord(6, (Extent("xxh3-0", 0, 0, 5), Extent("xxh3-0", 0, 5, 1)))
-    of_ranks = replace(a_manifest(), ranks=Ranks(1, "", ("host",)), storages=(uneven,))
+    of_ranks = replace(a_manifest(), ranks=Ranks(1, "", ("host",)), storages=(uneven,), health=Health())
     body = json.loads(render(of_ranks, ALGORITHMS["xxh3_128"])[1])["manifest"]
     table = section("manifest.json").partition("| member of `M` |")[2]
 
     assert first_column(table) == set(body)
+
+
+def test_the_table_of_health_names_exactly_what_is_written() -> None:
+    assert first_column(section("Health")) == set(Health().to_json())
 
 
 def test_the_table_of_leaves_names_exactly_what_is_written() -> None:

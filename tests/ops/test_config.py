@@ -13,6 +13,7 @@ OTHER_VALUES: dict[str, tuple[Any, Any]] = {  # the default, and another value
     "make_room": (None, RetentionPolicy(keep_every=1000)),
     "read_back": (False, True),
     "recheck_share": (0.005, 0.25),
+    "health_share": (0.0625, 1),
     "grace_s": (3600.0, 60.0),
     "evaluation_patience_s": (3600.0, 60.0),
     "shared": (None, False),

@@ -6,15 +6,17 @@ Source: docs/format/v1.md, "Health"; why these rules: docs/adr/0033-health.md. V
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ckstore.model.brief import brief
 from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import refuse
-from ckstore.model.words import counted, named
+from ckstore.model.words import counted, named, some_of
 
 _STILL_LEAST = 2  # a training that ends with an equal checkpoint is no fault; the second one in a row may be
 _NAME_MOST = 200
+_PARTS_SHOWN = 3
 
 
 class NonFiniteCount(NamedTuple):
@@ -31,7 +33,9 @@ class NonFiniteCount(NamedTuple):
 FINITE = NonFiniteCount()
 
 
-class NonFinite(NamedTuple):
+@brief()
+@dataclass(frozen=True, slots=True)
+class NonFinite:
     """A tensor with values that are not finite.
 
     Attributes:
@@ -57,7 +61,9 @@ class NonFinite(NamedTuple):
         return f"{named(self.name)[:_NAME_MOST]} has {' and '.join(counts)} {many}"
 
 
-class Stillness(NamedTuple):
+@brief()
+@dataclass(frozen=True, slots=True)
+class Stillness:
     """How a part of a state, a value at its top level, has changed along its line of parents.
 
     Attributes:
@@ -72,9 +78,13 @@ class Stillness(NamedTuple):
         """Return that of a child, whose tensors are equal or not, at a step that advanced or not."""
         if not equal:
             return Stillness(0, max(self.longest, self.now))
-        return self._replace(now=self.now + advanced)
+        return replace(self, now=self.now + advanced)
+
+    def __str__(self) -> str:
+        return f"equal to its parent's for {counted(self.now, 'checkpoint')} in a row"
 
 
+@brief()
 @dataclass(frozen=True, slots=True)
 class Health:
     """What a save found in the tensors of a checkpoint; only tensors of floating point numbers count.
@@ -115,16 +125,21 @@ class Health:
         )
         return tuple(sorted(stuck))
 
+    def __str__(self) -> str:
+        unhealthy = f"unhealthy: {self.unhealthy}" if self.unhealthy else "healthy"
+        return f"{unhealthy}; unchanged: {unchanged_text(self.unchanged)}" if self.unchanged else unhealthy
+
     def to_json(self) -> dict[str, Any]:
         """Return it as the member ``health`` of a manifest."""
-        parts = {key: list(part) for key, part in self.parts.items()}
-        return {"nonfinite": [list(one) for one in self.nonfinite], "parts": parts}
+        parts = {key: [part.now, part.longest] for key, part in self.parts.items()}
+        found = [[one.name, one.nan, one.inf, one.usual_inf] for one in self.nonfinite]
+        return {"nonfinite": found, "parts": parts}
 
 
 def unchanged_text(parts: Collection[str]) -> str:
     """Return the parts that no longer change in words."""
-    shown = [named(key) for key in parts]
-    return f"{', '.join(shown[:3])}{f' and {len(shown) - 3} more' if len(shown) > 3 else ''}"
+    shown = [named(key)[:_NAME_MOST] for key in parts]
+    return " and ".join(shown) if len(shown) < _PARTS_SHOWN else some_of(shown, _PARTS_SHOWN)
 
 
 def read_health(value: object, where: str) -> Health:

@@ -130,7 +130,7 @@ class HealthCheck:
                     counts[key] = found
                 at += extent.length
             whole = (_pieces(storage), form.name)
-            # Of what an earlier checkpoint has, and nobody read, only the sum may be known.
+            # Of a storage that was taken over unread only the sum may be known.
             if not can_read and (known := self._known.get(whole)) is not None:
                 counts[whole] = known
             if is_settled:
@@ -234,7 +234,7 @@ class Judged:
                 f"{name} is unhealthy: {health.unhealthy}; latest-healthy names the newest one that is healthy"
             )
         if new := [key for key in health.unchanged if key not in old.unchanged]:
-            count = max(health.parts[key].now for key in new)
+            count = min(health.parts[key].now for key in new)
             found.append(
                 f"{name} has the same {unchanged_text(new)} as the {count} checkpoints before it, while the step "
                 "advances: does the training still change what is saved?"

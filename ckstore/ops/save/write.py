@@ -98,7 +98,7 @@ def store_sources(
     *,
     compare: bool = False,
     progress: Progress | None = None,  # called with the bytes that are stored and those to be stored
-    health: HealthCheck | None = None,  # counts the values that are not finite; None: nobody wants to know
+    health: HealthCheck | None = None,  # counts the values that are not finite; None: they are not counted
 ) -> Stored:
     """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones."""
     # `compare`: another person may have chosen the bytes: where the digest cannot rule that out, what the store has is

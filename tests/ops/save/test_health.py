@@ -191,7 +191,7 @@ def test_nan_in_the_first_save_is_unhealthy(store: Store) -> None:
     assert store.save({"w": broken(1)}).unhealthy == "w has 1 NaN value"
 
 
-def test_the_first_unhealthy_save_is_a_warning_and_the_next_ones_are_none(store: Store) -> None:
+def test_the_first_unhealthy_save_is_a_warning_and_the_next_ones_have_no_warning(store: Store) -> None:
     said = [
         store.save({"w": broken(step) if step in (2, 3, 5) else weights(step)}, step=step).warnings for step in range(6)
     ]
@@ -236,7 +236,7 @@ def test_equal_content_has_an_equal_digest_with_and_without_health(store: Store)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, True, "all"])
-def test_a_share_that_is_none_is_refused(store: Store, share: Any) -> None:
+def test_a_share_outside_its_range_is_refused(store: Store, share: Any) -> None:
     with pytest.raises(ValueError, match="health_share must be a number from 0 to 1"):
         store.config.health_share = share
 
@@ -276,7 +276,7 @@ def test_the_same_step_again_and_integers_that_stay_count_for_nothing(store: Sto
         assert store.save({"w": weights(step), "ids": torch.arange(9)}, step=step).unchanged == ()
 
 
-# ----------------------------------------------------------------------------------------- who meets it
+# -------------------------------------------------------------------------------------------- other acts
 
 
 def test_latest_healthy_is_the_newest_that_is_healthy_and_whole(store: Store) -> None:

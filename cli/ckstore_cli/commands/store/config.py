@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.settings.retention import Budget, RetentionPolicy
 
-RETENTION, MAKE_ROOM, READ_BACK, RECHECK = "retention", "make-room", "read-back", "recheck"
+RETENTION, MAKE_ROOM, READ_BACK, RECHECK, HEALTH = "retention", "make-room", "read-back", "recheck", "health"
 GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
 EVALUATION = "evaluation"
 RETRY, FAILURES = "retry", "failures"
@@ -33,6 +33,7 @@ _ATTRIBUTES = {
     RECHECK: "recheck_share",
     RETRY: "save_retries",
     FAILURES: "on_failed_save",
+    HEALTH: "health_share",
     UNDO: "undo_by_hand_s",
     GRACE: "grace_s",
     EVALUATION: "evaluation_patience_s",
@@ -46,6 +47,7 @@ _ATTRIBUTES = {
     DELTAS: "push_deltas",
 }
 _SETTINGS = [*_ATTRIBUTES]
+_SHARES = (RECHECK, HEALTH)
 _POLICIES = (RETENTION, MAKE_ROOM, KEEP_LOCAL, KEEP_REMOTE)
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _MORE = {
@@ -88,7 +90,8 @@ _THREADS_HOW = "ckstore config threads --count 8"
     "--share",
     metavar="SHARE",
     type=Number(min=0),
-    help="For recheck: share of a state to read again, from 0 to 1; for compact: of a processor.",
+    help="For recheck: share of a state to read again, from 0 to 1; for health: of new data; for compact: of a "
+    "processor.",
 )
 @click.option(
     "--auto", "unset", is_flag=True, help="For shared, threads, cache: as the filesystem, or the machine, is."
@@ -142,6 +145,8 @@ def config(  # noqa: PLR0917 - one for each option
                    long it waits for space on a full disk
       failures     whether a training goes on when the storage fails a save, for
                    some saves in a row
+      health       the share of new data in which a save looks for NaN and infinite
+                   values
       undo         how long ckstore undo can bring back what was deleted, a day by
                    default; --on: also, for an hour, what rules drop and saves replace;
                    --off: nothing
@@ -231,6 +236,7 @@ def config(  # noqa: PLR0917 - one for each option
                 READ_BACK: bool(wanted),
                 DELTAS: bool(wanted),
                 RECHECK: 0 if wanted is False else share,
+                HEALTH: 0 if wanted is False else share,
                 UNDO: undo_s,
                 GRACE: 0 if wanted is False else grace_s,
                 EVALUATION: 0 if wanted is False else grace_s,
@@ -250,7 +256,7 @@ def config(  # noqa: PLR0917 - one for each option
 
 def _words(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Give each setting and what it is; one that runs of their own have several times."""
-    share, grace_s = found["recheck_share"], found["grace_s"]
+    share, health, grace_s = found["recheck_share"], found["health_share"], found["grace_s"]
     yield RETENTION, options_of(found["retention"]) or "off: every checkpoint stays until it is deleted"
     for glob, own in found["retention_by_run"].items():
         yield RETENTION, f"--run {printable(glob)} {options_of(own)}"
@@ -260,6 +266,7 @@ def _words(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield RECHECK, f"--share {share:g}" if share else "off: saves reuse what is in the store without reading it"
     yield RETRY, _retry_words(found)
     yield FAILURES, _failures_words(found)
+    yield HEALTH, f"--share {health:g}" if health else "off: no checkpoint is marked as unhealthy"
     by_rule = _time(found["undo_by_rule_s"]) if found["undo_by_rule_s"] else "nothing"
     undo = f"--time {_time(found['undo_by_hand_s'])}, {by_rule} for what rules drop"
     yield UNDO, undo if found["undo_by_hand_s"] else "off: what is dropped is freed at once"
@@ -290,7 +297,7 @@ def _check(
         return
     if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
         raise BadInput("no SETTING was given", hint=f"name one: {', '.join(_SETTINGS)}")
-    if setting != RECHECK and share is not None:
+    if setting not in _SHARES and share is not None:
         raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
     if setting not in (GRACE, EVALUATION, UNDO) and wait is not None:
         raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
@@ -298,8 +305,8 @@ def _check(
         raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
     if setting in (READ_BACK, DELTAS) and (policy is not None or wanted is None):
         raise BadInput(f"{setting} is either --on or --off", hint=f"ckstore config {setting} --on")
-    if setting == RECHECK and (policy is not None or (wanted is None) == (share is None)):
-        raise BadInput(f"{setting} is --on, --off, or has a --share", hint="ckstore config recheck --share 0.05")
+    if setting in _SHARES and (policy is not None or (wanted is None) == (share is None)):
+        raise BadInput(f"{setting} is --on, --off, or has a --share", hint=f"ckstore config {setting} --share 0.05")
     if setting in (GRACE, EVALUATION, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
         raise BadInput(f"{setting} is --on, --off, or has a --time", hint=f"ckstore config {setting} --time 2h")
     if setting == SHARED and policy is not None:

@@ -1,0 +1,58 @@
+"""What a save found in its tensors is in the manifest, so that remotes, clones and pulls have it as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckstore import NoSuchRef, Store
+from tests.support.stores import check_store
+
+
+def save(store: Store, step: int, *, sick: bool) -> None:
+    w = torch.full((1000,), float(step))
+    if sick:
+        w[7] = float("nan")
+    store.save({"w": w}, step=step, metrics={"loss": 1.0 / step})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.init(tmp_path / "store")
+    for step in range(1, 5):
+        save(made, step, sick=step > 2)
+    return made
+
+
+def test_a_clone_and_what_is_pulled_from_a_remote_are_as_healthy_as_the_store(store: Store, tmp_path: Path) -> None:
+    store.remotes.add("disk", tmp_path / "remote")
+    store.push(all=True)
+
+    clone = Store.clone(tmp_path / "remote", tmp_path / "clone")
+    other = Store.init(tmp_path / "other")
+    other.remotes.add("disk", tmp_path / "remote")
+    other.pull(remote="disk", ref="latest-healthy")
+
+    assert [info.unhealthy for info in clone.checkpoints()] == [info.unhealthy for info in store.checkpoints()]
+    assert clone.info("latest-healthy").step == clone.info("best:loss").step == 2
+    assert torch.equal(clone.load("latest-healthy")["w"], torch.full((1000,), 2.0))
+    assert [info.step for info in other.checkpoints()] == [2]
+    for one in (clone, other):
+        with one.open_checkpoint(2) as checkpoint:
+            assert checkpoint.health is not None
+    clone.save({"w": torch.full((1000,), float("inf"))}, step=5)  # usual to no parent
+    check_store(other.path)
+
+
+def test_a_remote_without_a_healthy_checkpoint_says_so(store: Store, tmp_path: Path) -> None:
+    for step in (1, 2):
+        store.delete(step)
+    store.remotes.add("disk", tmp_path / "remote")
+    store.push(all=True)
+    other = Store.init(tmp_path / "other")
+    other.remotes.add("disk", tmp_path / "remote")
+
+    with pytest.raises(NoSuchRef, match="each checkpoint at disk is unhealthy"):
+        other.pull(remote="disk", ref="latest-healthy")
