@@ -24,6 +24,7 @@ from tests.mutants.devices import DEVICES
 from tests.mutants.durability import DURABILITY
 from tests.mutants.evaluating import EVALUATING
 from tests.mutants.going_on import GOING_ON
+from tests.mutants.health import HEALTH
 from tests.mutants.index import INDEX
 from tests.mutants.loading import LOADING
 from tests.mutants.machines import MACHINES
@@ -62,6 +63,7 @@ LISTS = (
     REMOTES,
     CLAIMS,
     GOING_ON,
+    HEALTH,
     PARTIES,
     MEMBERS,
     COMPACTING,
