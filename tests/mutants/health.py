@@ -34,6 +34,15 @@ HEALTH = [
         "if can_read and (is_sick or found is None):",
         "if can_read and found is None:",
         f"{_SAVES}::test_a_large_tensor_is_looked_at_in_part_and_counted_whole_where_something_is_found",
+        "diverged@0",
+    ),
+    Mutant(
+        "a tensor that had such values is looked at wholly",
+        "sick-in-its-turn",
+        "HealthCheck.counting",
+        "1 if source.name in self._before.sick else min(self._every, part_count)",
+        "min(self._every, part_count)",
+        f"{_SAVES}::test_a_large_tensor_is_looked_at_in_part_and_counted_whole_where_something_is_found",
         "assert",
     ),
     Mutant(

@@ -18,6 +18,7 @@ class CountedPieces:
 
     counts: Counts = field(default_factory=dict)
     settled: frozenset[str] = frozenset()  # names of the sources in which nothing was new
+    sick: frozenset[str] = frozenset()  # names of the sources that have values that are not finite
     turn: int = 0  # how many saves have counted; each looks at other parts of large pieces
 
     def to_json(self) -> list[list[Any]]:

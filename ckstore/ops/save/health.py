@@ -78,7 +78,8 @@ class HealthCheck:
         if form is None:
             return None
         # At least one part of each piece: a tensor that has diverged as a whole is always found.
-        every = min(self._every, part_count)
+        # What had such values before is looked at wholly: it would seem healthy when another part has its turn.
+        every = 1 if source.name in self._before.sick else min(self._every, part_count)
         return Counting(self, form, every, self._before.turn % every)
 
     def counting_new(self, source: ByteSource, part_count: int) -> Counting | None:
@@ -112,6 +113,7 @@ class HealthCheck:
         """Count what did not pass: storages are those of the sources, in order."""
         counts: Counts = {}
         settled: set[str] = set()
+        sick: set[str] = set()
         for source, form, storage in zip(self._sources, self._forms, storages, strict=True):
             if form is None:
                 continue
@@ -135,7 +137,9 @@ class HealthCheck:
                 counts[whole] = known
             if is_settled:
                 settled.add(source.name)
-        return CountedPieces(counts, frozenset(settled), self._before.turn + 1)
+            if any(counts.get(key, FINITE) != FINITE for key in (*keys, whole)):
+                sick.add(source.name)
+        return CountedPieces(counts, frozenset(settled), frozenset(sick), self._before.turn + 1)
 
 
 def check_of(
@@ -194,9 +198,13 @@ def _read(context: Context, parent: str) -> Lineage | None:
 def _of_manifest(manifest: Manifest, manifest_id: str) -> Lineage:
     """Return what a manifest says of the tensors."""
     forms = forms_of(manifest.leaves, len(manifest.storages))
-    counts = {} if manifest.health is None else _counts_in(manifest, forms, manifest.health)
+    health = manifest.health
+    counted = CountedPieces()
+    if health is not None:
+        sick = frozenset(one.name for one in health.nonfinite)
+        counted = CountedPieces(_counts_in(manifest, forms, health), sick=sick)
     names = frozenset(leaf.name for leaf in manifest.leaves if forms[leaf.storage] is not None)
-    return Lineage(manifest_id, manifest.step, manifest.health, CountedPieces(counts), _parts(manifest, forms), names)
+    return Lineage(manifest_id, manifest.step, health, counted, _parts(manifest, forms), names)
 
 
 def _counts_in(manifest: Manifest, forms: Sequence[FloatForm | None], health: Health) -> Counts:
