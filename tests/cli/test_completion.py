@@ -48,12 +48,12 @@ def test_commands_and_options_complete() -> None:
 @pytest.mark.parametrize(
     "typed,offered",
     [
-        ("", ["latest", "latest-valid", "best", "prod", "200", "150", "100", "main@", "sweep-7@"]),
-        ("la", ["latest", "latest-valid"]),
+        ("", ["latest", "latest-valid", "latest-healthy", "best", "prod", "200", "150", "100", "main@", "sweep-7@"]),
+        ("la", ["latest", "latest-valid", "latest-healthy"]),
         ("1", ["150", "100"]),
         ("pr", ["prod"]),
-        ("sw", ["sweep-7@latest", "sweep-7@latest-valid", "sweep-7@8", "sweep-7@7"]),
-        ("sweep-7@", ["sweep-7@latest", "sweep-7@latest-valid", "sweep-7@8", "sweep-7@7"]),
+        ("sw", ["sweep-7@latest", "sweep-7@latest-valid", "sweep-7@latest-healthy", "sweep-7@8", "sweep-7@7"]),
+        ("sweep-7@", ["sweep-7@latest", "sweep-7@latest-valid", "sweep-7@latest-healthy", "sweep-7@8", "sweep-7@7"]),
         ("main@2", ["main@200"]),
         ("gone@", []),
         ("xyz", []),
@@ -139,7 +139,7 @@ def test_it_imports_no_store_and_no_catalog() -> None:
     "words,offered",
     [
         (["ckstore", "show", "sweep-7", "@", "8"], ["8"]),
-        (["ckstore", "show", "sweep-7", "@"], ["@latest", "@latest-valid", "@8", "@7"]),
+        (["ckstore", "show", "sweep-7", "@"], ["@latest", "@latest-valid", "@latest-healthy", "@8", "@7"]),
         (["ckstore", "log", "--run", "=", "s"], ["sweep-7"]),
         (["ckstore", "diff", "sweep-7", "@", "7", "main", "@", "1"], ["150", "100"]),
         (["ckstore", "show", "be"], ["best"]),
