@@ -17,7 +17,7 @@ QUIET = {
     "Remotes.list",
     *(
         f"OpenCheckpoint.{name}"
-        for name in ("keys", "leaves", "files", "directory", "close", "kept_bytes", "saved_bytes")
+        for name in ("keys", "leaves", "files", "directory", "close", "kept_bytes", "saved_bytes", "health")
     ),
 }
 """What raises nothing of its own."""

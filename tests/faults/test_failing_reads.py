@@ -77,5 +77,5 @@ def test_no_method_that_reads_is_left_out() -> None:
     tried = {name.partition(" ")[0] for name in ACTS} | {"latest", "export_safetensors"}
 
     assert methods <= tried | {"open"}
-    properties = {"directory", "kept_bytes", "saved_bytes"}
+    properties = {"directory", "kept_bytes", "saved_bytes", "health"}
     assert inside <= {"keys", "leaves", "files", "close", "slice", "load", "open_file"} | properties
