@@ -12,11 +12,13 @@ DEVICES = [
         "device-read-after-the-end",
         "store_sources",
         "        writer.complete(blobs)\n"
+        "        found = None if health is None else health.complete(storages)\n"
         "    # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.\n"
         "    except _Stopped as stopped:\n"
         "        raise writer.first_error or stopped from None\n"
         "    finally:\n"
         "        writer.stop()\n",
+        "        found = None if health is None else health.complete(storages)\n"
         "    finally:\n        writer.stop()\n    writer.complete(blobs)\n",
         f"{_ROOM}/test_save.py::test_a_chunk_that_was_left_to_another_and_is_not_there_is_read_again_and_leaves_no_buffer",
         "assert",

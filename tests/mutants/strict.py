@@ -75,7 +75,7 @@ STRICT = [
         "moments that belong to no parameter are refused",
         "moments-of-no-parameter",
         "_Optimizer.take",
-        "if key not in self._parameters and (self._is_torchs or type(key) is int):",
+        "if key not in self.parameters and (self._is_torchs or type(key) is int):",
         "if False:",
         f"{_LOADS}::test_what_is_kept_for_no_parameter_of_the_optimizer_is_a_difference",
         "DID NOT RAISE",
