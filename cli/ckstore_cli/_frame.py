@@ -120,7 +120,7 @@ store_option = click.option(
     type=click.Path(path_type=Path, readable=False),  # else click says it, without a next step
     expose_value=False,
     callback=_keep_store,
-    help="The store. Default: CKSTORE_PATH, else .ckstore here or in a parent directory.",
+    help="The store. Default: CKSTORE_PATH, else the current directory or a parent, or its .ckstore.",
 )
 json_option = click.option(
     "--json",

@@ -221,7 +221,8 @@ def app() -> None:
     """A durable, content-addressed store for training checkpoints.
 
     \b
-    The store is --store, else CKSTORE_PATH, else .ckstore here or in a parent directory.
+    The store is --store, else CKSTORE_PATH, else the nearest of the current directory
+    and its parents that is a store or has a .ckstore.
     A REF is one of: STEP, latest, latest-valid, latest-healthy, best:METRIC[:min|max], TAG,
     the first 6 or more digits of an id; each may begin with RUN@.
 

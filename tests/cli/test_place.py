@@ -16,31 +16,94 @@ from tests.support.users import common_folder, users
 
 
 def make(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
+    (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     (path / "store.json").touch()
     return path
 
 
-@given(has=st.lists(st.booleans(), min_size=1, max_size=5), at=st.integers(0, 4))
+@given(has=st.lists(st.sampled_from(["", "inner", "itself", "foreign"]), min_size=1, max_size=5), at=st.integers(0, 4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_nearest_store_at_or_above_the_directory_is_taken(
-    has: list[bool], at: int, tmp_path_factory: pytest.TempPathFactory
+    has: list[str], at: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     top = tmp_path_factory.mktemp("tree")
     levels = [top.joinpath(*"abcde"[:depth]) for depth in range(len(has))]
-    for level, there in zip(levels, has, strict=True):
+    stores = {"inner": ".ckstore", "itself": "."}
+    for level, kind in zip(levels, has, strict=True):
         level.mkdir(exist_ok=True)
-        if there:
-            make(level / ".ckstore")
+        if kind in stores:
+            make(level / stores[kind])
+        elif kind:
+            (level / "store.json").touch()  # of another program
     here = levels[min(at, len(levels) - 1)]
-    above = [level for level in levels if here.is_relative_to(level)]
-    wanted = [level / ".ckstore" for level in above if (level / ".ckstore").exists()]
+    above = [(level, kind) for level, kind in zip(levels, has, strict=True) if here.is_relative_to(level)]
+    wanted = [level / stores[kind] for level, kind in above if kind in stores]
 
     if wanted:
         assert find_store(None, {}, here) == wanted[-1]
     else:
-        with pytest.raises(StoreNotFound, match="or above"):
+        with pytest.raises(StoreNotFound, match="is not in a store"):
             find_store(None, {}, here)
+
+
+@pytest.mark.parametrize("place", [".", "checkpoints/main/1.x", "blobs/ab"])
+def test_a_store_is_found_from_anywhere_in_it(place: str, tmp_path: Path) -> None:
+    here = make(tmp_path / "store") / place
+    here.mkdir(parents=True, exist_ok=True)
+
+    assert find_store(None, {}, here) == tmp_path / "store"
+
+
+def test_of_two_stores_that_are_equally_near_none_is_taken(tmp_path: Path) -> None:
+    outer = make(tmp_path / "a store")
+    make(outer / ".ckstore")
+
+    with pytest.raises(StoreNotFound) as refused:
+        find_store(None, {}, outer)
+
+    assert refused.value.hint == f"name one of them: --store '{outer}' or --store '{outer}/.ckstore'"
+    assert find_store(None, {}, outer / ".ckstore") == outer / ".ckstore"
+
+
+def test_stores_in_the_directory_or_beside_it_are_named(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        make(tmp_path / "project" / name)
+    (tmp_path / "project" / "scripts").mkdir()
+    (tmp_path / "project" / "c").mkdir()
+    (tmp_path / "project" / "c" / "store.json").touch()  # of another program
+
+    with pytest.raises(StoreNotFound) as refused:
+        find_store(None, {}, tmp_path / "project")
+    assert refused.value.hint == "name a store: --store a or --store b"
+    with pytest.raises(StoreNotFound) as refused:
+        find_store(None, {}, tmp_path / "project" / "scripts")
+    beside = tmp_path / "project"
+    assert refused.value.hint == f"name a store: --store {beside / 'a'} or --store {beside / 'b'}"
+
+
+def test_a_name_that_is_like_one_beside_it_is_not_told_to_become_a_store(tmp_path: Path) -> None:
+    for name in ("e.ck", "other", "others"):
+        make(tmp_path / name)
+
+    for named, hint in {
+        "ee.ck": "--store e.ck",
+        "zzzz": "--store e.ck or --store other or --store others",
+        str(tmp_path / "othr"): f"--store {tmp_path / 'other'} or --store {tmp_path / 'others'}",
+    }.items():
+        with pytest.raises(StoreNotFound) as refused:
+            find_store(Path(named), {}, tmp_path)
+        assert refused.value.hint == f"name a store beside it: {hint}; or make a new one: ckstore init {named}"
+
+
+def test_a_hint_reads_no_more_than_a_thousand_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        make(tmp_path / name)
+    monkeypatch.setattr("ckstore_cli._place._LISTED_MOST", 2)
+
+    with pytest.raises(StoreNotFound) as refused:
+        find_store(None, {}, tmp_path)
+
+    assert refused.value.hint.count("--store") == 2
 
 
 def test_the_option_wins_over_the_variable_and_that_over_the_directory(tmp_path: Path) -> None:
@@ -121,6 +184,18 @@ def test_a_store_of_another_user_is_refused_where_it_was_only_found(foreign: Pat
     assert f"{foreign} belongs to uid 70001" in refused.value.message
     assert f"export CKSTORE_SAFE_DIRECTORY={foreign}" in refused.value.hint
     assert f"--store {foreign}" in refused.value.hint
+
+
+def test_a_store_of_another_user_is_not_proposed(foreign: Path) -> None:
+    prepared = make(foreign.parent / "theirs")
+    os.chown(prepared, 70_001, 70_001)
+    (foreign / "store.json").unlink()
+
+    with pytest.raises(StoreNotFound, match="is not in a store") as refused:
+        find_store(None, {}, foreign.parent)
+    assert "theirs" not in refused.value.hint
+    with pytest.raises(UnsafePlace, match=f"{prepared} belongs to uid 70001"):
+        find_store(None, {}, prepared)
 
 
 def test_to_name_a_store_of_another_user_is_consent(foreign: Path) -> None:
