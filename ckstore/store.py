@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import html
 import os
 from contextlib import suppress
@@ -131,7 +132,7 @@ class Store:
         """Make a new store in the directory `path` and open it.
 
         Args:
-            path: A directory that is empty or does not exist; its parent does.
+            path: A directory that is empty or does not exist. Missing parents are made, and removed if this fails.
             hash: ``xxh3_128``, or ``blake3`` for stores that take data from people who are not trusted.
             run: As in `open`; it is not kept in the store.
             chunk_bytes: Tensors are cut into chunks of this size, a multiple of 1 MiB; default 32 MiB.
@@ -217,7 +218,7 @@ class Store:
         """Open the store at `path`; make it if there is none. Several processes may do so at once.
 
         Args:
-            path: Its directory.
+            path: Its directory. Missing parents of a new store are made.
             run: See `open`.
             hash: Of a new store: see `init`.
             chunk_bytes: Of a new store: see `init`.
@@ -233,7 +234,7 @@ class Store:
             NoSuchRemote: `mirror` is a name, and there is no remote of that name.
             NewerFormat: A newer ckstore made the store that is there.
             UnsafePlace: The filesystem cannot hold a store.
-            BadInput: Something else is at `path`, its parent is not there, or an argument is out of range.
+            BadInput: Something else is at `path`, no directory can be made there, or an argument is out of range.
         """
         store = None
         with suppress(StoreNotFound):  # whose traceback would stand above that of what fails below
@@ -2119,8 +2120,12 @@ def _create(
         )
     except OSError as error:
         msg = f"no store could be made at {root}: {error.strerror or error}"
-        hint = "its parent directory must exist and be writable"
-        raise BadInput(msg, hint=NO_DIRECTORY_HINT if isinstance(error, NotADirectoryError) else hint) from error
+        hint = "the operating system reported the cause above"
+        if isinstance(error, NotADirectoryError):
+            hint = NO_DIRECTORY_HINT
+        elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            hint = "choose a place in a directory that you may write to"
+        raise BadInput(msg, hint=hint) from error
     if not made and not exist_ok:
         msg = f"there is already a store at {root}"
         raise BadInput(msg, hint="open it with Store.open(path); Store.open_or_init(path) opens a store or makes one")

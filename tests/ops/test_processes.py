@@ -289,5 +289,6 @@ def test_places_that_are_no_store_are_named(tmp_path: Path) -> None:
         Store.init(tmp_path / "t", chunk_bytes=1000)
     with pytest.raises(BadInput, match="hash must be one of"):
         Store.init(tmp_path / "t", hash="md5")
-    with pytest.raises(BadInput, match="parent directory must exist"):
-        Store.init(tmp_path / "no" / "where")
+    (tmp_path / "a file").touch()
+    with pytest.raises(BadInput, match="Not a directory"):
+        Store.init(tmp_path / "a file" / "where")

@@ -21,6 +21,7 @@ from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse, Ne
 from ckstore.fs import files, links, locks, peek
 from ckstore.fs.host import probe
 from ckstore.fs.host.mounts import examine
+from ckstore.fs.inside import Where
 from ckstore.fs.owner import may_give
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
 from ckstore.model.doctor.place import PlaceFacts, check_place, durability
@@ -38,12 +39,13 @@ from ckstore.ops.settings_file import read_settings
 _LOCK_TIMEOUT_S = 30.0
 # Closed to others: a user who wants a shared store opens it knowingly.
 _DIRECTORY_MODE = 0o700
+_CREATE_TRIES = 10
 _NEW = "not made yet"
 _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 
 def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
-    """Make a store in the directory `root`, which is made if its parent exists; False if there is a store already."""
+    """Make a store in the directory `root`, with it and those above it that are missing; False if there is one."""
     peek.open_closed_streams()
     now = text_of_time(datetime.now(UTC))
     settings = StoreSettings(
@@ -53,9 +55,67 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     layout = Layout(root)
     if not peek.exists(layout.settings):
         refuse_inside(root)
-    links.make_directory(layout.root, mode=_DIRECTORY_MODE)
-    with locks.lock_exclusive(layout.root, timeout_s=_LOCK_TIMEOUT_S):
-        return _fill(layout, settings)
+    for _ in range(_CREATE_TRIES - 1):
+        with suppress(FileNotFoundError):  # a process that failed here removed a directory that this one had found
+            return _create(layout, settings)
+    return _create(layout, settings)
+
+
+def _create(layout: Layout, settings: StoreSettings) -> bool:
+    with _removed_without_store(layout) as made:
+        _make_parents(layout.path.parent, made)
+        if links.make_directory(layout.root, mode=_DIRECTORY_MODE):
+            made.append(layout.path)
+        with locks.lock_exclusive(layout.root, timeout_s=_LOCK_TIMEOUT_S):
+            return _fill(layout, settings)
+
+
+def _make_parents(folder: Path, made: list[Where]) -> None:
+    """Make a directory and those above it that are missing, as mkdir -p; the name of each is durable before the next.
+
+    Args:
+        folder: The directory.
+        made: Gets those that this process made.
+    """
+    missing = []
+    while not peek.exists(folder):
+        missing.append(folder)
+        folder = folder.parent
+    # A maker that died before it synced the name of a directory left that directory empty.
+    if _is_empty(folder):
+        files.sync_name(folder)
+    for path in reversed(missing):
+        try:
+            os.mkdir(path)
+            made.append(path)
+        except FileExistsError:  # another process was faster, and may die before it syncs
+            pass
+        files.sync_name(path)
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except PermissionError:  # no ckstore makes a directory that its user may not list
+        return False
+
+
+@contextmanager
+def _removed_without_store(layout: Layout) -> Iterator[list[Where]]:
+    """Give a list for the directories that are made, parents first; if the block fails, remove them again."""
+    made: list[Where] = []
+    try:
+        yield made
+    except BaseException:
+        # Best effort: the error of the block is the news. A directory into which another process has put something
+        # stays, and so do those of a store that another host made meanwhile.
+        with suppress(OSError):
+            if not peek.exists(layout.settings):
+                for path in reversed(made):
+                    with suppress(OSError):
+                        links.remove_directory(path)
+        raise
 
 
 def _fill(layout: Layout, settings: StoreSettings) -> bool:
@@ -64,7 +124,9 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
     if peek.exists(layout.settings):
         return False
     try:
-        _make(layout, settings)
+        # Removed while the root is locked: no other maker of this host has found them yet.
+        with _removed_without_store(layout) as made:
+            _make(layout, settings, made)
     except OSError:  # another host made it meanwhile, and may have filled the disk
         if peek.exists(layout.settings):
             return False  # opening it makes its names durable, as its maker may have died
@@ -74,9 +136,10 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
     return True
 
 
-def _make(layout: Layout, settings: StoreSettings) -> None:
+def _make(layout: Layout, settings: StoreSettings, made: list[Where]) -> None:
     _refuse_foreign(layout)
-    links.make_missing(layout.directories)
+    # Appended one by one: if one cannot be made, those before it are in the list.
+    made.extend(directory for directory in layout.directories if links.make_directory(directory))
     # Before store.json: a place that cannot hold a store must not be left with one.
     probe.try_links(layout.staging, layout.linked)
     fresh = layout.root / f"store.json.{uuid.uuid4().hex[:12]}"
@@ -89,23 +152,6 @@ def _make(layout: Layout, settings: StoreSettings) -> None:
     finally:
         with suppress(OSError):  # a name that stays is removed at opening
             links.unlink(fresh)
-
-
-def may_make(root: Path) -> bool:
-    """Whether a store can be made at `root`, as far as can be seen without making anything.
-
-    Raises:
-        BadInput: Something else is there.
-    """
-    layout = Layout(root)
-    refuse_inside(root)
-    try:
-        if not peek.exists(layout.root):
-            return peek.may_write(root.parent)
-        _refuse_foreign(layout)
-        return peek.may_write(root)
-    except OSError:  # a file is in the way
-        return False
 
 
 def refuse_inside(root: Path) -> None:

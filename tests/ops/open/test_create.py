@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,7 +206,7 @@ def test_nothing_is_left_of_what_could_not_be_made(tmp_path: Path, monkeypatch: 
         with pytest.raises(BadInput, match=r"no store could be made at .*: Input/output error"):
             Store.init(tmp_path / "store")
 
-    assert settings_names(tmp_path / "store") == []
+    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("call", ["sync_directory", "sync_name"])
@@ -260,6 +260,7 @@ def test_who_fails_while_another_host_makes_the_store_has_it(tmp_path: Path, mon
     monkeypatch.setattr(probe, "try_links", full)
 
     assert not create(root)
+    assert all(folder.path.is_dir() for folder in Layout(root).directories)
     check_clean(root)
 
 
@@ -282,3 +283,135 @@ def test_a_store_below_a_directory_that_its_owner_may_not_read() -> None:
                 traceback.print_exc()
                 os._exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ------------------------------------------------------------------------------- missing parents
+
+PARENT_STEPS = [*STEPS, (os, "mkdir"), (files, "sync_name")]
+
+
+def fail_at(at: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make the `at`-th step of a maker fail; return the list of the steps, which grows."""
+    seen: list[str] = []
+    depth = 0
+
+    def failing(original: Any, name: str) -> Any:
+        def call(*args: Any, **given: Any) -> Any:
+            nonlocal depth
+            if depth == 0:  # a step in a step is not one of its own
+                seen.append(name)
+                if len(seen) == at:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            depth += 1
+            try:
+                return original(*args, **given)
+            finally:
+                depth -= 1
+
+        return call
+
+    for owner, name in PARENT_STEPS:
+        monkeypatch.setattr(owner, name, failing(getattr(owner, name), name))
+    return seen
+
+
+def test_missing_parents_are_made_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        Store.init(tmp_path / "a" / "b" / "store").close()
+    finally:
+        os.umask(before)
+
+    assert [path.stat().st_mode & 0o777 for path in (tmp_path / "a", tmp_path / "a" / "b")] == [0o750, 0o750]
+    assert (tmp_path / "a" / "b" / "store").stat().st_mode & 0o777 == 0o700
+    check_clean(tmp_path / "a" / "b" / "store")
+
+
+def test_each_new_directory_is_durable_before_anything_is_made_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[tuple[str, Path]] = []
+    mkdir, sync_directory = os.mkdir, files.sync_directory
+
+    def noted_mkdir(path: Any, *args: Any, **given: Any) -> None:
+        mkdir(path, *args, **given)
+        order.append(("made", Path(path)))
+
+    def noted_sync(path: Any) -> None:
+        sync_directory(path)
+        order.append(("synced", Path(str(path))))
+
+    monkeypatch.setattr(os, "mkdir", noted_mkdir)
+    monkeypatch.setattr(files, "sync_directory", noted_sync)
+    left = tmp_path / "left by a maker that died"
+    left.mkdir()
+    order.clear()
+    Store.init(left / "a" / "b" / "store").close()
+
+    a, b = left / "a", left / "a" / "b"
+    assert order[:5] == [("synced", tmp_path), ("made", a), ("synced", left), ("made", b), ("synced", a)]
+    assert ("synced", b) in order[5:]
+
+
+@pytest.mark.parametrize("there", ["", "a"])
+def test_a_maker_that_fails_at_any_step_leaves_nothing_or_a_store(tmp_path: Path, there: str) -> None:
+    for at in itertools.count(1):
+        top = tmp_path / str(at)
+        (top / there).mkdir(parents=True)
+        before = sorted(top.rglob("*"))
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            seen = fail_at(at, monkeypatch)
+            try:
+                create(top / "a" / "b" / "store")
+            except OSError as error:
+                failed: OSError | None = error
+            else:
+                failed = None
+
+        if not (top / "a" / "b" / "store" / "store.json").exists():
+            assert failed
+            if seen[at - 1] not in {"unlink", "remove_directory"}:  # what cannot be removed stays
+                assert sorted(top.rglob("*")) == before, f"at step {at}, {seen[at - 1]}"
+        Store.open_or_init(top / "a" / "b" / "store").close()
+        if len(seen) < at:
+            break
+    assert at > 25
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_a_maker_that_fails_keeps_no_other_process_from_it(tmp_path: Path, before: bool) -> None:
+    """One that failed removes the empty directories that it made, at each step of one that has found them."""
+    for at in itertools.count(1):
+        root = tmp_path / str(at) / "a" / "b" / "store"
+        root.mkdir(parents=True)
+
+        def meanwhile(root: Path = root) -> None:
+            for folder in (root, *root.parents[:3]):
+                with suppress(OSError):
+                    folder.rmdir()
+
+        made, there = run_with(partial(create, root), meanwhile, at, before=before, steps=PARENT_STEPS)
+
+        assert made
+        check_clean(root)
+        if not there:
+            break
+    assert at > 25
+
+
+def test_what_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, hint in {
+        errno.EACCES: "choose a place in a directory that you may write to",
+        errno.EROFS: "choose a place in a directory that you may write to",
+        errno.EIO: "the operating system reported the cause above",
+    }.items():
+
+        def fail(*_: object, code: int = code) -> None:
+            raise OSError(code, os.strerror(code))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir", fail)
+            with pytest.raises(BadInput, match="no store could be made at") as refused:
+                Store.open_or_init(tmp_path / "a" / "store")
+
+        assert refused.value.hint == hint
