@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-E = TypeVar("E", bound=CkstoreError)
+T = TypeVar("T")
 
 FULL = "CKSTORE_FULL_TRACEBACKS"
 _OWN = f"{Path(__file__).parent}{os.sep}"
@@ -34,15 +34,23 @@ def short_tracebacks(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except CkstoreError as error:
-            raise shortened(error)  # noqa: B904 - the same error, with its own cause
+            shorten(error)
+            # Bare: `raise error` would put the frame of `call` back (RAISE_VARARGS without an argument adds none).
+            raise
 
     return call
 
 
-def shortened(error: E) -> E:
-    """Return the error without ckstore's frames, and what it is chained to; the chain itself stays."""
+def short_init(cls: type[T]) -> type[T]:
+    """Cut the tracebacks of the errors of a class's constructor, one that a dataclass made as well."""
+    setattr(cls, "__init__", short_tracebacks(cls.__init__))  # noqa: B010 - mypy refuses to assign to a method
+    return cls
+
+
+def shorten(error: CkstoreError) -> None:
+    """Take ckstore's frames from an error, and from those that it is chained to; the chain itself stays."""
     if os.environ.get(FULL):
-        return error
+        return
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -50,7 +58,12 @@ def shortened(error: E) -> E:
         if _is_own(link.__traceback__):
             link.__traceback__ = None
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return error
+
+
+def drop_frames(error: CkstoreError) -> None:
+    """As `shorten`, and its causes keep their frames: those of an error of the system say where in ckstore it was."""
+    if not os.environ.get(FULL) and _is_own(error.__traceback__):
+        error.__traceback__ = None
 
 
 def _is_own(trace: TracebackType | None) -> bool:
@@ -59,7 +72,8 @@ def _is_own(trace: TracebackType | None) -> bool:
         code = trace.tb_frame.f_code
         file = code.co_filename
         is_made = (file, code.co_name) == ("<string>", "__init__")  # by a dataclass of ckstore
-        is_standard = file.startswith(_STANDARD) and "-packages" not in file  # which lie below it
+        is_library = file.startswith(_STANDARD) and "-packages" not in file  # which lie below it
+        is_standard = is_library or file.startswith("<frozen ")  # a module that is built into the interpreter
         if not (file.startswith(_OWN) or is_made or is_standard):
             return False
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""The traceback of an error that ckstore raises on purpose has at most two of its frames; any other error keeps all."""
+"""The traceback of an error that ckstore raises on purpose ends at the caller's line; other errors keep all frames."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ USER_ERRORS: dict[str, Callable[[Store], object]] = {
     "no mode": lambda store: Best("loss", "most"),  # type: ignore[arg-type]
     "no share": lambda store: setattr(store.config, "recheck_share", 7),
     "no policy for all": lambda store: setattr(store.config, "retention", 7),
+    "no value for all": lambda store: delattr(Store(store.path, readonly=True).config, "retention"),
     "read-only": lambda store: Store(store.path, readonly=True).save({"w": 1}, step=9),
     "no folder": lambda store: training.import_history(store, store.path / "no"),
     "not captured": lambda store: training.restore(store, 1, model=torch.nn.Linear(1, 1)),
@@ -72,13 +73,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.mark.parametrize("name", USER_ERRORS)
-def test_the_traceback_of_an_error_of_the_user_has_at_most_two_frames_of_ckstore(store: Store, name: str) -> None:
+def test_the_traceback_of_an_error_of_the_user_ends_at_the_line_of_the_caller(store: Store, name: str) -> None:
     with pytest.raises(CkstoreError) as excinfo:
         USER_ERRORS[name](store)
 
     shown = "".join(traceback.format_exception(excinfo.value))
-    assert shown.count(OWN) <= 2, shown
-    assert f'File "{__file__}"' in shown
+    assert shown.count(OWN) == 0, shown
+    assert traceback.extract_tb(excinfo.value.__traceback__)[-1].filename == __file__
 
 
 def test_the_chain_of_causes_stays(store: Store) -> None:
@@ -120,6 +121,7 @@ def test_an_error_of_the_system_keeps_the_frames_of_its_cause(store: Store, monk
             store.info(1)
 
     assert isinstance(excinfo.value.__cause__, PermissionError)
+    assert traceback.extract_tb(excinfo.value.__traceback__)[-1].filename == __file__
     assert "in failing" in "".join(traceback.format_exception(excinfo.value))
 
 
@@ -146,4 +148,4 @@ def test_the_frames_of_a_callback_and_of_an_error_that_was_being_handled_are_the
         handled({})
     shown = "".join(traceback.format_exception(excinfo.value))
     assert 'own["mine"]' in shown
-    assert shown.count(OWN) <= 2
+    assert shown.count(OWN) == 0

@@ -12,12 +12,13 @@ from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import shown
 from ckstore.model.metric_names import Mode, mode_by_name
 from ckstore.model.words import printable
-from ckstore.tracebacks import short_tracebacks
+from ckstore.tracebacks import short_init
 
 _MODES = ("min", "max")
 _COUNT = re.compile(r"[0-9]{1,16}\Z")
 
 
+@short_init
 @dataclass(frozen=True, slots=True)
 class Best:
     """The `n` checkpoints with the best value of a metric; of equal values the newer is better, nan never counts.
@@ -36,7 +37,6 @@ class Best:
     mode: Literal["min", "max"] | None = None
     n: int = 1
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         _check_metric(self.metric)
         # Frozen for callers; its readers find a mode here whether one was given or not.

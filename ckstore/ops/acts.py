@@ -20,7 +20,7 @@ from ckstore.errors import CkstoreError, InsufficientSpace, InUse, UnsafePlace
 from ckstore.fs import files
 from ckstore.fs.inside import NotInStore
 from ckstore.model.names import DEFAULT_RUN
-from ckstore.tracebacks import shortened
+from ckstore.tracebacks import drop_frames, shorten
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,28 +90,33 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
         # Made before `try`: the `finally` below must know what to take out whatever a signal handler raises.
         own_act = _Act(method, args, kwargs)
         try:
-            _begin(own_act, places)
-            return method(*args, **kwargs)
-        # Before `OSError`, of which it is one: a symlink in the place of a directory is an attack or an accident, no
-        # I/O error.
-        except NotInStore as error:
-            raise unsafe(_failed(method), error) from error
-        except CkstoreError as error:  # first: one of them is an OSError, too
-            raise shortened(error)  # noqa: B904 - the same error, with its own cause
-        except OSError as error:
-            msg = f"{_failed(method)}: {describe_os_error(error)}"
-            hint = "the operating system reported the cause above; nothing in the store is lost"
-            if isinstance(error, PermissionError):
-                hint = "it belongs to another user, or its permissions were changed; nothing in the store is lost"
-            raise of_the_system(error, msg, hint=hint) from error
-        # Asked only after Python refused the call: checking each call's words first would cost every act.
-        except TypeError as error:
-            if msg := unknown_argument(method, kwargs):
-                raise TypeError(msg) from error
-            raise
-        except MemoryError as error:
-            msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
-            raise CkstoreError(msg, hint="nothing in the store is lost") from error
+            try:
+                _begin(own_act, places)
+                return method(*args, **kwargs)
+            # Before `OSError`, of which it is one: a symlink in the place of a directory is an attack or an accident,
+            # no I/O error.
+            except NotInStore as error:
+                raise unsafe(_failed(method), error) from error
+            except CkstoreError as error:  # first: one of them is an OSError, too
+                shorten(error)
+                raise
+            except OSError as error:
+                msg = f"{_failed(method)}: {describe_os_error(error)}"
+                hint = "the operating system reported the cause above; nothing in the store is lost"
+                if isinstance(error, PermissionError):
+                    hint = "it belongs to another user, or its permissions were changed; nothing in the store is lost"
+                raise of_the_system(error, msg, hint=hint) from error
+            # Asked only after Python refused the call: checking each call's words first would cost every act.
+            except TypeError as error:
+                if msg := unknown_argument(method, kwargs):
+                    raise TypeError(msg) from error
+                raise
+            except MemoryError as error:
+                msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
+                raise CkstoreError(msg, hint="nothing in the store is lost") from error
+        except CkstoreError as error:
+            drop_frames(error)  # that of `call`, in which an error of the system was translated
+            raise  # bare, as in `short_tracebacks`
         finally:
             # One call of C code, as the entry: a handler that raises in between would leave the thread refused for
             # ever.

@@ -11,7 +11,7 @@ from ckstore.model.best import Best, best_of, check_count
 from ckstore.model.document import refuse, shown
 from ckstore.model.sizes import parse_size, size_text
 from ckstore.model.times import duration_s
-from ckstore.tracebacks import short_tracebacks
+from ckstore.tracebacks import short_init
 
 _COUNTS = ("keep_last", "keep_every", "keep_nearest", "keep_hourly", "keep_daily", "keep_weekly")
 _RULES = (*_COUNTS, "keep_best", "keep_within", "max_bytes")
@@ -19,6 +19,7 @@ _MEMBERS = (*_RULES, "low_bytes")
 _BEST_MEMBERS = ("metric", "mode", "n")
 
 
+@short_init
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
     """Which checkpoints of each run to keep: those that any of the rules keeps, within `max_bytes`.
@@ -51,7 +52,6 @@ class RetentionPolicy:
     max_bytes: int | str | None = None
     low_bytes: int | str | None = None
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         for name in _COUNTS:
             if getattr(self, name) is not None:
@@ -115,6 +115,7 @@ class RetentionPolicy:
             raise BadInput(f"{where}: {error}") from error
 
 
+@short_init
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How much the blobs of all checkpoints may take on the disk.
@@ -130,7 +131,6 @@ class Budget:
     max_bytes: int | str
     low_bytes: int | str | None = None
 
-    @short_tracebacks
     def __post_init__(self) -> None:
         for name in ("max_bytes", "low_bytes"):
             value = getattr(self, name)
