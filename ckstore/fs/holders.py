@@ -85,15 +85,20 @@ def find_holders(inodes: Collection[Inode]) -> Scan:
     return scan
 
 
-def deleted_but_open(device: int) -> list[DeletedFile]:
-    """Return the files of the filesystem `device` that have no name any more and still take space, largest first."""
-    # Every process that can be looked at is, whatever program it runs. `device` is the ``st_dev`` of any file there.
+def deleted_but_open(device: int, folder: str = "/") -> list[DeletedFile]:
+    """Return files that have no name any more and still take space, largest first.
+
+    Args:
+        device: Their filesystem: the ``st_dev`` of any file on it.
+        folder: They were in this directory, at any depth, as the kernel shows their paths.
+    """
+    start = folder.rstrip("/") + "/"
     scan = Scan()
     holders: dict[int, list[Holder]] = {}
     nbytes: dict[int, int] = {}
 
     def look_closer(_inode: int | None, target: str) -> bool:
-        return target.endswith(_DELETED)
+        return target.endswith(_DELETED) and target.startswith(start)
 
     for pid, hold in _all_holds(look_closer, scan):
         if hold.device != device or (hold.status is not None and hold.status.st_nlink > 0):

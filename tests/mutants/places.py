@@ -160,4 +160,13 @@ PLACES = [
         "tests/integrations/test_fsspec.py::test_a_transaction_in_which_all_was_removed_again_makes_no_checkpoint",
         "Error",
     ),
+    Mutant(
+        "doctor names only processes that use the store",
+        "doctor-names-strangers",
+        "report.doctor._leaks",
+        ", str(context.layout.path))",
+        ")",
+        "tests/ops/report/test_doctor.py::test_deleted_files_of_the_store_that_are_held_are_told_by_process",
+        "assert",
+    ),
 ]

@@ -244,7 +244,7 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
     """Return what is to be said of deleted files that still take space."""
     leaks = [leak for leak in leaks if leak.nbytes]
     if not leaks:
-        return ok("leaked files", "no deleted file takes space")
+        return ok("leaked files", "no deleted file of the store takes space")
     by_process: dict[tuple[int, str], int] = {}
     for leak in leaks:
         for key in {(who.pid, who.command) for who in leak.holders}:
@@ -252,7 +252,8 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
     most = sorted(by_process.items(), key=lambda item: (-item[1], item[0]))
     who = [f"{size_text(nbytes)} by PID {pid} ({command})" for (pid, command), nbytes in most]
     total_bytes = sum(leak.nbytes for leak in leaks)
-    told = f"{counted(len(leaks), 'deleted file')} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
+    files = f"{counted(len(leaks), 'deleted file')} of the store"
+    told = f"{files} with {size_text(total_bytes)} not yet freed: {_listed(who)}"
     do = "end these processes, or have them close the files: ckstore doctor --leaks lists all of them"
     return DoctorFinding("note" if total_bytes < 2**30 else "warning", "leaked files", told, do)
 

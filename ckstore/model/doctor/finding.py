@@ -51,7 +51,7 @@ class DoctorReport:
 
     Attributes:
         findings: Everything that was looked at, in a fixed order.
-        leaks: The deleted files that still take space on the store's filesystem, largest first, and who has them.
+        leaks: Deleted files of the store that still take space, largest first, with their holders.
             Files of other programs are among them. As root all processes are seen, otherwise your own.
     """
 

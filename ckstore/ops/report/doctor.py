@@ -286,7 +286,8 @@ def _elsewhere(context: Context, listed: Sequence[CheckpointInfo]) -> Findings:
 
 
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:
-    found += deleted_but_open(os.stat(context.layout.path).st_dev)
+    # Of the store alone: processes of other programs, with their command lines, are no one's business here.
+    found += deleted_but_open(os.stat(context.layout.path).st_dev, str(context.layout.path))
     yield contents.check_leaks(found)
 
 

@@ -173,13 +173,20 @@ def test_parts_of_the_store_that_lead_elsewhere_are_an_error(tmp_path: Path) -> 
         assert f"error: {root}/refs is a symlink" in told(store, "layout")
 
 
-def test_deleted_files_that_are_held_are_told_by_process(make_filesystem: Callable[[Kind, int], Path]) -> None:
+def test_deleted_files_of_the_store_that_are_held_are_told_by_process(
+    make_filesystem: Callable[[Kind, int], Path],
+) -> None:
     mount = make_filesystem("ext4", 64)
     with Store.init(mount / "store") as store:
-        (mount / "leaked").write_bytes(b"x" * 2**20)
-        with holding("read", mount / "leaked"):
-            (mount / "leaked").unlink()
-            assert "1 deleted file with 1.0 MiB not yet freed: 1.0 MiB by PID" in told(store, "leaked files")
+        leaked, foreign = store.path / "blobs" / "leaked", mount / "store of another program"
+        for path in (leaked, foreign):
+            path.write_bytes(b"x" * 2**20)
+        with holding("read", leaked), holding("read", foreign) as other:
+            for path in (leaked, foreign):
+                path.unlink()
+            found = told(store, "leaked files")
+            assert "1 deleted file of the store with 1.0 MiB not yet freed: 1.0 MiB by PID" in found
+            assert f"PID {other.pid} " not in f"{store.doctor()}{store.report().html}"
         assert levels(store)["leaked files"] == "ok"
 
 
