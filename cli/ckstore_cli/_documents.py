@@ -19,7 +19,7 @@ _FORMS = {
     "CheckpointInfo": "id run step sequence created logical_bytes new_bytes reused_bytes leaf_count content parent "
     "message metrics metadata tags durable damaged elsewhere compacted superseded "
     "unhealthy unchanged",
-    "CheckpointUsage": "run step logical_bytes alone_bytes shared_bytes dead_bytes",
+    "CheckpointUsage": "run step logical_bytes alone_bytes shared_bytes dead_bytes id superseded packed_bytes",
     "Compacted": "run=info.run step=info.step before_bytes after_bytes",
     "CompactionEntry": "run=info.run step=info.step id=info.id base reason gone_bytes again",
     "CompactionReport": "dry_run checkpoints=plan.entries compacted skipped encoded_count plain_bytes encoded_bytes",
@@ -51,7 +51,7 @@ _FORMS = {
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",
-    "RunUsage": "run checkpoint_count logical_bytes alone_bytes shared_bytes",
+    "RunUsage": "run checkpoint_count logical_bytes alone_bytes shared_bytes packed_bytes",
     "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
     "Skipped": "run=info.run step=info.step reason",
     "StoreClaims": "store host path is_own checkpoints",

@@ -159,7 +159,7 @@ def test_du_shows_a_line_a_checkpoint(run: Run, path: Path) -> None:
     lines = cells(run("du", "--store", path).stdout)
 
     assert sorted(line[0] for line in lines[:4]) == ["CHECKPOINT", "TOTAL", "main@1", "main@2"]
-    assert lines[0] == ["CHECKPOINT", "LOGICAL", "ALONE", "SHARED"]
+    assert lines[0] == ["CHECKPOINT", "LOGICAL", "ALONE", "SHARED", "PACKED"]
     assert lines[1][3] == "1.0 MiB", "half of the 2 MiB that both hold"
 
 

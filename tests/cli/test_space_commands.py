@@ -290,3 +290,27 @@ def test_where_another_gc_is_running_the_status_is_5_unless_something_was_droppe
     assert "another gc is running" in again.stderr
     for status, what in ((0, "if the space is not free yet"), (5, "another gc is running, and nothing was dropped")):
         assert re.search(rf"^ +{status}  .*{what}", run(command, "--help").stdout, re.MULTILINE | re.DOTALL)
+
+
+def test_delete_says_why_nothing_was_freed(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "packed"
+    small = {f"t{i}": np.full(1000, i) for i in range(8)}
+    with Store.init(path) as store:
+        store.config.undo_by_hand_s = 3600
+        store.save(small, step=1)
+        store.save({"t0": small["t0"]}, step=2)
+    packed = "54.7 KiB lies in packs of small tensors that other checkpoints need"
+    kept = f"7.8 KiB is in other checkpoints as well, {packed}"
+
+    assert f"this would free nothing: {kept}\n" in run("delete", "1", "--dry-run", "--store", path).stderr
+    deleted = run("delete", "1", "--store", path).stderr
+    assert f"this frees nothing: {kept}\n" in deleted
+    assert "UTC ckstore undo brings back what was deleted\n" in deleted
+    last = run("delete", "2", "--store", path).stderr
+    assert "this frees 62.5 KiB\n" in last
+    assert "brings back what was deleted; ckstore gc --now frees it at once\n" in last
+    freed = run("gc", "--now", "--store", path).stdout
+    assert "62.5 KiB" in freed
+    with Store.open(path) as store:
+        store.save({"w": np.arange(100_000)}, step=3)
+    assert "this frees 781.2 KiB\n" in run("delete", "3", "--now", "--store", path).stderr

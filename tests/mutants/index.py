@@ -43,4 +43,22 @@ INDEX = [
         "tests/hostile/test_rows.py::test_only_a_digest_becomes_the_path_of_a_blob",
         "DID NOT RAISE",
     ),
+    Mutant(
+        "links of dropped checkpoints that wait are no reason why a deletion frees nothing",
+        "waiting-links-kept",
+        "report.deletion.Preview",
+        "                    found.other_links += 1\n",
+        "                    pass\n",
+        "tests/ops/report/test_deletion.py::test_what_a_deletion_frees_is_known_before_it",
+        "assert",
+    ),
+    Mutant(
+        "what only a deleted checkpoint uses of a pack is told from what others have",
+        "packed-called-shared",
+        "pack_uses.PackUses.packed_bytes",
+        "                packed[group] += largest - second\n",
+        "                packed[group] += 0 * (largest - second)\n",
+        "tests/ops/report/test_deletion.py::test_what_stays_is_told_apart",
+        "assert",
+    ),
 ]

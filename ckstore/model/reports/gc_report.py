@@ -279,8 +279,8 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         said = [some_of(report.differences, 1)] if table is None else report.differences
         yield from (printable(f"not as planned: {one}") for one in said)
     if report.dead_pack_bytes:
-        dead = f"{size_text(report.dead_pack_bytes)} in packs is unused"
-        yield f"{dead}, and stays until the rest of its pack is unused too"
+        dead = f"{size_text(report.dead_pack_bytes)} cannot be freed yet"
+        yield f"{dead}: it lies in packs of small tensors, of which others are still needed"
     if report.unseen_processes is None:
         yield "cannot see which processes have files open: /proc is missing, or hides them"
     if report.trash_left and (report.waits_for_grace or not is_idle):  # else it is said above

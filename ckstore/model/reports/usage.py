@@ -31,6 +31,8 @@ class CheckpointUsage:
             the store): of a blob that three checkpoints have, a third. So the parts of all add up.
         dead_bytes: The part of its packs that is dead, at most: what lies in them beyond the most that any single
             checkpoint uses.
+        packed_bytes: By how much the dead bytes grow when it is dropped: what only it uses of packs that others use as
+            well.
         id: Its id.
         superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` names.
     """
@@ -43,6 +45,7 @@ class CheckpointUsage:
     dead_bytes: int
     id: str = ""
     superseded: bool = False
+    packed_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -71,6 +74,7 @@ class RunUsage:
         alone_bytes: Blobs that only this run has: dropping all of it, and a gc, frees them.
         shared_bytes: Its part of the blobs that other runs have too: the sum of the parts of its checkpoints.
         checkpoints: What each of them takes, in the order of their commits.
+        packed_bytes: As of a checkpoint, of all of the run together.
     """
 
     run: str
@@ -79,6 +83,7 @@ class RunUsage:
     alone_bytes: int
     shared_bytes: int
     checkpoints: tuple[CheckpointUsage, ...]
+    packed_bytes: int = 0
 
     def __str__(self) -> str:
         count = counted(self.checkpoint_count, "checkpoint")

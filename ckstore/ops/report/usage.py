@@ -1,6 +1,6 @@
 """What checkpoints take on the disk: `du`. The links of the directories say what is shared; no data is read.
 
-How much of a pack is used is taken from the catalog where that is current, else from the manifests; both say the same.
+How much of a pack is used: `ckstore.ops.report.pack_uses`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckstore.errors import CatalogUnavailable
 from ckstore.fs import peek
-from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, blob_uses, parts_of
-from ckstore.objects.checkpoints import encoding_at, look
+from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, parts_of
+from ckstore.objects.checkpoints import encoding_at
 from ckstore.objects.last_names import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import names_in, waiting_blobs, waiting_folders
 from ckstore.ops.context import Context
 from ckstore.ops.fetched import cached_bytes
 from ckstore.ops.refs.listing import infos
+from ckstore.ops.report.pack_uses import PackUses
 
 _Inode = tuple[int, int]
 
@@ -49,7 +48,8 @@ def usage(context: Context) -> Usage:
     """Return what the checkpoints take; see `ckstore.Store.du`."""
     listed = infos(context, superseded=True)
     files = _files(context, {info.key.any_generation: info.key for info in listed})
-    packs = _PackUses(context, listed)
+    packs = PackUses(context, listed)
+    packed = packs.packed_bytes(lambda key: key)
     sums = _Sums()
     for file in files:
         sums.add(file)
@@ -61,6 +61,7 @@ def usage(context: Context) -> Usage:
             alone_bytes=sums.alone[info.key],
             shared_bytes=sums.shared[info.key],
             dead_bytes=packs.dead_bytes(info.key),
+            packed_bytes=packed.get(info.key, 0),
             id=info.id,
             superseded=info.superseded,
         )
@@ -74,7 +75,7 @@ def usage(context: Context) -> Usage:
     unused_bytes = sum(file.nbytes for file in files if not file.holders and not file.waits)
     waiting_bytes = sum(file.nbytes for file in files if not file.holders and file.waits)
     return Usage(
-        runs=_by_run(checkpoints, sums),
+        runs=_by_run(checkpoints, sums, packs.packed_bytes(lambda key: key.run)),
         checkpoints=checkpoints,
         logical_bytes=sum(info.logical_bytes for info in listed),
         disk_bytes=alone_bytes + shared_bytes + unused_bytes + waiting_bytes,
@@ -127,7 +128,7 @@ class _Sums:
             run_into[key.run] += part
 
 
-def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums) -> tuple[RunUsage, ...]:
+def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums, packed: Mapping[str, int]) -> tuple[RunUsage, ...]:
     by_run: dict[str, list[CheckpointUsage]] = defaultdict(list)
     for one in checkpoints:
         by_run[one.run].append(one)
@@ -139,6 +140,7 @@ def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums) -> tuple[RunUsa
             alone_bytes=sums.run_alone[run],
             shared_bytes=sums.run_shared[run],
             checkpoints=tuple(own),
+            packed_bytes=packed.get(run, 0),
         )
         for run, own in by_run.items()
     ]
@@ -171,45 +173,3 @@ def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> l
                 (status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink, status.st_uid, waits=True)
             )
     return list(found.values())
-
-
-class _PackUses:
-    """How much of each pack each checkpoint uses."""
-
-    def __init__(self, context: Context, listed: list[CheckpointInfo]) -> None:
-        self._by_key: dict[CheckpointKey, list[str]] = defaultdict(list)
-        self._nbytes: dict[str, int] = {}
-        self._best: dict[str, int] = defaultdict(int)
-        published = context.layout.stamps()
-        try:
-            known, rows = context.catalog.listing(), context.catalog.pack_uses()
-        except CatalogUnavailable:
-            known, rows = {}, []
-        # Rows of directories that changed since would count packs that are no longer used.
-        current = {key for key, stamp in known.items() if published.get(key) == stamp}
-        others = [info.key for info in listed if info.key not in current]
-        for key, digest, nbytes, used_bytes in rows:
-            if key in current:
-                self._add(key, digest, nbytes, used_bytes)
-        self._add_from_manifests(context, others)
-
-    def _add(self, key: CheckpointKey, digest: str, nbytes: int, used_bytes: int) -> None:
-        self._by_key[key].append(digest)
-        self._nbytes[digest] = nbytes
-        self._best[digest] = max(self._best[digest], used_bytes)
-
-    def _add_from_manifests(self, context: Context, keys: list[CheckpointKey]) -> None:
-        for key in keys:
-            found = look(context.layout, key).published
-            if found is None:  # it went meanwhile
-                continue
-            uses = blob_uses(found.manifest)
-            for blob in found.manifest.stored:
-                if uses[blob.digest].is_pack:
-                    self._add(key, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
-
-    def dead_bytes(self, key: CheckpointKey) -> int:
-        return sum(self._nbytes[digest] - self._best[digest] for digest in self._by_key.get(key, ()))
-
-    def total_dead_bytes(self) -> int:
-        return sum(nbytes - self._best[digest] for digest, nbytes in self._nbytes.items())

@@ -79,6 +79,8 @@ def test_unique_and_shared_are_the_disk_and_dropping_frees_what_was_said(saves: 
         assert disk_bytes(store.path) == before.disk_bytes - dropped.alone_bytes
         assert after.disk_bytes == disk_bytes(store.path)
         assert after.logical_bytes == before.logical_bytes - dropped.logical_bytes
+        assert after.dead_bytes <= before.dead_bytes + dropped.packed_bytes
+        assert dropped.alone_bytes or after.dead_bytes == before.dead_bytes + dropped.packed_bytes
         assert without_catalog(store).du() == after
 
 
@@ -126,6 +128,7 @@ def test_dead_bytes_are_what_no_checkpoint_uses_of_a_pack(store: Store) -> None:
     store.save(first, step=1)
     store.save({name: value for name, value in first.items() if name != "t0"}, step=2)
     assert store.du().dead_bytes == 0
+    assert [one.packed_bytes for one in store.du().checkpoints] == [8000, 0]
 
     store.delete(1)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.usage import CheckpointUsage, RunUsage
     from ckstore_cli._output import Output
 
-_SIZES = ("LOGICAL", "ALONE", "SHARED")
+_SIZES = ("LOGICAL", "ALONE", "SHARED", "PACKED")
 
 
 @click.command()
@@ -32,9 +32,10 @@ def du(frame: Frame, run: str | None, also: str | None) -> None:
 
     LOGICAL is the size of copies, ALONE what only this run or checkpoint holds:
     deleting it frees that. SHARED is its part of what others hold too: of a blob
-    that three checkpoints hold, a third. So each column adds up to its TOTAL. The
-    one that holds most alone comes first. A store of one run shows its
-    checkpoints.
+    that three checkpoints hold, a third. So each of these columns adds up to its
+    TOTAL. PACKED is what only this one uses in packs of small tensors that others
+    need: deleting it does not free that. The one that holds most alone comes first.
+    A store of one run shows its checkpoints.
 
     \b
     Example:
@@ -64,9 +65,9 @@ def du(frame: Frame, run: str | None, also: str | None) -> None:
     if len(chosen) == 1:
         _print_checkpoints(out, chosen[0])
     elif chosen:
-        rows = [(one.run, str(one.checkpoint_count), *_sizes([one])) for one in chosen]
-        total = ("TOTAL", str(len(usage.checkpoints)), *_sizes(chosen))
-        out.table(columns([("RUN", "CHECKPOINTS", *_SIZES), *rows, total], "<>>>>"))
+        rows = [(one.run, str(one.checkpoint_count), *_sizes([one]), size_text(one.packed_bytes)) for one in chosen]
+        total = ("TOTAL", str(len(usage.checkpoints)), *_sizes(chosen), "")
+        out.table(columns([("RUN", "CHECKPOINTS", *_SIZES), *rows, total], "<>>>>>"))
     if run is None:
         if chosen:
             out.line()
@@ -75,8 +76,8 @@ def du(frame: Frame, run: str | None, also: str | None) -> None:
 
 def _print_checkpoints(out: Output, run: RunUsage) -> None:
     ordered = sorted(run.checkpoints, key=lambda one: (-one.alone_bytes, -one.shared_bytes))
-    rows = [(one.shown, *_sizes([one])) for one in ordered]
-    out.table(columns([("CHECKPOINT", *_SIZES), *rows, ("TOTAL", *_sizes(ordered))], "<>>>"))
+    rows = [(one.shown, *_sizes([one]), size_text(one.packed_bytes)) for one in ordered]
+    out.table(columns([("CHECKPOINT", *_SIZES), *rows, ("TOTAL", *_sizes(ordered), "")], "<>>>>"))
     between = run.alone_bytes - sum(one.alone_bytes for one in ordered)
     more = f", of which {size_text(between)} is in several of its checkpoints" if between else ""
     out.line()
@@ -84,7 +85,7 @@ def _print_checkpoints(out: Output, run: RunUsage) -> None:
 
 
 def _sizes(held: Sequence[RunUsage] | Sequence[CheckpointUsage]) -> tuple[str, str, str]:
-    """Return the cells of one, or the sums of several."""
+    """Return the cells of one, or the sums of several, of the columns that add up."""
     return (
         size_text(sum(one.logical_bytes for one in held)),
         size_text(sum(one.alone_bytes for one in held)),

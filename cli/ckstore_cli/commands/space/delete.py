@@ -12,6 +12,7 @@ from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, DamagedBlob, In
 from ckstore.model.digest import short_id
 from ckstore.ops.refs.find import torn_at
 from ckstore.ops.refs.incomplete import incomplete
+from ckstore.ops.report.deletion import Preview
 from ckstore.store import context_of
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._output import Output
@@ -45,7 +46,9 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
     back. Where several runs could be meant, write RUN@A..B. Nothing is deleted unless
     each REF names something. One that is open, has a tag, or is pinned stays, and
     the others go. If a process still has one of the blobs open, a ckstore gc after
-    it is closed frees it.
+    it is closed frees it. The command says what the deletion frees and, if that is
+    not all, why: data that other checkpoints have as well, or that lies in packs of
+    small tensors with data of theirs.
 
     \b
     Example:
@@ -76,6 +79,7 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
             torn += [one.key.name for one in incomplete(context_of(store), run)]
             if not chosen and not torn:
                 raise no_such_run(store.path, run)
+        preview = Preview(context_of(store), chosen.values())
         for info in chosen.values():
             try:
                 store.delete(info, dry_run=dry_run, now=now)
@@ -92,10 +96,13 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
             out.line(f"{'would delete' if dry_run else 'deleted'} {name}, which was not whole")
         for info in [] if dry_run else [found[0] for found in named if len(found) == 1]:
             _tell_older(store, info, out)
-        has_deleted = len(refused) < len(chosen)
-        if has_deleted and not (dry_run or now) and (waiting := [one for one in store.dropped() if not one.problem]):
-            until = waiting[0].until[:16].replace("T", " ")
-            out.note(f"until {until} UTC ckstore undo brings back what was deleted; ckstore gc --now frees it at once")
+        if deleted := chosen.keys() - {info.key for info, _ in refused}:
+            effect = preview.effect(deleted)
+            out.note(effect.words(dry_run=dry_run))
+            if not (dry_run or now) and (waiting := [one for one in store.dropped() if not one.problem]):
+                until = waiting[0].until[:16].replace("T", " ")
+                then = "; ckstore gc --now frees it at once" if effect.freed_bytes else ""
+                out.note(f"until {until} UTC ckstore undo brings back what was deleted{then}")
     if len(refused) == 1:
         raise refused[0][1]
     if refused:
