@@ -52,5 +52,16 @@ def size_text(nbytes: float) -> str:
     return f"{value:.1f} {_UNITS[power]}"
 
 
+def sizes_apart(first: int, second: int) -> tuple[str, str]:
+    """Return two different sizes as texts that differ: where `size_text` gives the same, the bytes."""
+    texts = size_text(first), size_text(second)
+    return texts if texts[0] != texts[1] else (f"{first} B", f"{second} B")
+
+
+def needed_and_free(needed_bytes: int, free_bytes: int) -> str:
+    """Return ``3.8 MiB, 336.0 KiB are free``: what something needs, and there is not."""
+    return "{}, {} are free".format(*sizes_apart(needed_bytes, free_bytes))
+
+
 DEVICE_SMALL_BYTES = 256 * 2**10
 """Smaller ones on a device go together: PCIe takes this in 5 µs, as long as it takes to ask for a transfer."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.model.sizes import exact_size, parse_size
+from ckstore.model.sizes import exact_size, needed_and_free, parse_size, sizes_apart
 
 
 @given(count=st.integers(0, 10**6), unit=st.sampled_from(["KiB", "MiB", "GiB", "TiB"]))
@@ -43,3 +43,17 @@ def test_an_exact_size_is_read_back_as_the_same_number(nbytes: int) -> None:
 @pytest.mark.parametrize("text", ["0B", "512B", "1KB", "1KiB", "1.5GiB", "1.8TB", "2TiB", "500GB", "1000001B"])
 def test_an_exact_size_is_short(text: str) -> None:
     assert exact_size(parse_size(text)) == text
+
+
+@given(first=st.integers(0, 2**62), second=st.integers(0, 2**62) | st.none())
+def test_two_different_sizes_are_never_shown_as_the_same(first: int, second: int | None) -> None:
+    other = first + 1 if second is None else second
+
+    shown = sizes_apart(first, other)
+
+    assert (shown[0] == shown[1]) == (first == other)
+
+
+def test_sizes_in_messages_have_units() -> None:
+    assert needed_and_free(4_022_784, 344_064) == "3.8 MiB, 336.0 KiB are free"
+    assert needed_and_free(4_022_784, 4_022_783) == "4022784 B, 4022783 B are free"

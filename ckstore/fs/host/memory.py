@@ -6,6 +6,8 @@ import resource
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckstore.model.sizes import size_text
+
 _MEMINFO = "/proc/meminfo"
 _OWN_GROUPS = "/proc/self/cgroup"
 _MOUNTS = "/proc/self/mountinfo"
@@ -32,7 +34,7 @@ class Left(NamedTuple):
     where: str  # which limit it is, as the end of a sentence
 
     def __str__(self) -> str:
-        return f"{self.nbytes} are available {self.where}"
+        return f"{size_text(self.nbytes)} are available {self.where}"
 
 
 def left() -> Left | None:

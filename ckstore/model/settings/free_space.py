@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckstore.model.sizes import size_text
+from ckstore.model.sizes import needed_and_free, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Need:
     def __str__(self) -> str:
         parts = []
         if self.missing.nbytes:
-            parts.append(f"{self.new.nbytes} bytes, {self.free_bytes} are free")
+            parts.append(needed_and_free(self.new.nbytes, self.free_bytes))
         if self.missing.inodes:
             parts.append(f"{self.new.inodes} inodes, {self.free_inodes} are free")
         return " and ".join(parts)

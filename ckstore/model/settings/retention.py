@@ -9,7 +9,7 @@ from typing import Any
 from ckstore.errors import BadInput
 from ckstore.model.best import Best, best_of, check_count
 from ckstore.model.document import refuse, shown
-from ckstore.model.sizes import parse_size, size_text
+from ckstore.model.sizes import exact_size, parse_size, size_text
 from ckstore.model.times import duration_s
 from ckstore.tracebacks import short_init
 
@@ -138,7 +138,8 @@ class Budget:
                 value = parse_size(value) if isinstance(value, str) else value
                 object.__setattr__(self, name, check_count(value, name))
         if self.low > self.most:
-            raise BadInput(f"low_bytes must be at most max_bytes, got {self.low} and {self.most}")
+            got = f"{exact_size(self.low)} and {exact_size(self.most)}"
+            raise BadInput(f"low_bytes must be at most max_bytes, got {got}")
 
     @property
     def most(self) -> int:

@@ -16,6 +16,7 @@ from ckstore.fs.inside import Inside
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.progress import Progress
 from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport
+from ckstore.model.sizes import needed_and_free
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import Verdict
 from ckstore.objects.documents.annotations import read_annotations
@@ -96,7 +97,7 @@ def _check_space(context: Context) -> None:
     free_bytes = peek.free_space(path.parent).free_bytes
     if wanted_bytes > free_bytes:
         msg = (
-            f"the new catalog needs about {wanted_bytes} bytes beside the old one, {free_bytes} are free on the "
+            f"the new catalog, beside the old one, needs about {needed_and_free(wanted_bytes, free_bytes)} on the "
             f"filesystem of {path.parent}; nothing was changed"
         )
         raise InsufficientSpace(msg, hint="free space first: ckstore gc; or move a catalog.db.old-N elsewhere")

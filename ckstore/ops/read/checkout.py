@@ -21,6 +21,7 @@ from ckstore.model.manifest.manifest import Extent, FileRecord
 from ckstore.model.names import check_path, differing_in_case, parent_of
 from ckstore.model.reports.export_report import CheckoutReport
 from ckstore.model.reports.progress import Progress
+from ckstore.model.sizes import sizes_apart
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader, blob_of
 from ckstore.objects.remote_pieces import Part
@@ -146,8 +147,9 @@ def _check_space(tree: NewTree, nbytes: int, count: int) -> None:
     needed = nbytes + count * room.block_bytes + _MARGIN_BYTES
     if needed > room.free_bytes or not room.has_inodes(count):
         inodes = "" if room.free_inodes is None else f" and {room.free_inodes} inodes"
+        needed_text, free_text = sizes_apart(needed, room.free_bytes)
         msg = (
-            f"the checkout needs {needed} bytes and {count} inodes, {room.free_bytes} bytes{inodes} are free "
+            f"the checkout needs {needed_text} and {count} inodes, {free_text}{inodes} are free "
             f"on the filesystem of {tree.destination.parent}"
         )
         raise InsufficientSpace(msg, hint="make room there, or choose files with only=; nothing was written")

@@ -23,6 +23,7 @@ from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.reports.export_report import ExportedFile
 from ckstore.model.reports.progress import Progress
+from ckstore.model.sizes import needed_and_free, size_text
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
@@ -88,8 +89,8 @@ def building(
         if error.errno not in files.NO_SPACE:
             raise
         msg = (
-            f"the export needs {needed_bytes} bytes, which did not fit ({describe_os_error(error)}); "
-            f"{peek.free_space(path.parent).free_bytes} are free on the filesystem of {path}"
+            f"the export needs {size_text(needed_bytes)}, which did not fit ({describe_os_error(error)}); "
+            f"{size_text(peek.free_space(path.parent).free_bytes)} are free on the filesystem of {path}"
         )
         raise InsufficientSpace(msg, hint="make room, then export again; nothing was left behind") from error
 
@@ -97,7 +98,8 @@ def building(
 def _check_space(tree: NewTree, needed_bytes: int) -> None:
     free_bytes = peek.free_space(tree.path).free_bytes
     if needed_bytes > free_bytes:
-        msg = f"the export needs {needed_bytes} bytes, {free_bytes} are free on the filesystem of {tree.destination}"
+        wanted = needed_and_free(needed_bytes, free_bytes)
+        msg = f"the export needs {wanted} on the filesystem of {tree.destination}"
         raise InsufficientSpace(msg, hint="make room, or export to another filesystem; nothing was written")
 
 

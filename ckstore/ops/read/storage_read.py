@@ -12,7 +12,7 @@ from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BadInput, DamagedBlob, InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
-from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.sizes import PACK_BELOW_BYTES, size_text
 from ckstore.objects.pieces import PieceReader, by_blob, check, encoded
 from ckstore.objects.remote_pieces import Part
 from ckstore.ops.call_threads import for_each
@@ -299,7 +299,7 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
     found = left()
     if found is not None and nbytes + _SPARE_BYTES > found.nbytes:
         where = directory.manifest.name
-        msg = f"reading {where} takes {nbytes} bytes of memory, and {found}"
+        msg = f"reading {where} takes {size_text(nbytes)} of memory, and {found}"
         hint = "select= reads a part of it, mmap=True maps the blobs of the store, slice() reads rows"
         raise InsufficientSpace(msg, hint=hint)
 
@@ -310,7 +310,7 @@ def check_bound(what: str, nbytes: int, max_bytes: int | None, less: str) -> Non
     if max_bytes is not None and type(max_bytes) is not int:
         raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
     if max_bytes is not None and nbytes > max_bytes:
-        msg = f"{what} loads as {nbytes} bytes, which is more than max_bytes={max_bytes}"
+        msg = f"{what} loads as {size_text(nbytes)} ({nbytes} bytes), which is more than max_bytes={max_bytes}"
         raise InsufficientSpace(msg, hint=f"{less}, or raise max_bytes if you trust its maker")
 
 

@@ -48,6 +48,7 @@ from ckstore.model.manifest.manifest import (
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import MAX_STEP, CheckpointKey, check_run, check_step, check_tag
 from ckstore.model.settings.patience import AS_SET, AskedPatience
+from ckstore.model.sizes import sizes_apart
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
@@ -423,7 +424,8 @@ def _publish(  # noqa: PLR0917
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
         # Readers refuse a larger one, so such a save would be acknowledged and never load.
         if len(data) > MANIFEST_MAX_BYTES:
-            reason = f"its manifest would have {len(data)} bytes, at most {MANIFEST_MAX_BYTES} can be read"
+            size, most = sizes_apart(len(data), MANIFEST_MAX_BYTES)
+            reason = f"its manifest would have {size}, at most {most} can be read"
             raise CannotStore("", reason, hint="keep long lists of numbers in tensors or arrays")
         # Names and values of foreign files: a manifest that the strict reader refuses must fail here, not at the load.
         if staged.by_others:

@@ -87,7 +87,7 @@ class Snapshot:
         found = left()
         # Asked, not tried: in a control group the page that is one too many kills the training.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
-            raise self._no_memory(f": it takes {self.nbytes} bytes, and {found}")
+            raise self._no_memory(f", of which {found}")
         self.fd = open_memory("ckstore-snapshot")  # to be given to the saver
         try:
             os.ftruncate(self.fd, self.nbytes)

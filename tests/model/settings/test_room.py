@@ -21,7 +21,7 @@ def test_what_is_missing_is_exactly_what_has_to_be_freed(new: Amount, free_bytes
 
     assert after.fits
     assert need.fits == (freed == Amount())
-    assert ("bytes" in str(need), "inodes" in str(need)) == (freed.nbytes > 0, freed.inodes > 0)
+    assert (" B, " in str(need), "inodes" in str(need)) == (freed.nbytes > 0, freed.inodes > 0)
 
 
 @pytest.mark.property

@@ -67,7 +67,7 @@ def test_the_refusal_says_what_would_free_how_much_and_that_is_what_it_frees(sma
     assert error.needed_bytes is not None
     assert 7 * MIB < error.needed_bytes < 7 * MIB + 64 * 1024
     assert abs((error.free_bytes or 0) - 2 * MIB) < 64 * 1024
-    assert re.search(r"needs \d+ bytes, \d+ are free", error.message)
+    assert re.search(r"needs [0-9.]+ .?i?B, [0-9.]+ .?i?B are free", error.message)
     assert "ckstore gc would free 3.0 MiB, ckstore prune --keep-last 1 and then gc would free 6.0 MiB" in error.hint
     carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
     assert store.gc().freed_bytes == 6 * MIB

@@ -238,7 +238,7 @@ def test_a_full_disk_is_refused_with_numbers_and_keeps_nothing(
     store.commit(source)
     place = make_filesystem("ext4", 16)
 
-    with pytest.raises(InsufficientSpace, match=r"needs \d+ bytes and 8 inodes, \d+ bytes"):
+    with pytest.raises(InsufficientSpace, match=r"needs [0-9.]+ .iB and 8 inodes, [0-9.]+ .?i?B"):
         store.checkout(3, place / "out")
     monkeypatch.setattr("ckstore.ops.read.checkout._check_space", lambda *_: None)
     with pytest.raises(InsufficientSpace, match="is full; nothing was left behind"):

@@ -565,10 +565,10 @@ def test_a_full_disk_is_said_before_and_leaves_nothing(
     rng = np.random.default_rng(0)
     store.save({"w": rng.integers(0, 255, 40 * MIB, np.uint8), "x": rng.integers(0, 255, 5 * MIB, np.uint8)})
 
-    with pytest.raises(InsufficientSpace, match=r"needs \d{8} bytes, \d+ are free"):
+    with pytest.raises(InsufficientSpace, match=r"needs [0-9.]+ MiB, [0-9.]+ .?i?B are free"):
         store.export_safetensors("latest", mount / "out")
     monkeypatch.setattr(export_files, "_check_space", lambda *_: None)  # as if others filled it meanwhile
-    with pytest.raises(InsufficientSpace, match=r"needs \d{8} bytes, which did not fit .*; \d+ are free"):
+    with pytest.raises(InsufficientSpace, match=r"needs [0-9.]+ MiB, which did not fit .*; [0-9.]+ .?i?B are free"):
         store.export_safetensors("latest", mount / "out")
 
     assert sorted(os.listdir(mount)) == before
@@ -597,7 +597,7 @@ def test_running_out_of_space_says_what_was_needed(
 
     monkeypatch.setattr(os, "pwrite", full)
 
-    with pytest.raises(InsufficientSpace, match=r"needs \d+ bytes, which did not fit \(No space left on device\)"):
+    with pytest.raises(InsufficientSpace, match=r"needs [0-9.]+ MiB, which did not fit \(No space left on device\)"):
         store.export_safetensors("latest", tmp_path / "out")
 
     assert sorted(os.listdir(tmp_path)) == [".home", "store"]

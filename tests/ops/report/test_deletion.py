@@ -1,4 +1,4 @@
-"""What a deletion frees is said before it, and why not more: other checkpoints, packs, other links, the undo window."""
+"""A deletion says before it what it frees, and why not more: other checkpoints, packs, other links."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def effect_of(store: Store, *refs: Any) -> DeletionEffect:
 @pytest.mark.property
 @settings(max_examples=examples(8))
 @given(saves=SAVES, first=st.sets(st.integers(0, 5)), then=st.sets(st.integers(0, 5), min_size=1), undo=st.booleans())
-def test_what_a_deletion_frees_is_known_before_it(saves: Any, first: set[int], then: set[int], undo: bool) -> None:
+def test_the_bytes_that_a_deletion_frees_are_known_before_it(
+    saves: Any, first: set[int], then: set[int], undo: bool
+) -> None:
     """Also after others were deleted that wait to be brought back."""
     with tempfile.TemporaryDirectory() as folder:
         store = Store.init(Path(folder, "store"), chunk_bytes=MIB)
@@ -60,7 +62,7 @@ def test_what_a_deletion_frees_is_known_before_it(saves: Any, first: set[int], t
         check_store(store.path)
 
 
-def test_what_stays_is_told_apart(store: Store, tmp_path: Path) -> None:
+def test_shared_and_packed_and_linked_data_are_told_apart(store: Store, tmp_path: Path) -> None:
     small = {f"t{i}": np.full(1000, i) for i in range(8)}
     big = np.random.default_rng(0).integers(0, 256, 2 * MIB, dtype=np.uint8)
     store.save({**small, "big": big}, step=1)

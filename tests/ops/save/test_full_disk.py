@@ -37,7 +37,7 @@ def test_a_save_that_cannot_fit_is_refused_before_anything_is_written(
     store.save({"w": drawn(20 * MIB, 0)})
     free = free_bytes(store.path)
 
-    with pytest.raises(InsufficientSpace, match=r"the save needs \d+ bytes, \d+ are free"):
+    with pytest.raises(InsufficientSpace, match=r"the save needs [0-9.]+ .?i?B, [0-9.]+ .?i?B are free"):
         store.save({"w": drawn(80 * MIB, 1)})
 
     assert free - free_bytes(store.path) < 64 * 1024
@@ -88,7 +88,7 @@ def test_a_commit_that_cannot_fit_is_refused_with_numbers_and_leaves_nothing(
     store.commit(small)
     free = free_bytes(store.path)
 
-    with pytest.raises(InsufficientSpace, match=r"the save needs \d+ bytes, \d+ are free"):
+    with pytest.raises(InsufficientSpace, match=r"the save needs [0-9.]+ .?i?B, [0-9.]+ .?i?B are free"):
         store.commit(large)
     monkeypatch.setattr(save_module, "check_space", lambda *_: ())  # as if others filled it after the check
     with pytest.raises(InsufficientSpace, match="No space left on device"):

@@ -18,6 +18,7 @@ from ckstore.model.manifest.manifest import FileRecord
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.reports.progress import Progress
+from ckstore.model.sizes import exact_size
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export import (
     MAX_SHARD_BYTES,
@@ -138,7 +139,8 @@ def _check_shards(directory: CheckpointDirectory, chosen: Chosen, most_bytes: in
     """Raise if weights that were committed in several files should be cut smaller."""
     large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
     if most_bytes != MAX_SHARD_BYTES and large:
-        msg = f"{large[0]} has more than {most_bytes} bytes, and weights that were committed in several files stay so"
+        found = f"{large[0]} has more than {exact_size(most_bytes)}"
+        msg = f"{found}, and weights that were committed in several files stay so"
         raise BadInput(msg, hint="leave max_shard_bytes= out")
 
 

@@ -18,6 +18,7 @@ from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.reports.progress import Progress
+from ckstore.model.sizes import size_text, sizes_apart
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, WrittenPart, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files
@@ -196,10 +197,11 @@ def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
     if sum(sizes.values()) <= VALUES_MOST_BYTES:
         return
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_SHOWN]
-    listed = "; ".join(f"{plain(name) or 'the state itself'}: {sizes[name]} bytes" for name in largest)
+    listed = "; ".join(f"{plain(name) or 'the state itself'}: {size_text(sizes[name])}" for name in largest)
+    total, most = sizes_apart(sum(sizes.values()), VALUES_MOST_BYTES)
     msg = (
-        f"values that are no plain tensors lie in the pickle, and would take {sum(sizes.values())} bytes of memory, "
-        f"at most {VALUES_MOST_BYTES} may: {listed}"
+        f"values that are no plain tensors lie in the pickle, and would take {total} of memory, at most {most} may: "
+        f"{listed}"
     )
     raise BadInput(
         msg,
