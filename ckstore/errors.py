@@ -207,7 +207,15 @@ class DoesNotFit(BadInput):
 
 
 class StepExists(CkstoreError):
-    """The run has another checkpoint of that step."""
+    """The run has another checkpoint of that step.
+
+    Attributes:
+        id: The id of that checkpoint; empty if it is not known.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", id: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.id = id
 
 
 class StateChanged(CkstoreError):

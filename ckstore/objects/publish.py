@@ -248,8 +248,8 @@ def _existing(manifest: Manifest, rule: Rule, found: Sequence[Published]) -> Pub
 def _exists(other: Published) -> StepExists:
     return StepExists(
         f"run {other.key.run} has another checkpoint at step {other.key.step}, saved at {other.manifest.created}",
-        hint="choose another step=, or if_exists='replace' to put this one in its place; keep leaves the other, and "
-        "saves nothing",
+        hint="choose another step=, or if_exists='replace' to replace that one; if_exists='keep' skips this save",
+        id=other.manifest_id,
     )
 
 

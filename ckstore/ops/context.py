@@ -198,9 +198,15 @@ class Context:
     saved: Callable[[Callable[[], Mapping[str, Any]]], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
     watch: SaveWatch = NO_WATCH  # called as a save goes on
+    trainer_pid: int | None = None  # the process that a background saver saves for; None in every other process
     totals: SaveTotals = field(default_factory=SaveTotals)  # what the saves of this store did so far
     notices: Notices = field(default_factory=Notices)
     known: Known = field(default_factory=Known)
+
+    @property
+    def own_pid(self) -> int:
+        """The process that users know: this one, or of a background saver its trainer."""
+        return os.getpid() if self.trainer_pid is None else self.trainer_pid
 
     @cached_property
     def algorithm(self) -> Algorithm:

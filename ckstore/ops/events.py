@@ -39,7 +39,7 @@ def note(
         return
     now = text_of_time(datetime.now(UTC))
     run, step = of
-    _append(context.layout, Event(now, event, run, step, id, nbytes, why, os.getpid(), os.geteuid(), seconds))
+    _append(context.layout, Event(now, event, run, step, id, nbytes, why, context.own_pid, os.geteuid(), seconds))
 
 
 def events(context: Context, *, since: object = None, run: str | None = None) -> list[Event]:

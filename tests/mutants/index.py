@@ -61,4 +61,22 @@ INDEX = [
         "tests/ops/report/test_deletion.py::test_shared_and_packed_and_linked_data_are_told_apart",
         "assert",
     ),
+    Mutant(
+        "a process that has the number of one that ended is not named as the saver of a checkpoint",
+        "recycled-pid-named",
+        "saver_of._is_running",
+        "        return is_older and",
+        "        return True or is_older and",
+        "tests/ops/save/test_step_exists.py::test_a_process_that_took_the_number_of_another_is_not_named",
+        "assert",
+    ),
+    Mutant(
+        "the number of a process of another host names no process of this one",
+        "pid-of-another-host",
+        "saver_of._saved",
+        "    if not id or context.shared:\n",
+        "    if not id:\n",
+        "tests/ops/save/test_step_exists.py::test_none_is_named_where_the_journal_is_lost_or_of_several_hosts",
+        "assert",
+    ),
 ]

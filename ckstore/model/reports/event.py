@@ -54,7 +54,7 @@ class Event:
         nbytes: Bytes that a save added, that were freed or sent, or by which a compaction made files smaller.
         seconds: How long a save took.
         why: By which rule, the reason of a failure, or which remote.
-        pid, uid: Of the process that did it.
+        pid, uid: Of the process that did it; of a save in the background, of the training process.
     """
 
     time: str

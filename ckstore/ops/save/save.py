@@ -73,6 +73,7 @@ from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
 from ckstore.ops.save.restore_blobs import restore_blobs
+from ckstore.ops.save.saver_of import name_saver
 from ckstore.ops.save.write import Stored, store_sources
 from ckstore.ops.touch import renew_used
 from ckstore.tensors.capture import Captured, capture
@@ -448,9 +449,9 @@ def _publish(  # noqa: PLR0917
             outcome = publishing.publish(
                 context.layout, staging, manifest, manifest_id, rule, synced, context.of_step, as_newest=True
             )
-        except StepExists:
+        except StepExists as error:
             if request.step is not None:
-                raise
+                raise name_saver(context, error, request.run) from None
             step = _step_after(step, request.run)  # another process took the step that was free a moment ago
             counted = None
         except publishing.Overtaken as error:  # another process took the same number for this step

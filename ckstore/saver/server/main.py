@@ -82,6 +82,7 @@ def _open(opening: Open, reporter: Reporter) -> Context:
     except (OSError, MemoryError) as error:
         raise _as_error(error, "opening the store") from error
     context.watch = reporter
+    context.trainer_pid = os.getppid()
     context.saved = partial(_saved, context, catalog_path)
     context.evict = partial(_evict, context)
     for note in notes:
