@@ -129,7 +129,7 @@ odd: $(STAMP) system-packages ## The fast tests under python -O, -W error, umask
 
 # With the peers that `make bench-peers` installed, if it did.
 bench: BENCH_BIN = $(CURDIR)/$(if $(wildcard $(PEERS)/.installed),$(PEERS)/bin,$(BIN))
-bench: $(STAMP) ## ckstore beside floors and peers: BENCH="save load" ROUNDS=5 SIZE=2GiB LARGE=1 BENCH_DIR=… BENCH_PAGE=1 (long)
+bench: $(STAMP) ## ckstore beside baselines and peers: BENCH="save load" ROUNDS=5 SIZE=2GiB LARGE=1 BENCH_DIR=… BENCH_PAGE=1 (long)
 	PATH="$$PATH:$(BENCH_BIN)" $(BENCH_BIN)/python -m tests.bench $(BENCH) --rounds $(ROUNDS) --size $(SIZE) \
 		$(if $(LARGE),--large) $(if $(BENCH_DIR),--dir $(BENCH_DIR)) $(if $(BENCH_PAGE),--page) $(BENCH_ARGS)
 

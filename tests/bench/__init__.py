@@ -1,1 +1,1 @@
-"""The benchmark: ckstore beside its floors and its peers, in one run: ``make bench``, docs/performance.md."""
+"""The benchmark: ckstore beside its baselines and its peers, in one run: ``make bench``, docs/performance.md."""

@@ -26,9 +26,9 @@ _COLUMNS = {
     "safetensors": ("safetensors",),
     "DCP": ("DCP, 1 thread", "DCP, 2 threads"),
     "restic": ("restic",),
-    "a floor": (),
+    "plain operation": (),
 }
-_FLOORS = {
+_BASELINES = {
     "save": "direct write",
     "unchanged": "hash",
     "load": "memcpy to fresh",
@@ -44,12 +44,12 @@ def brief(read: Mapping[str, Any]) -> str:
     for scenario, words in _ROWS.items():
         if scenario in results.scenarios:
             cells = [number(results.fastest(scenario, cases)) for cases in _COLUMNS.values() if cases]
-            rows.append(f"| {words} | {' | '.join([*cells, _floor(results, scenario)])} |")
+            rows.append(f"| {words} | {' | '.join([*cells, _baseline(results, scenario)])} |")
     return "\n".join(rows)
 
 
-def _floor(results: Results, scenario: str) -> str:
-    begins = _FLOORS.get(scenario)
+def _baseline(results: Results, scenario: str) -> str:
+    begins = _BASELINES.get(scenario)
     if begins is None:
         return "–"
     names = [name for name in results.scenarios[scenario]["cases"] if name.startswith(begins)]

@@ -1,7 +1,7 @@
 """The few concepts: a `System` saves and loads, a `Case` is one act that is measured, a `Scenario` compares cases.
 
-A floor is a case without a system: what the machine can do at best. A peer is a system, and ckstore is one, too: each
-is measured by the same cases (`tests.bench.acts`).
+A baseline is a case without a system: the plain operation on the same bytes. A peer is a system, and ckstore is one,
+too: each is measured by the same cases (`tests.bench.acts`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from tests.bench.states import Sizes, State
 from tests.bench.usage import make_warm
 
-Role = Literal["floor", "ckstore", "peer"]
+Role = Literal["baseline", "ckstore", "peer"]
 Cache = Literal["any", "warm", "cold"]
 
 
@@ -43,7 +43,7 @@ class Case(ABC):
     """One act. A fresh process calls `prepare`, then for each lap `before` and, on the clock, `act`; then `check`.
 
     Attributes:
-        name: Of the system or floor, unique in its scenario.
+        name: Of the system or baseline, unique in its scenario.
         cache: State of the page cache, for all files of the case, that is made and checked before each lap.
         laps: How often `act` is called; its time is the sum.
         nbytes: Bytes that all laps together work on; set by `prepare`.

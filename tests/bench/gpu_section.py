@@ -81,13 +81,13 @@ def section(found: Mapping[str, Any]) -> str:
 def _rows(cases: Mapping[str, Any]) -> list[str]:
     names = ("copies", "stall", "stall_large", "save", "load", "fingerprints")
     copies, stall, large, save, load, prints = (cases.get(name, {}) for name in names)
-    floor = _per_byte(copies, "from_device_pinned_s")
+    baseline = _per_byte(copies, "from_device_pinned_s")
     rows = []
     for way, words in (("from_device", "copy from the GPU"), ("to_device", "copy to the GPU")):
         rows += [_row(f"*{words}, {kind}*", copies, f"{way}_{kind}_s") for kind in ("pageable", "pinned")]
     for case, of in ((stall, ""), (large, f", {large.get('bytes', 0) / 2**30:.0f} GiB")):
         share = _per_byte(case, "call_s")
-        ratio = None if not floor or share is None else share / floor
+        ratio = None if not baseline or share is None else share / baseline
         reached = "" if ratio is None else f"{number(ratio)} × the pinned copy (wanted: at most {_GOAL:g})"
         rows.append(_row(f"`save_async`: the call{of}", case, "call_s", reached))
         rows += [_row(f"`save_async`{words}{of}", case, key) for key, words in _CALLS.items()]

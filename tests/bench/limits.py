@@ -1,4 +1,4 @@
-"""Floors that show what limits loads: the sizes of files that are mapped, and where fresh memory comes from."""
+"""Baselines that show what limits loads: the sizes of files that are mapped, and where fresh memory comes from."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 
 import xxhash
 
+from tests.bench.baselines import Baseline, FreshCopy
 from tests.bench.case import Cache, Here
-from tests.bench.floors import Floor, FreshCopy
 from tests.bench.usage import use_memory
 
 _PART_BYTES = 8 * 2**20
 
 
-class MapFiles(Floor):
+class MapFiles(Baseline):
     """Map files of one size, which another program has read, and hash every byte, as for every byte of a mapped load.
 
     Its `page_faults` are those of the act: the larger the pages that the read made, the fewer.
@@ -47,7 +47,7 @@ class MapFiles(Floor):
         self.figures["page_faults"] = float(after.ru_minflt - before.ru_minflt)
 
     def check(self) -> None:
-        assert sum(len(memory) for memory in self._mapped) == self.nbytes, "the floor did not map all bytes"
+        assert sum(len(memory) for memory in self._mapped) == self.nbytes, "the baseline did not map all bytes"
         assert len(set(self._digests)) <= 2, "files of the same bytes have different digests"
 
 

@@ -10,14 +10,14 @@ from ckstore.model.sizes import PACK_BELOW_BYTES
 from tests.bench import states
 from tests.bench.results import Results, ratio
 from tests.bench.scenarios import (
-    COPY_FLOORS,
+    COPY_BASELINES,
     FAST_HASHED,
     FAST_OURS,
     FAST_READ,
     FAST_WRITE,
-    HASH_FLOORS,
-    READ_FLOORS,
-    WRITE_FLOORS,
+    HASH_BASELINES,
+    READ_BASELINES,
+    WRITE_BASELINES,
 )
 from tests.bench.states import Sizes
 
@@ -59,11 +59,11 @@ def _faster(scenario: str, than: str | None = None, ours: str = _OURS) -> Callab
     return figure
 
 
-def _floor_share(scenario: str, *floors: tuple[str, ...], ours: str = _OURS) -> Callable[[Results], float | None]:
-    """Which part of the time the slowest of some floors needs, each at its fastest."""
+def _baseline_share(scenario: str, *baselines: tuple[str, ...], ours: str = _OURS) -> Callable[[Results], float | None]:
+    """Which part of the time the slowest of some baselines needs, each at its fastest."""
 
     def figure(results: Results) -> float | None:
-        times = [results.fastest(scenario, names) for names in floors]
+        times = [results.fastest(scenario, names) for names in baselines]
         known = [seconds for seconds in times if seconds is not None]
         return ratio(max(known), results.seconds(scenario, ours)) if len(known) == len(times) else None
 
@@ -79,7 +79,7 @@ def _cpu_of_torch_save(results: Results) -> float | None:
 
 
 def _unchanged(results: Results) -> float | None:
-    hashing = results.fastest("unchanged", HASH_FLOORS)
+    hashing = results.fastest("unchanged", HASH_BASELINES)
     if hashing is None:
         return None
     allowed = hashing + 20e-6 * sum(_tensors_and_blobs(Sizes(**results.run("unchanged")["sizes"]))) + 10e-3
@@ -93,11 +93,11 @@ def _tensors_and_blobs(sizes: Sizes) -> tuple[int, int]:
 
 
 def _changing(results: Results) -> float | None:
-    """Our time over that of writing the changed bytes and hashing all of them, at the rates of the floors."""
-    write, hashing = results.fastest("changing", WRITE_FLOORS), results.fastest("changing", HASH_FLOORS)
+    """Our time over that of writing the changed bytes and hashing all of them, at the rates of the baselines."""
+    write, hashing = results.fastest("changing", WRITE_BASELINES), results.fastest("changing", HASH_BASELINES)
     changed = results.value("changing", _OURS, "changed_bytes")
     every = results.value("changing", _OURS, "nbytes")
-    one = results.value("changing", HASH_FLOORS[0], "nbytes")
+    one = results.value("changing", HASH_BASELINES[0], "nbytes")
     if write is None or hashing is None or changed is None or every is None or not one:
         return None
     return ratio(results.seconds("changing", _OURS), (changed * write + every * hashing) / one)
@@ -108,7 +108,7 @@ def _stored(results: Results) -> float | None:
 
 
 def _in_place(results: Results) -> float | None:
-    return ratio(results.seconds("into", _OURS), results.fastest("into", COPY_FLOORS))
+    return ratio(results.seconds("into", _OURS), results.fastest("into", COPY_BASELINES))
 
 
 def _one(results: Results) -> float | None:
@@ -124,13 +124,13 @@ def _slower(scenario: str, than: str, ours: str = _OURS) -> Callable[[Results], 
     return lambda results: ratio(results.seconds(scenario, ours), results.seconds(scenario, than))
 
 
-def _on_fast(scenario: str, floors: dict[int, str]) -> tuple[Line, Line]:
-    """The share of a floor with the threads that were chosen, and with two."""
+def _on_fast(scenario: str, baselines: dict[int, str]) -> tuple[Line, Line]:
+    """The share of a baseline with the threads that were chosen, and with two."""
     what = f"{scenario.removeprefix('fast-')}, a device in memory"
-    chosen, two = (_floor_share(scenario, tuple(floors.values()), ours=ours) for ours in (_OURS, FAST_OURS[2]))
+    chosen, two = (_baseline_share(scenario, tuple(baselines.values()), ours=ours) for ours in (_OURS, FAST_OURS[2]))
     return (
-        Line(f"{what}: share of the direct floor", 0.85, True, chosen),
-        Line(f"{what}, two threads: share of the direct floor", 0.85, True, two),
+        Line(f"{what}: share of the direct baseline", 0.85, True, chosen),
+        Line(f"{what}, two threads: share of the direct baseline", 0.85, True, two),
     )
 
 
@@ -144,12 +144,15 @@ def _mapped(scenario: str, what: str) -> tuple[Line, Line]:
 
 LINES = (
     Line(
-        "first save: share of the direct-write floor, or the next line", 0.85, True, _floor_share("save", WRITE_FLOORS)
+        "first save: share of the direct-write baseline, or the next line",
+        0.85,
+        True,
+        _baseline_share("save", WRITE_BASELINES),
     ),
     Line("first save: faster than the best peer, or the line before", 1.2, True, _faster("save")),
     Line("first save: faster than torch.save + fsync", 1.5, True, _faster("save", "torch.save")),
     Line("first save: CPU-seconds of those of torch.save", 0.5, False, _cpu_of_torch_save),
-    Line("steady saves: share of the direct-write floor", 0.85, True, _floor_share("steady", WRITE_FLOORS)),
+    Line("steady saves: share of the direct-write baseline", 0.85, True, _baseline_share("steady", WRITE_BASELINES)),
     Line("first save on tmpfs: faster than safetensors", 1.0, True, _faster("tmpfs", "safetensors")),
     Line("unchanged: of hash + 20 µs × (tensors + blobs) + 10 ms", 1.3, False, _unchanged),
     Line("unchanged: faster than restic", 20.0, True, _faster("unchanged", "restic")),
@@ -166,14 +169,19 @@ LINES = (
         "save, a device in memory: share of hash, copy and direct write",
         0.85,
         True,
-        _floor_share("fast-save", tuple(FAST_HASHED.values())),
+        _baseline_share("fast-save", tuple(FAST_HASHED.values())),
     ),
     *_on_fast("fast-load", FAST_READ),
     *_mapped("map", "mapped, warm"),
     *_mapped("map-again", "mapped, after a load"),
     Line("load, warm, verified: faster than torch.load", 3.0, True, _faster("load", "torch.save")),
     Line("load, after a load, verified: faster than torch.load", 3.0, True, _faster("load-again", "torch.save")),
-    Line("load, cold, verified: share of the direct-read floor", 0.85, True, _floor_share("load-cold", READ_FLOORS)),
+    Line(
+        "load, cold, verified: share of the direct-read baseline",
+        0.85,
+        True,
+        _baseline_share("load-cold", READ_BASELINES),
+    ),
     Line("load in place, warm: time of that of one memcpy", 1.5, False, _in_place),
     Line("one tensor, cold: bytes read of bytes needed", 1.1, False, _one),
     Line("first save: extra memory in MiB", 256.0, False, _memory("save")),
@@ -185,6 +193,6 @@ LINES = (
         "verify, cold: share of the slower of read and hash",
         0.85,
         True,
-        _floor_share("verify", READ_FLOORS, HASH_FLOORS),
+        _baseline_share("verify", READ_BASELINES, HASH_BASELINES),
     ),
 )

@@ -1,4 +1,4 @@
-"""The plot of a run as SVG: a row of bars a scenario, medians with their spread, floors, ckstore and peers apart.
+"""The plot of a run as SVG: a row of bars a scenario, medians with their spread, baselines, ckstore and peers apart.
 
 Written by hand, so that nothing has to be installed for it; a bar is a rectangle.
 """
@@ -13,7 +13,7 @@ from tests.bench.report import number
 from tests.bench.results import Results
 
 _WIDE, _LABEL, _BAR, _GAP, _HEAD = 860, 260, 14, 4, 30
-_COLOURS = {"floor": "#9aa5b1", "ckstore": "#0b6e4f", "peer": "#d08c3c"}
+_COLOURS = {"baseline": "#9aa5b1", "ckstore": "#0b6e4f", "peer": "#d08c3c"}
 
 
 def plot(read: Mapping[str, Any]) -> str:

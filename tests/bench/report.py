@@ -1,4 +1,4 @@
-"""The report in Markdown: a table of the lines, and one a scenario with the ratios to the floors and to the peers."""
+"""The report in Markdown: a table of the lines, and one a scenario with the ratios to baselines and peers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _scenario(results: Results, name: str) -> str:
     ]
     head += ["fsyncs", "also"]
     rows = [f"**{scenario['title']}** (`{name}`)", "", _row(head), _row(["---"] * len(head))]
-    order = {"floor": 0, "ckstore": 1, "peer": 2}
+    order = {"baseline": 0, "ckstore": 1, "peer": 2}
     cases = sorted(scenario["cases"].items(), key=lambda item: order[item[1]["role"]])
     rows += [_row(_cells(results, name, case, about["role"])) for case, about in cases if about["samples"]]
     return "\n".join(rows)
@@ -83,7 +83,7 @@ def _cells(results: Results, scenario: str, case: str, role: str) -> list[str]:
     times = results.times(scenario, case)
     seconds = results.seconds(scenario, case)
     nbytes = results.value(scenario, case, "nbytes")
-    title = f"*{case}*" if role == "floor" else f"**{case}**" if role == "ckstore" else case
+    title = f"*{case}*" if role == "baseline" else f"**{case}**" if role == "ckstore" else case
     per_gb = ratio(results.value(scenario, case, "cpu_s"), None if nbytes is None else nbytes / 1e9)
     private = results.counted(scenario, case, "private_bytes")
     extra = results.value(scenario, case, "extra_bytes") if private is None else private

@@ -80,7 +80,7 @@ def _possible(scenario: Scenario, place: Place, settings: Settings, found: Found
 
 
 def _can_be_large(case: Case) -> bool:
-    return (case.role != "floor" and case.name in ("ckstore", "torch.save", "safetensors")) or "write" in case.name
+    return (case.role != "baseline" and case.name in ("ckstore", "torch.save", "safetensors")) or "write" in case.name
 
 
 def _run_one(scenario: Scenario, case: Case, place: Place, settings: Settings) -> dict[str, Any]:

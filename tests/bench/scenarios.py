@@ -1,4 +1,4 @@
-"""What is measured: each scenario with its floors, ckstore, and the peers that can do it."""
+"""What is measured: each scenario with its baselines, ckstore, and the peers that can do it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.bench.acts import (
     Verify,
 )
 from tests.bench.backups import Borg, Dvc, Restic
+from tests.bench.baselines import Copy, FreshCopy, Fsync, Hash, HashAndWriteFiles, ReadCached, ReadFiles, WriteFiles
 from tests.bench.case import Cache, Case, Scenario
-from tests.bench.floors import Copy, FreshCopy, Fsync, Hash, HashAndWriteFiles, ReadCached, ReadFiles, WriteFiles
 from tests.bench.frameworks import DistributedCheckpoint, FileEach, Safetensors, TorchSave
 from tests.bench.limits import MapFiles, RestedCopy
 from tests.bench.loaders import Orbax, Tensorizer
@@ -30,42 +30,42 @@ from tests.bench.ours import Ckstore
 from tests.bench.ranks import OfRanks
 
 CORES = len(os.sched_getaffinity(0))
-WRITE_FLOORS = ("direct write, 1 file", "direct write, 4 files")
-READ_FLOORS = ("direct read, 1 file", "direct read, 4 files")
-HASH_FLOORS = ("hash, 1 thread", "hash, 2 threads")
-FRESH_FLOORS = ("memcpy to fresh memory", "memcpy to fresh huge pages")
-CACHED_FLOORS = ("read, 1 thread", "read, 2 threads")
+WRITE_BASELINES = ("direct write, 1 file", "direct write, 4 files")
+READ_BASELINES = ("direct read, 1 file", "direct read, 4 files")
+HASH_BASELINES = ("hash, 1 thread", "hash, 2 threads")
+FRESH_BASELINES = ("memcpy to fresh memory", "memcpy to fresh huge pages")
+CACHED_BASELINES = ("read, 1 thread", "read, 2 threads")
 FAST_WRITE = {1: "direct write, 1 file", 2: "direct write, 2 files", 4: "direct write, 4 files"}
 FAST_READ = {1: "direct read, 1 file", 2: "direct read, 2 files", 4: "direct read, 4 files"}
 FAST_HASHED = {2: "hash, copy and write, 2 files", 4: "hash, copy and write, 4 files"}
 FAST_OURS = {1: "ckstore, 1 thread", 2: "ckstore, 2 threads", 4: "ckstore, 4 threads"}
 """By the number of threads."""
-COPY_FLOORS = ("memcpy, 1 thread", "memcpy, 2 threads")
+COPY_BASELINES = ("memcpy, 1 thread", "memcpy, 2 threads")
 
 
 def _write() -> tuple[Case, ...]:
-    direct = [WriteFiles(name, direct=True, at_once=n) for name, n in zip(WRITE_FLOORS, (1, 4), strict=True)]
+    direct = [WriteFiles(name, direct=True, at_once=n) for name, n in zip(WRITE_BASELINES, (1, 4), strict=True)]
     return (*direct, WriteFiles("buffered write, 1 file", direct=False, at_once=1))
 
 
 def _read() -> tuple[Case, ...]:
-    return tuple(ReadFiles(name, at_once=n) for name, n in zip(READ_FLOORS, (1, 4), strict=True))
+    return tuple(ReadFiles(name, at_once=n) for name, n in zip(READ_BASELINES, (1, 4), strict=True))
 
 
 def _hash() -> tuple[Case, ...]:
-    return tuple(Hash(name, threads=n) for n, name in enumerate(HASH_FLOORS, 1))
+    return tuple(Hash(name, threads=n) for n, name in enumerate(HASH_BASELINES, 1))
 
 
 def _copy() -> tuple[Case, ...]:
-    return tuple(Copy(name, threads=n) for n, name in enumerate(COPY_FLOORS, 1))
+    return tuple(Copy(name, threads=n) for n, name in enumerate(COPY_BASELINES, 1))
 
 
 def _read_cached() -> tuple[Case, ...]:
-    return tuple(ReadCached(name, threads=n) for n, name in enumerate(CACHED_FLOORS, 1))
+    return tuple(ReadCached(name, threads=n) for n, name in enumerate(CACHED_BASELINES, 1))
 
 
 def _fresh(*, again: bool = False) -> tuple[Case, ...]:
-    return tuple(FreshCopy(name, huge=bool(huge), again=again) for huge, name in enumerate(FRESH_FLOORS))
+    return tuple(FreshCopy(name, huge=bool(huge), again=again) for huge, name in enumerate(FRESH_BASELINES))
 
 
 def _writers() -> tuple[Case, ...]:
@@ -116,7 +116,7 @@ def _limits() -> tuple[Scenario, ...]:
     rests = (0, 2, 8)
     copies = (
         RestedCopy(f"{name}, {rest_s} s", huge=bool(huge), rest_s=rest_s)
-        for huge, name in enumerate(FRESH_FLOORS)
+        for huge, name in enumerate(FRESH_BASELINES)
         for rest_s in rests
     )
     loads = (Load(system, cache="warm", rest_s=rest_s) for rest_s in rests for system in (Ckstore(), TorchSave()))
@@ -232,7 +232,7 @@ def all_scenarios() -> tuple[Scenario, ...]:
             (
                 *(
                     WriteFiles(name, direct=True, at_once=n, steady=True)
-                    for name, n in zip(WRITE_FLOORS, (1, 4), strict=True)
+                    for name, n in zip(WRITE_BASELINES, (1, 4), strict=True)
                 ),
                 *(SteadySaves(system) for system in (Ckstore(), TorchSave())),
             ),

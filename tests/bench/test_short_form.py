@@ -120,16 +120,16 @@ def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monke
     assert (storage_read._CORES, vars(write)["PACK_BELOW_BYTES"]) == (8, 4 * 2**20)
 
 
-def test_a_floor_that_hashes_copies_and_writes_leaves_files_with_the_bytes(tmp_path: Path) -> None:
+def test_a_baseline_that_hashes_copies_and_writes_leaves_files_with_the_bytes(tmp_path: Path) -> None:
     save, load = chosen(["fast"], large=False)
-    floor = next(case for case in save.cases if case.name == "hash, copy and write, 2 files")
+    baseline = next(case for case in save.cases if case.name == "hash, copy and write, 2 files")
 
     home = tmp_path / "home"
     home.mkdir()
-    floor.prepare(Here(home, TINY, thorough=True, rehearse=False))
-    floor.before(0)
-    floor.act(0)
-    floor.check()
+    baseline.prepare(Here(home, TINY, thorough=True, rehearse=False))
+    baseline.before(0)
+    baseline.act(0)
+    baseline.check()
 
     assert {one.place for one in (save, load)} == {"fast"}
     data = (home / "000000").read_bytes()

@@ -1,6 +1,6 @@
 """Save and load a state in the memory of the processor, by the number of threads: in /dev/shm and on the local disk.
 
-The machine with a GPU is the one with many cores. Floors beside it say what they can do at best, by as many threads.
+The machine with a GPU is the one with many cores. Baselines beside it say what they can do at best, by as many threads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 from ckstore import Store
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from tests.bench import states
+from tests.bench.baselines import Baseline, Copy, Hash, ReadFiles, WriteFiles
 from tests.bench.case import Here
-from tests.bench.floors import Copy, Floor, Hash, ReadFiles, WriteFiles
 from tests.bench.states import Sizes, State
 from tests.bench.usage import make_cold
 from tests.gpu.parts import SAVE, timed
@@ -27,7 +27,7 @@ Figures = dict[str, Any]
 CHOSEN = "chosen"
 THREADS = (CHOSEN, "16", "4", "1", "8", "2")
 """In the order of their weight: where time runs out, the last are missing."""
-FLOORS = ("16", "4", "1")
+BASELINES = ("16", "4", "1")
 _SHM = Path("/dev/shm")
 _SLOW_BYTES_A_S = 2 * 10**9
 _READ = {
@@ -48,7 +48,7 @@ class _Clock:
 
 
 def by_threads(folder: Path, state_bytes: int, seconds: float) -> Figures:
-    """Measure floors, saves and loads by the number of threads, and begin nothing more after `seconds`.
+    """Measure baselines, saves and loads by the number of threads, and begin nothing more after `seconds`.
 
     Args:
         folder: On the local disk.
@@ -63,16 +63,16 @@ def by_threads(folder: Path, state_bytes: int, seconds: float) -> Figures:
         "chosen": DEFAULT_THREADS,
         "places": {},
     }
-    floor = Sizes(state_bytes // 8)
-    found["hash"] = _floors(folder, floor, clock, lambda n: Hash("hash", threads=n))
-    found["copy"] = _floors(folder, floor, clock, lambda n: Copy("copy", threads=n))
+    baseline = Sizes(state_bytes // 8)
+    found["hash"] = _baselines(folder, baseline, clock, lambda n: Hash("hash", threads=n))
+    found["copy"] = _baselines(folder, baseline, clock, lambda n: Copy("copy", threads=n))
     target = states.like(state)
     if os.access(_SHM, os.W_OK) and shutil.disk_usage(_SHM).free > 2 * state_bytes:
         with tempfile.TemporaryDirectory(prefix="ckstore-gpu-", dir=_SHM) as shm:
             found["places"]["shm"] = _in_place(Path(shm), state, target, clock, cold=False)
     disk: Figures = {
-        "write": _floors(folder, floor, clock, lambda n: WriteFiles("write", direct=True, at_once=n)),
-        "read": _floors(folder, floor, clock, lambda n: ReadFiles("read", at_once=n)),
+        "write": _baselines(folder, baseline, clock, lambda n: WriteFiles("write", direct=True, at_once=n)),
+        "read": _baselines(folder, baseline, clock, lambda n: ReadFiles("read", at_once=n)),
     }
     if max(disk["write"].values(), default=0.0) < _SLOW_BYTES_A_S:
         state = dict(list(state.items())[::2])
@@ -82,23 +82,23 @@ def by_threads(folder: Path, state_bytes: int, seconds: float) -> Figures:
     return found
 
 
-def _floors(folder: Path, sizes: Sizes, clock: _Clock, made: Callable[[int], Floor]) -> dict[str, float]:
-    """Return bytes a second of a floor by the number of threads; the better of two laps."""
+def _baselines(folder: Path, sizes: Sizes, clock: _Clock, made: Callable[[int], Baseline]) -> dict[str, float]:
+    """Return bytes a second of a baseline by the number of threads; the better of two laps."""
     found = {}
-    for threads in FLOORS:
+    for threads in BASELINES:
         if not clock:
             break
         with tempfile.TemporaryDirectory(dir=folder) as home:
-            floor = made(int(threads))
-            floor.prepare(Here(Path(home), sizes))
+            baseline = made(int(threads))
+            baseline.prepare(Here(Path(home), sizes))
             laps = []
             for lap in range(2):
-                floor.before(lap)
+                baseline.before(lap)
                 begun_s = time.perf_counter()
-                floor.act(lap)
+                baseline.act(lap)
                 laps.append(time.perf_counter() - begun_s)
-            floor.check()
-            found[threads] = floor.nbytes / min(laps)
+            baseline.check()
+            found[threads] = baseline.nbytes / min(laps)
     return found
 
 

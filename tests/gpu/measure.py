@@ -53,7 +53,7 @@ def about(_: Path) -> Figures:
 
 
 def copies(_: Path) -> Figures:
-    """Copy the bytes of the state between the device and memory, pageable and pinned: the floor of all else."""
+    """Copy the bytes of the state between the device and memory, pageable and pinned: the baseline of all else."""
     far = torch.ones(_STATE_BYTES, dtype=torch.uint8, device=_DEVICE)
     found: Figures = {"bytes": far.nbytes}
     for kind in ("pageable", "pinned") if _ON_GPU else ("pageable",):

@@ -1,6 +1,6 @@
-"""Floors: what the disk, the memory and the hash can do at best with the same bytes, measured in the same run.
+"""Baselines: plain operations of the disk, the memory and the hash on the same bytes, measured in the same run.
 
-Files are of the chunk size of ckstore. Memory that floors read and write is faulted in before the clock runs.
+Files are of the chunk size of ckstore. Memory that baselines read and write is faulted in before the clock runs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _PIECE_BYTES = 2**20
 """What a thread copies or hashes at once: the xxhash package lets other threads run above 64 KiB."""
 
 
-class Floor(Case):
+class Baseline(Case):
     """A case without a system; its bytes are as many as those of a state."""
 
-    role: Role = "floor"
+    role: Role = "baseline"
 
     def __init__(self, name: str, kind: Kind = "llm") -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Floor(Case):
         self.nbytes = states.nbytes_of(self.kind, here.sizes)
 
 
-class WriteFiles(Floor):
+class WriteFiles(Baseline):
     """Write the bytes in files of chunk size, fsync each, then the directory.
 
     Args:
@@ -89,7 +89,7 @@ class WriteFiles(Floor):
 
     def check(self) -> None:
         total = sum(path.stat().st_size for path in self._folder.iterdir())
-        assert total == sum(_file_sizes(self._written_bytes)), "the floor did not write all bytes"
+        assert total == sum(_file_sizes(self._written_bytes)), "the baseline did not write all bytes"
 
 
 class HashAndWriteFiles(WriteFiles):
@@ -117,7 +117,7 @@ class HashAndWriteFiles(WriteFiles):
             assert first.digest() == second.digest(), "the copy differs"
 
 
-class ReadFiles(Floor):
+class ReadFiles(Baseline):
     """Read the bytes past the page cache, from files of chunk size, into memory that is there."""
 
     def __init__(self, name: str, *, at_once: int) -> None:
@@ -150,10 +150,10 @@ class ReadFiles(Floor):
         return done
 
     def check(self) -> None:
-        assert self._read_bytes == sum(_file_sizes(self.nbytes)), "the floor did not read all bytes"
+        assert self._read_bytes == sum(_file_sizes(self.nbytes)), "the baseline did not read all bytes"
 
 
-class Fsync(Floor):
+class Fsync(Baseline):
     """Append 4 KiB and fsync, once a lap; its figure is the time of one."""
 
     def __init__(self, name: str, laps: int = 20) -> None:
@@ -173,7 +173,7 @@ class Fsync(Floor):
         os.close(self._fd)
 
 
-class Copy(Floor):
+class Copy(Baseline):
     """Copy the state to memory that is there."""
 
     def __init__(self, name: str, *, threads: int) -> None:
@@ -254,7 +254,7 @@ class ReadCached(Copy):
         super().check()
 
 
-class Hash(Floor):
+class Hash(Baseline):
     """Hash the state with the hash of the store, 1 MiB at a time."""
 
     def __init__(self, name: str, *, threads: int, kind: Kind = "llm") -> None:
@@ -278,7 +278,7 @@ def _copy(to: Any, source: Any, part: slice) -> None:
 
 
 def write_file(path: Path, buffer: memoryview, nbytes: int, number: int, flags: int) -> None:
-    """Write one file of the floor and make it durable; its content depends on its number."""
+    """Write one file of the baseline and make it durable; its content depends on its number."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | flags, 0o600)
     try:
         for at in range(0, nbytes, _IO_BYTES):
