@@ -188,3 +188,18 @@ def test_a_notebook_shows_it_in_a_frame_and_a_file_that_cannot_be_written_is_ref
     assert len(repr(made)) < 100
     with pytest.raises(BadInput, match="cannot be written"):
         store.report(tmp_path / "nowhere" / "report.html")
+
+
+def test_the_reasons_of_all_runs_have_one_row_each_and_are_whole_sentences(store: Store) -> None:
+    for run in ("gpt", "gpt-lowlr"):
+        for step in (1, 2):
+            store.save({"w": np.arange(step)}, step=step, run=run, metrics={"eval_loss": step} if run == "gpt" else {})
+    store.pin("gpt@1", "the seed of the run gpt")
+    store.config.retention = RetentionPolicy(keep_best="eval_loss")
+
+    rules = store.report().html.partition("What each rule keeps")[2].partition("</table>")[0]
+    rows = dict(re.findall(r'<th scope="row"[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>', rules))
+
+    assert rows["no checkpoint of its run has a number for the metric eval_loss"] == "2"
+    assert rows["it is the newest valid checkpoint of its run"] == "2"
+    assert any(reason.startswith("it is pinned: the seed of the run gpt (") for reason in rows)
