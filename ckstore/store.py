@@ -625,7 +625,7 @@ class Store:
         select: Select = None,
         strip_prefix: bool = False,
         add: Sequence[str | os.PathLike[str]] = (),
-        sums: bool = False,
+        sums: bool | Literal["model-signing"] = False,
         progress: Progress | None = None,
     ) -> ExportReport:
         """Write a checkpoint as files that others read; a state that many ranks saved is consolidated.
@@ -648,7 +648,8 @@ class Store:
                 directories, of which all files but weights are taken.
             sums: Also write the SHA-256 of every file, as ``sha256sum -c`` reads it, and which checkpoint the export
                 came from, for `verify_export`: ``SHA256SUMS`` and ``ckstore-export.json`` in the directory; beside a
-                torch file ``FILE.sha256`` and ``FILE.ckstore-export.json``.
+                torch file ``FILE.sha256`` and ``FILE.ckstore-export.json``. With ``"model-signing"`` a directory also
+                gets ``model.intoto.json``, the unsigned statement of OpenSSF's model-signing about all these files.
             progress: Called now and then with the bytes that are done and those to be done.
 
         Raises:
@@ -682,7 +683,7 @@ class Store:
         max_shard_bytes: int | str = 50 * 10**9,
         select: Select = None,
         strip_prefix: bool = False,
-        sums: bool = False,
+        sums: bool | Literal["model-signing"] = False,
         progress: Progress | None = None,
     ) -> ExportReport:
         """Write the tensors of a saved state as ``model.safetensors``, or as shards with an index, as the hub has them.

@@ -154,3 +154,11 @@ def test_a_torch_file_is_exported(run: Run, tmp_path: Path) -> None:
     assert lines[1].startswith("exported main@1 to state.pt: 1 tensor, 1 file, ")
     assert torch.equal(torch.load("state.pt", weights_only=False)["w"], store.load(1)["w"])
     assert run("export", "latest", "state.pt", "--format", "torch", "--store", store.path).exit_code == 2
+
+
+def test_a_statement_for_model_signing_is_written_with_the_sums(run: Run, saved: Path) -> None:
+    shown = run("export", "best", "out", "--model-signing", "--store", saved)
+
+    assert shown.exit_code == 0
+    assert {"SHA256SUMS", "ckstore-export.json", "model.intoto.json"} <= {path.name for path in Path("out").iterdir()}
+    assert run("verify", "--export", "out").exit_code == 0

@@ -39,7 +39,7 @@ from ckstore.ops.read.export_files import (
     write_runs,
 )
 from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export
-from ckstore.ops.read.export_sums import ExportSums, Region
+from ckstore.ops.read.export_sums import ExportSums, Region, Sums
 from ckstore.ops.read.load import Select
 
 MAX_SHARD_BYTES = 50 * 10**9  # what `save_pretrained` of transformers 5 takes
@@ -76,7 +76,7 @@ def export_open(
     max_shard_bytes: int | str = MAX_SHARD_BYTES,
     select: Select = None,
     strip_prefix: bool = False,
-    sums: bool = False,
+    sums: Sums = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export an open checkpoint; see `ckstore.Store.export_safetensors`."""
@@ -90,7 +90,7 @@ def export_open(
     needed_bytes = _needed_bytes(directory, plan, shards)
     with building(directory, path, needed_bytes) as (tree, reader):
         meter = Meter(sum(shard.layout.nbytes for shard in shards), progress)
-        work = TensorWork(directory, tree, reader, meter, ExportSums() if sums else None)
+        work = TensorWork(directory, tree, reader, meter, ExportSums.asked_for(sums))
         written = [work.shard(shard) for shard in shards]
         if len(shards) > 1:
             written.append(work.small(INDEX_NAME, [index_of(plan, shards)]))

@@ -29,6 +29,7 @@ from ckstore.ops.acts import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
 from ckstore.ops.read.export_sums import (
     RECORD_NAME,
+    STATEMENT_NAME,
     SUMS_NAME,
     ExportSums,
     FileSum,
@@ -227,7 +228,11 @@ class Work:
         directory = self.directory
         written = self.small(record, self.sums.record(directory.manifest.name, directory.manifest_id))
         # The record is a file of the export, so the sums come after it; they have no sum of their own.
-        return written, self.small(last, [self.sums.sums()])
+        about = (written, self.small(last, [self.sums.sums()]))
+        if not self.sums.signs:
+            return about
+        # Last: it is about the sums as well, and no file can be about itself.
+        return *about, self.small(STATEMENT_NAME, [self.sums.statement(self.tree.destination.name)])
 
     def metered(self, contents: Iterable[memoryview]) -> Iterator[memoryview]:
         """Give the same parts, and count each when the next one is asked for."""

@@ -39,6 +39,9 @@ def export(
         return read_checkpoint(context, ref, partial(export_open, destination=path, **options))
     if format not in get_args(ExportFormat):
         raise BadInput(f"format must be one of {', '.join(get_args(ExportFormat))}, got {format!r}")
+    if format == "torch" and options.get("sums") == "model-signing":
+        msg = "the statement of model-signing is about a directory, and a torch file is one file"
+        raise BadInput(msg, hint="give sums=True", command_hint="give --sums")
     if strip_prefix:
         names = "those of the model" if format in _WITH_FILES else "those of the state"
         msg = f"strip_prefix is for safetensors: the names in {format} are {names}"

@@ -8,11 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import PurePosixPath
+from typing import Literal, NamedTuple
 
+from ckstore.errors import BadInput
 from ckstore.model.digest import ALGORITHMS, RunningDigest
 
+Sums = bool | Literal["model-signing"]
+"""Whether an export has sums; ``model-signing``: and the statement that the tool of OpenSSF signs."""
 SUMS_NAME = "SHA256SUMS"
+STATEMENT_NAME = "model.intoto.json"
+_SIGNATURE_NAME = "model.sig"
+# The tool ignores these too when it signs a directory. A verification counts other files without a sum as an error.
+_GIT_NAMES = (".git", ".gitattributes", ".github", ".gitignore")
 RECORD_NAME = "ckstore-export.json"
 RECORD_FORMAT = "ckstore-export"
 RECORD_VERSION = 1
@@ -81,9 +89,21 @@ class FileSum:
 
 
 class ExportSums:
-    """The SHA-256 of each file of one export, and the digests of its tensors."""
+    """The SHA-256 of each file of one export, and the digests of its tensors.
 
-    def __init__(self) -> None:
+    Attributes:
+        signs: Whether the statement of model-signing is wanted as well.
+    """
+
+    @classmethod
+    def asked_for(cls, sums: Sums) -> ExportSums | None:
+        """Return new sums, or None if the caller wants none."""
+        if sums not in (True, False, "model-signing"):
+            raise BadInput(f"sums must be True, False or 'model-signing', got {sums!r}")
+        return cls(signs=sums == "model-signing") if sums else None
+
+    def __init__(self, *, signs: bool = False) -> None:
+        self.signs = signs
         self._sha256: dict[str, str] = {}
         self._files: dict[str, object] = {}
 
@@ -109,6 +129,29 @@ class ExportSums:
     def sums(self) -> bytes:
         """Return the content of the sums, as sha256sum writes and reads it."""
         return b"".join(_line(digest, name) for name, digest in self._sha256.items())
+
+    def statement(self, model: str) -> bytes:
+        """Return the in-toto statement about all files so far, as OpenSSF's model-signing makes it; unsigned.
+
+        Source: ``model_signing/_signing/signing.py`` of model-signing 1.1.1, `Payload`.
+        """
+        files = sorted(self._sha256.items(), key=lambda item: PurePosixPath(item[0]))
+        root = hashlib.sha256(b"".join(bytes.fromhex(digest) for _, digest in files)).hexdigest()
+        statement = {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": model, "digest": {"sha256": root}}],
+            "predicateType": "https://model_signing/signature/v1.0",
+            "predicate": {
+                "serialization": {
+                    "method": "files",
+                    "hash_type": "sha256",
+                    "allow_symlinks": False,
+                    "ignore_paths": [STATEMENT_NAME, _SIGNATURE_NAME, *_GIT_NAMES],
+                },
+                "resources": [{"name": name, "algorithm": "sha256", "digest": digest} for name, digest in files],
+            },
+        }
+        return (json.dumps(statement, indent=2) + "\n").encode("ascii")
 
 
 def _line(digest: str, name: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NewerFormat
 from ckstore.fs import files, links
 from ckstore.ops.read import export_files, regions
+from ckstore.ops.read.export_sums import ExportSums, FileSum
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
 from tests.support.requirements import CRASH_FULL
@@ -350,3 +352,61 @@ def test_a_kill_at_any_step_leaves_no_sums_without_their_file(store: Store, tmp_
         at += 1 if CRASH_FULL else 5
 
     assert at > 20
+
+
+# ------------------------------------------------------------------------------- OpenSSF model signing
+
+
+def test_the_statement_is_the_one_of_model_signing() -> None:
+    """The order of files and the digest of all of them are those of model-signing 1.1.1 for the same directory."""
+    sums = ExportSums(signs=True)
+    for name in ("z", "a-b", "a.b", "B", "a/b"):
+        found = FileSum(())
+        found.add(0, memoryview(name.encode()))
+        sums.add(name, len(name), found, ())
+
+    said = json.loads(sums.statement("model"))
+
+    assert [one["name"] for one in said["predicate"]["resources"]] == ["B", "a/b", "a-b", "a.b", "z"]
+    assert said["predicate"]["resources"][0] == {
+        "name": "B",
+        "algorithm": "sha256",
+        "digest": "df7e70e5021544f4834bbee64a9e3789febc4be81470df629cad6ddb03320a5c",
+    }
+    root = "64289cde867ebe852bc2a3daa1c4fcf1c10977627d5c734a85c2b12f0b4a2c7e"
+    assert said["subject"] == [{"name": "model", "digest": {"sha256": root}}]
+    assert said["_type"] == "https://in-toto.io/Statement/v1"
+    assert said["predicateType"] == "https://model_signing/signature/v1.0"
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "dcp", "pretrained"])
+def test_the_statement_names_every_other_file_of_the_export(store: Store, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    options: dict[str, Any] = {"add": [tmp_path / "config.json"]} if kind == "pretrained" else {}
+    store.save(model(), step=1)
+    report = store.export(1, tmp_path / "out", format=kind, sums="model-signing", **options)  # type: ignore[arg-type]
+
+    said = json.loads((tmp_path / "out" / "model.intoto.json").read_text())
+
+    files = {path.relative_to(tmp_path / "out").as_posix(): path for path in (tmp_path / "out").rglob("*")}
+    del files["model.intoto.json"]
+    assert {one["name"]: one["digest"] for one in said["predicate"]["resources"]} == {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+    }
+    assert "SHA256SUMS" in files
+    assert said["subject"][0]["name"] == "out"
+    assert report.files[-1].name == "model.intoto.json"
+    assert sha256sum(tmp_path / "out") == 0
+    assert Store.verify_export(tmp_path / "out").ok
+
+
+def test_a_statement_is_for_directories_and_sums_are_no_other_word(store: Store, tmp_path: Path) -> None:
+    store.save(model(), step=1)
+    with pytest.raises(BadInput, match="is about a directory") as refused:
+        store.export(1, tmp_path / "out.pt", format="torch", sums="model-signing")
+    assert refused.value.command_hint == "give --sums"
+    for kind in ("safetensors", "dcp"):
+        with pytest.raises(BadInput, match="sums must be True, False or 'model-signing', got 'md5'"):
+            store.export(1, tmp_path / "out", format=kind, sums="md5")  # type: ignore[arg-type]
+
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]

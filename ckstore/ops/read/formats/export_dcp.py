@@ -24,7 +24,7 @@ from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
-from ckstore.ops.read.export_sums import ExportSums, Region
+from ckstore.ops.read.export_sums import ExportSums, Region, Sums
 from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.storage_read import read_memories
@@ -74,7 +74,7 @@ def export_dcp(
     *,
     max_shard_bytes: int | str = MAX_SHARD_BYTES,
     select: Select = None,
-    sums: bool = False,
+    sums: Sums = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`."""
@@ -89,7 +89,7 @@ def export_dcp(
     cut = cut_shards([item.nbytes for item in plan.items], most_bytes)
     all_bytes = sum(item.nbytes for item in plan.items)
     with building(directory, path, all_bytes + MARGIN_BYTES) as (tree, reader):
-        work = _Work(directory, tree, reader, Meter(all_bytes, progress), ExportSums() if sums else None, keep)
+        work = _Work(directory, tree, reader, Meter(all_bytes, progress), ExportSums.asked_for(sums), keep)
         written = [work.file(f"__0_{i}.distcp", [plan.items[at] for at in shard]) for i, shard in enumerate(cut)]
         written.append(work.small(METADATA_NAME, [render_metadata(plan.paths, plan.tensors, work.placed)]))
         written += work.write_sums()

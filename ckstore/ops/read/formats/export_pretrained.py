@@ -31,7 +31,7 @@ from ckstore.ops.read.export import (
 )
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
 from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
-from ckstore.ops.read.export_sums import RECORD_NAME, SUMS_NAME, ExportSums, Region
+from ckstore.ops.read.export_sums import RECORD_NAME, STATEMENT_NAME, SUMS_NAME, ExportSums, Region, Sums
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, Added, Chosen, ModelForm, added_files, choose
 from ckstore.ops.read.load import Select
@@ -40,7 +40,7 @@ from ckstore.ops.read.storage_read import names_of
 
 _FORMS = {"pretrained": (PRETRAINED, PEFT), "peft": (PEFT, PRETRAINED)}
 _READ_BYTES = 2**20
-_ABOUT = (RECORD_NAME, SUMS_NAME)
+_ABOUT = (RECORD_NAME, SUMS_NAME, STATEMENT_NAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def export_pretrained(
     max_shard_bytes: int | str = MAX_SHARD_BYTES,
     select: Select = None,
     add: object = (),
-    sums: bool = False,
+    sums: Sums = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export an open checkpoint as the directory `path`; see `ckstore.Store.export`."""
@@ -83,7 +83,7 @@ def export_pretrained(
         else:
             plan = _of_state(directory, _FORMS[form][0], select, added_files(add), most_bytes)
         _check_beside(plan, _FORMS[form][0], manifest.name, sums=sums)
-        written = _write(directory, path, plan, ExportSums() if sums else None, progress)
+        written = _write(directory, path, plan, ExportSums.asked_for(sums), progress)
     return ExportReport(
         name=manifest.name,
         checkpoint_id=directory.manifest_id,
@@ -171,7 +171,7 @@ def _check_names_of_peft(plan: ExportPlan, form: ModelForm) -> None:
         raise BadInput(msg, hint="save peft.get_peft_model_state_dict(model), or the state dict of the merged model")
 
 
-def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: bool) -> None:
+def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: Sums) -> None:
     """Raise if two files would have one name, or the configuration is missing."""
     paths = [name for file in plan.copied for name in {file.path, file.path.partition("/")[0]}]
     if plan.weights is not None:

@@ -22,7 +22,7 @@ from ckstore.model.sizes import size_text, sizes_apart
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, WrittenPart, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files
-from ckstore.ops.read.export_sums import ExportSums, Region, beside_file
+from ckstore.ops.read.export_sums import ExportSums, Region, Sums, beside_file
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of, read_memories
@@ -124,7 +124,7 @@ def export_torch(
     path: Path,
     *,
     select: Select = None,
-    sums: bool = False,
+    sums: Sums = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Export an open checkpoint as the file `path`; see `ckstore.Store.export`."""
@@ -139,7 +139,7 @@ def export_torch(
     nbytes = archive.layout.nbytes
     beside = beside_file(path.name) if sums else ()
     with building(directory, path, nbytes + MARGIN_BYTES, one_file=True, beside=beside) as (tree, reader):
-        work = Work(directory, tree, reader, Meter(nbytes, progress), ExportSums() if sums else None)
+        work = Work(directory, tree, reader, Meter(nbytes, progress), ExportSums.asked_for(sums))
         with tree.create_file(path.name) as fd:
             parts = list(archive.write(fd, 0, reader, work.meter))
             work.read_back(fd, path.name, nbytes, parts, archive.regions())

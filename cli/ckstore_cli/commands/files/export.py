@@ -47,6 +47,9 @@ from ckstore_cli._types import OneOf
     help="For pretrained and peft: a file to put beside the weights, such as config.json, or a directory of such.",
 )
 @click.option("--sums", is_flag=True, help="Also write SHA256SUMS, for sha256sum -c and ckstore verify --export.")
+@click.option(
+    "--model-signing", is_flag=True, help="As --sums, and model.intoto.json, the statement for OpenSSF model signing."
+)
 @framed
 def export(frame: Frame, ref: str, destination: Path, select: tuple[str, ...], **options: Any) -> None:
     """Write the checkpoint REF as files that other programs read.
@@ -79,6 +82,8 @@ def export(frame: Frame, ref: str, destination: Path, select: tuple[str, ...], *
       6  not enough space
     """
     out = frame.output()
+    if options.pop("model_signing"):
+        options["sums"] = "model-signing"
     with frame.writing() as store, Progress("exporting", quiet=out.as_json) as shown:
         report = store.export(ref, destination, select=list(select) or None, progress=shown.at, **options)
     out.document(report)
