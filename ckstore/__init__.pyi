@@ -33,6 +33,7 @@ from ckstore.errors import RemoteDenied as RemoteDenied
 from ckstore.errors import RemoteError as RemoteError
 from ckstore.errors import RemoteFull as RemoteFull
 from ckstore.errors import RemoteUnavailable as RemoteUnavailable
+from ckstore.errors import RunInUse as RunInUse
 from ckstore.errors import RunIsOwned as RunIsOwned
 from ckstore.errors import SaveAbandoned as SaveAbandoned
 from ckstore.errors import SaveFailed as SaveFailed

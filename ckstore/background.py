@@ -6,9 +6,11 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ckstore.model.lineage import after_save
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops.acts import act_in_memory
 from ckstore.ops.notices import tell_left_out
+from ckstore.ops.save.lineage import know_training
 from ckstore.ops.save.tolerance import tolerated
 
 if TYPE_CHECKING:
@@ -114,6 +116,8 @@ class BackgroundSaves:
         on_failure: OnFailure = "raise",
     ) -> PendingSave:
         """Have a save begun; see `ckstore.Store.save_async`."""
+        # Before the order is sent: a second saver must not draw another training for it.
+        know_training(self._context, order.run)
         tolerate = None if on_failure == "raise" else partial(tolerated, self._context)
         parents = self._context.known.last_parents
         pending = self._client().submit(state, order, limits, parents, unchanged, tolerate)
@@ -153,7 +157,8 @@ class BackgroundSaves:
 
         def ended(outcome: CheckpointInfo | CkstoreError) -> None:
             if isinstance(outcome, CheckpointInfo):
-                context.known.last_parents[outcome.run] = outcome.id
+                parents = context.known.last_parents
+                parents[outcome.run] = after_save(parents.get(outcome.run), outcome)
                 context.totals.saved(outcome)
                 context.totals.tried_again(0 if outcome.counters is None else outcome.counters.retry_count)
             else:

@@ -10,6 +10,7 @@
     │   ├── CannotLoad           1   a committed file, or a value in it, that cannot be loaded as a state
     │   └── DoesNotFit           2   a checkpoint and the target that it was to be loaded into differ
     ├── StepExists               1   the run has another checkpoint of that step
+    ├── RunInUse                 1   the run has checkpoints of another training
     ├── StateChanged             1   the state was changed while it was being saved
     │   └── NotUnchanged         1   a tensor that was named as unchanged has changed
     ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
@@ -216,6 +217,10 @@ class StepExists(CkstoreError):
     def __init__(self, message: str, *, hint: str = "", id: str = "") -> None:
         super().__init__(message, hint=hint)
         self.id = id
+
+
+class RunInUse(CkstoreError):
+    """The run has checkpoints of another training, which the save would replace or supersede. Nothing was published."""
 
 
 class StateChanged(CkstoreError):

@@ -15,7 +15,7 @@ from ckstore.errors import BadInput, CkstoreError, StoreNotFound
 from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import DEFAULT_RUN, check_run, expanded
+from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, check_options, places_of
 from ckstore.tracebacks import short_tracebacks
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
+    from ckstore.model.lineage import Parent
     from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.manifest.stored import OldPiece
@@ -103,9 +104,10 @@ class Store:
         readonly: bool = False,
         recover: bool = True,
         catalog_path: str | os.PathLike[str] | None = None,
+        continue_from: RefLike | None = None,
     ) -> None:
         self.path = _resolved(path)
-        self.run = None if run is None else check_run(run)
+        self.run = None if run is None or run == AUTO else check_run(run)
         self._catalog_path = None if catalog_path is None else expanded(catalog_path)
         self._context, self._notes = _open(
             self.path,
@@ -117,6 +119,12 @@ class Store:
         self.background = BackgroundSaves(self._context, self.path, self._catalog_path)
         # Of a remote that was opened by its URL: what may list there what is new.
         self._listing: Context | None = None
+        self._auto_run: str | None = None
+        if run == AUTO:
+            _refuse_ranks(os.environ.get("WORLD_SIZE", ""))
+            self._bind_new_run()
+        if continue_from is not None:
+            self._continue(continue_from)
 
     @classmethod
     @short_tracebacks
@@ -156,6 +164,7 @@ class Store:
         readonly: bool = False,
         recover: bool = True,
         catalog_path: str | os.PathLike[str] | None = None,
+        continue_from: RefLike | None = None,
     ) -> Store:
         """Open the store at `path`; the same as ``Store(path)``.
 
@@ -166,16 +175,20 @@ class Store:
                 listed, `follow` also gives what is new there, and loads fetch what they read.
             run: Binds this handle to a run: saves and commits go to it, and where a call or a ref names no run, this
                 one is meant. Tags and ids name a checkpoint of any run. None: saves go to ``main``, and
-                ``latest`` without a run is refused when the store has several runs.
+                ``latest`` without a run is refused when the store has several runs. ``auto``: a new run, ``main`` or
+                the first of ``main-2``, ``main-3`` … that no process has taken; `run` of the handle has its name.
             readonly: Change nothing, now and later.
             recover: False: leave everything as it is found now; for `reindex`, which sets it right itself.
             catalog_path: The file of the index, on a disk of this host; its directory is made. None: ``catalog.db`` in
                 the store, or where that is on a shared filesystem, or other users may write to it,
                 ``ckstore/UUID/catalog.db`` in the user's cache. A path outside the store says that other hosts are
                 at work with theirs: see `gc`.
+            continue_from: The checkpoint that what is saved by this handle continues, as if it had been loaded. It also
+                holds for the frameworks that save by it.
 
         Raises:
             StoreNotFound: There is none.
+            NoSuchRef: There is no checkpoint `continue_from`.
             NewerFormat: It was made by a newer ckstore.
             UnsafePlace: It is to be written to, and the filesystem cannot do what a store needs; or the catalog would
                 lie on a shared filesystem.
@@ -183,7 +196,14 @@ class Store:
         """
         if isinstance(path, str) and "://" in path:
             return cls._open_there(path, run)
-        return cls(path, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
+        return cls(
+            path,
+            run=run,
+            readonly=readonly,
+            recover=recover,
+            catalog_path=catalog_path,
+            continue_from=continue_from,
+        )
 
     @classmethod
     def _open_there(cls, url: str, run: str | None) -> Store:
@@ -214,6 +234,7 @@ class Store:
         chunk_bytes: int | None = None,
         catalog_path: str | os.PathLike[str] | None = None,
         mirror: str | os.PathLike[str] | None = None,
+        continue_from: RefLike | None = None,
     ) -> Store:
         """Open the store at `path`; make it if there is none. Several processes may do so at once.
 
@@ -228,6 +249,7 @@ class Store:
                 at once, as one of `clone` does, with its hash and chunk size: so a training goes on on another
                 machine. It is kept as the setting `StoreConfig.mirror`; where it is set already, no request is made.
                 None: as the setting says.
+            continue_from: See `open`.
 
         Raises:
             RemoteError: The store is new, or the mirror is new to it, and the mirror does not answer.
@@ -248,6 +270,8 @@ class Store:
             store = cls(root, run=run, catalog_path=catalog_path)
         if mirror is not None:
             store._mirror_to(mirror)
+        if continue_from is not None:
+            store._continue(continue_from)
         return store
 
     @classmethod
@@ -338,7 +362,8 @@ class Store:
         Args:
             state: What to save.
             step: Step number; None: one more than the highest of the run.
-            run: Name of the run; None: that of `open`, else ``main``.
+            run: Name of the run; None: that of `open`, else ``main``. ``auto``: a new run, made from that name, in
+                which all saves of this handle with ``auto`` go.
             progress: Called now and then with the bytes that are stored and those to be stored.
             ranks: This process is one of several that each save a part, without a process group.
             on_failure: What a failure of the storage does that did not pass. ``raise``: it is raised. ``warn``: this
@@ -355,7 +380,7 @@ class Store:
             CannotStore: A value in the state cannot be stored; nothing was written.
             StateChanged: The state was changed meanwhile.
             StepExists: The run has another checkpoint at that step.
-            InUse: It is to be replaced, and a tag or a pin names it.
+            RunInUse: The checkpoint that it would replace, or the run, is another training's; see `SaveOptions`.
             InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
                 much. See `StoreConfig.make_room`.
             MissingRanks: With `ranks`: others did not come in time; it says which.
@@ -364,6 +389,7 @@ class Store:
             SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
                 is intact.
         """
+        _of_training(state, options)
         request = self._requested(self.save, run, step, options, progress)
 
         def save_once() -> CheckpointInfo:
@@ -371,7 +397,7 @@ class Store:
                 from ckstore.ranks.attempt import AsRank
                 from ckstore.ranks.save import save_state
 
-                return save_state(self._context, state, request, AsRank(ranks, self._run_meant(run), step))
+                return save_state(self._context, state, request, AsRank(ranks, self._run_of_all(run, ranks), step))
             from ckstore.ops.save.save import save
 
             return save(self._context, state, request())
@@ -444,6 +470,7 @@ class Store:
 
         check_options(self.save_async, options, SaveOptions)
         check_on_failure(on_failure)
+        _of_training(state, options)
         try:
             limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice, after)
             limits.check()
@@ -555,7 +582,7 @@ class Store:
             CannotStore: There is a socket, a pipe or a device, or a name that cannot be kept.
             StateChanged: A file was changed while it was read.
             StepExists: The run has another checkpoint at that step.
-            InUse: It is to be replaced, and a tag or a pin names it.
+            RunInUse: The checkpoint that it would replace is another training's; see `SaveOptions`.
             InsufficientSpace: Not enough bytes or inodes; says what is needed and what is free.
             MissingRanks: With `ranks`: others did not come in time; it says which.
             RankMismatch: With `ranks`: two processes are one rank, or the ranks do not mean the same checkpoint.
@@ -574,7 +601,7 @@ class Store:
                 from ckstore.ranks.attempt import AsRank
                 from ckstore.ranks.save import commit_files
 
-                as_rank = AsRank(ranks, self._run_meant(run), step)
+                as_rank = AsRank(ranks, self._run_of_all(run, ranks), step)
                 return commit_files(self._context, files, request, how, as_rank)
             return commit(self._context, files, request(), how)
 
@@ -1830,7 +1857,10 @@ class Store:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle it as what it was opened with: a spawned worker opens the store again."""
-        return _opened_again, (type(self), self.path, self.run, self._context.readonly, self._catalog_path)
+        known = self._context.known
+        # With what it continues: where rank 0 of `ddp_spawn` saves, this process has loaded.
+        continues = dict(known.last_parents), known.declared
+        return _opened_again, (type(self), self.path, self.run, self._context.readonly, self._catalog_path, continues)
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
@@ -1953,7 +1983,36 @@ class Store:
         return self._run_meant(run)
 
     def _run_meant(self, run: str | None) -> str:
+        if run == AUTO:
+            return self._new_run()
         return (self.run or DEFAULT_RUN) if run is None else run
+
+    def _run_of_all(self, run: str | None, ranks: Ranks) -> str:
+        if run == AUTO:
+            _refuse_ranks(str(ranks.world_size))
+        return self._run_meant(run)
+
+    def _new_run(self) -> str:
+        """Return the run of ``run="auto"``, which this handle takes when it is first asked for."""
+        if self._auto_run is None:
+            from ckstore.ops.save.lineage import take_free_run
+
+            self._auto_run = take_free_run(self._context, self.run or DEFAULT_RUN)
+        return self._auto_run
+
+    @act
+    def _bind_new_run(self) -> None:
+        self.run = self._context.run = self._new_run()
+
+    @act
+    def _continue(self, ref: RefLike) -> None:
+        from ckstore.ops.read.load import continue_from
+        from ckstore.ops.refs.find import find
+        from ckstore.ops.save.lineage import parent_at
+
+        parent = parent_at(self._context, find(self._context, ref))
+        self._context.known.declared = parent
+        continue_from(self._context, parent)
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self.path)
@@ -1964,14 +2023,33 @@ def context_of(store: Store) -> Context:
     return store._context  # noqa: SLF001 - its own
 
 
-def _opened_again(
+def _opened_again(  # noqa: PLR0917 - a pickle has no names
     cls: type[Store],
     path: Path,
     run: str | None,
-    readonly: bool,  # noqa: FBT001 - a pickle has no names
+    readonly: bool,  # noqa: FBT001
     catalog_path: Path | None,
+    continues: tuple[dict[str, Parent], Parent | None],
 ) -> Store:
-    return cls(path, run=run, readonly=readonly, catalog_path=catalog_path)
+    store = cls(path, run=run, readonly=readonly, catalog_path=catalog_path)
+    known = context_of(store).known
+    known.last_parents, known.declared = continues
+    return store
+
+
+def _refuse_ranks(world_size: str) -> None:
+    """Refuse a run of this process's choice if there are several ranks."""
+    if world_size.isdecimal() and int(world_size) > 1:
+        msg = f'run="auto": each of {world_size} ranks would take a run of its own'
+        raise BadInput(msg, hint='have one rank take it: Store.open(path, run="auto").run, and give it to all')
+
+
+def _of_training(state: object, options: SaveOptions) -> None:
+    """Let a captured state refuse a run of another training, unless the caller says otherwise."""
+    if options.get("if_run_in_use") is None and isinstance(state, dict):
+        record = state.get(CAPTURED)
+        if isinstance(record, str) and record.startswith("{") and '"conditions"' in record:
+            options["if_run_in_use"] = "error"
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.errors import BadInput, CkstoreWarning
+from ckstore.integrations import own_run
 from ckstore.integrations.directories import (
     checkout_to_resume,
     commit_directory,
@@ -70,6 +71,7 @@ class Installed:
         self._store = store
         self._run = run
         self._resumed = False
+        self._begun = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit
         # accelerate deletes the oldest before it writes: a save that fails would leave one less.
         accelerator.project_configuration.total_limit = None
@@ -106,6 +108,8 @@ class Installed:
         """Load as `Accelerator.load_state`; ``ckstore:REF`` from the store."""
         if input_dir is None or not str(input_dir).startswith(_PREFIX):
             self._load(input_dir, *arguments, **options)
+            if input_dir is not None:
+                from_rank_zero(lambda: self._continue(Path(input_dir)))
             return
         ref = str(input_dir).removeprefix(_PREFIX)
 
@@ -119,10 +123,14 @@ class Installed:
         for sentence in self.resumed_inexactly if rank_and_world()[0] == 0 else ():
             warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
         self._load(path, *arguments, **options)
-        self._resumed = True
+        self._resumed = self._begun = True
         if self._names_itself:
             # Else accelerate counts from 0 again, and the next save takes a step that the run has.
             self._accelerator.project_configuration.iteration = step + 1
+
+    def _continue(self, directory: Path) -> None:
+        own_run.continue_directory(self._store, self._run, directory, _step_of(directory))
+        self._begun = True
 
     @property
     def _names_itself(self) -> bool:
@@ -151,6 +159,9 @@ class Installed:
 
     def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | NotSaved:
         about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
+        if not self._begun:
+            own_run.begin(self._store, self._run)
+            self._begun = True
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
         # A directory that is not in the store is the only copy, and so may those before it be.
         if info and self._names_itself and self._keep_count is not None:

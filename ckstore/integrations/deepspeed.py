@@ -8,6 +8,7 @@ from typing import Any
 from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
 
 from ckstore.errors import BadInput
+from ckstore.integrations import own_run
 from ckstore.integrations.directories import checkout_to_resume, commit_directory
 from ckstore.ops.save.gather import step_in_name
 from ckstore.store import Store
@@ -30,6 +31,17 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         super().__init__(config)
         self.store = store
         self.run = run
+        self._read: Path | None = None
+        self._begun = False
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Load a file as DeepSpeed does, and remember the directory: what is saved next continues it."""
+        self._read, self._begun = Path(path).parent, False
+        return super().load(path, map_location=map_location)
+
+    def continues(self) -> None:
+        """Note that the store has loaded what is saved next."""
+        self._begun = True
 
     def commit(self, info: Any) -> bool:
         """Commit the directory of a tag, from rank 0 when all ranks have written; if it fails, all ranks raise."""
@@ -40,8 +52,23 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         step = step_in_name([directory])
         # DeepSpeed keeps no random states: a resume from these files cannot be exact, and says so.
         about = Conditions(world_size=rank_and_world()[1], rng_ranks=())
-        from_rank_zero(lambda: commit_directory(self.store, directory, step, self.run, metrics={}, conditions=about))
+
+        def act() -> None:
+            self._begin()
+            commit_directory(self.store, directory, step, self.run, metrics={}, conditions=about)
+
+        from_rank_zero(act)
         return True
+
+    def _begin(self) -> None:
+        """Find which training this is, once after each load."""
+        if self._begun:
+            return
+        if self._read is None:
+            own_run.begin(self.store, self.run)
+        else:
+            own_run.continue_directory(self.store, self.run, self._read, step_in_name([self._read]))
+        self._begun = True
 
 
 def install(engine: Any, store: Store, run: str | None = None) -> CkstoreCheckpointEngine:
@@ -75,4 +102,6 @@ def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run:
     if found is None or found[0] is None:
         msg = f"DeepSpeed found nothing to load in {ref}"
         raise BadInput(msg, hint="ckstore ls REF lists its files")
+    if isinstance(engine.checkpoint_engine, CkstoreCheckpointEngine):
+        engine.checkpoint_engine.continues()
     return found

@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
+from ckstore.integrations.own_run import RESUME_PREFIX, begin
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded
 from ckstore.model.reports.not_saved import NotSaved
 from ckstore.ops.config_file import save_patience_of
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.refs.find import text_of
+from ckstore.ops.save.lineage import parent_at
 from ckstore.ops.save.options import SaveOptions
 from ckstore.store import RefLike, Store, context_of
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.history import run_of
 from ckstore.training.newest import untried
 
-RESUME_PREFIX = ".ckstore-resume-"
-"""Directories of this name hold what a run resumes from; the next resume removes them."""
 CONDITIONS = "training"
 """The name of the conditions in the metadata of a checkpoint."""
 # A scheduler kills a process 30 s after SIGTERM, of which the Trainer takes 3 before it saves.
@@ -55,6 +55,7 @@ def commit_directory(
     options: SaveOptions = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}, "if_exists": "replace"}
     if is_last:
         options["try_for_s"] = last_save_s(store)
+    options["if_run_in_use"] = "error"
     if step is None:
         options["message"] = os.path.basename(directory)
     return store.commit(directory, step, run, on_failure=context_of(store).on_failed_save, **options)
@@ -119,6 +120,8 @@ def checkout_to_resume(
     """Write a checkpoint below `folder`, for a framework to resume from; what an earlier resume left goes first."""
     # Every byte is checked. ``latest-valid`` goes back to the checkpoint before one that is damaged.
     wanted = ref_of(store, run, ref)
+    # Of another run, if the ref names one: then a training begins in this one, as a fork.
+    begin(store, run)
     base = expanded(folder)
     tried: set[str] = set()
     info = untried(store, wanted, tried)
@@ -139,7 +142,8 @@ def checkout_to_resume(
                 raise
         else:
             # The framework loads from files, so the store sees no load: without this the next save has no parent.
-            continue_from(context_of(store), info.run, info.id)  # the framework loads what was written
+            context = context_of(store)
+            continue_from(context, parent_at(context, info))  # the framework loads what was written
             return info, destination
 
 

@@ -21,6 +21,7 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files
 from ckstore.fs.memory_file import open_memory
+from ckstore.integrations import own_run
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import ref_of
 from ckstore.model.checkpoint.pins import OF_A_FILE, Pin
@@ -73,7 +74,7 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     def __init__(self, store: Store, run: str | None = None, *, delete: bool = True, background: bool = False) -> None:
         self.store = store
-        self.run = run_of(store, run)
+        self._run = run
         self.delete = delete
         self.background = background
         self._warned: set[str] = set()
@@ -82,7 +83,14 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._reserved: dict[Path, int] = {}  # paths of markers to come -> the descriptors that keep them taken
         self._failed: set[Path] = set()  # folders in which the last save failed, while the training went on
         self._spared: list[Path] = []  # what was to be removed since, and stays until a save in its folder has worked
+        self._begun = False  # whether it is known which training this is
+        self._last_step = -1  # of its saves
         self._left: dict[str, Mapping[str, Any]] | None = None  # what pins say that were there before, by their reasons
+
+    @property
+    def run(self) -> str:
+        """The run; of ``auto`` the one that was taken, which is now if there was none."""
+        return run_of(self.store, self._run)
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
@@ -101,19 +109,22 @@ class CkstoreCheckpointIO(CheckpointIO):
             return
         state = self._storable(checkpoint)
         step = int(checkpoint["global_step"])
+        if not self._begun and (self._last_step < 0 or step <= self._last_step):
+            own_run.begin(self.store, self._run)
+        self._begun, self._last_step = True, step
         kept = self._keep_named(step)
-        options: SaveOptions = {"metrics": _metrics(state), "if_exists": "replace"}
+        options: SaveOptions = {"metrics": _metrics(state), "if_exists": "replace", "if_run_in_use": "error"}
         if self.background:
             # Only what is done already: waiting here would make the save a blocking one.
             self._settle(wait=False)
-            pending = self.store.save_async(state, step, self.run, on_failure=self._on_failure, **options)
+            pending = self.store.save_async(state, step, self._run, on_failure=self._on_failure, **options)
             self._to_do.append((Path(path), pending, kept))
             if not self._reserve(Path(path)):
                 self._settle(wait=True)
         else:
             on_failure = self._on_failure
             self._mark(
-                Path(path), lambda: self.store.save(state, step, self.run, on_failure=on_failure, **options), kept
+                Path(path), lambda: self.store.save(state, step, self._run, on_failure=on_failure, **options), kept
             )
 
     @property
@@ -243,6 +254,8 @@ class CkstoreCheckpointIO(CheckpointIO):
         """Wait for the saves in the background; Lightning calls it at the end of a run."""
         self._settle(wait=True)
         tell_failures(context_of(self.store).totals)
+        # The next fit goes on from here if its steps do; it begins another training if it starts again.
+        self._begun = False
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
@@ -259,12 +272,14 @@ class CkstoreCheckpointIO(CheckpointIO):
         device: Any = "cpu" if map_location is None else map_location
         name = os.fspath(path)
         if name.startswith(_PREFIX):
-            found = self.store.load(ref_of(self.store, self.run, name.removeprefix(_PREFIX)), device)
+            self._continues()
+            found = self.store.load(ref_of(self.store, self._run, name.removeprefix(_PREFIX)), device)
             return found
         if _is_plain_state(Path(path)):
             found = _OWN_FILES.load_checkpoint(Path(path), device, weights_only=True)
             return found
         marker = read_marker(path)
+        self._continues()
         try:
             found = self.store.load(marker["id"], device)
         except NoSuchRef as error:
@@ -276,6 +291,11 @@ class CkstoreCheckpointIO(CheckpointIO):
             msg = f"{name} names {ref} with the id {marker['id']}, which {self.store.path} does not have any more"
             raise NoSuchRef(msg, hint=f"ckpt_path='{_PREFIX}{ref}' loads what the step names now") from error
         return found
+
+    def _continues(self) -> None:
+        """Note that the training is that of what is loaded next; a fork begins if that is in another run."""
+        own_run.begin(self.store, self._run)
+        self._begun = True
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a marker, and what it names unless something else names it; when the saves before are durable."""

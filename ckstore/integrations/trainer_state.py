@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ckstore.errors import BadInput
-from ckstore.integrations.directories import RESUME_PREFIX, remove
+from ckstore.integrations.directories import remove
+from ckstore.integrations.own_run import RESUME_PREFIX
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_path
 from ckstore.store import Store

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from transformers import TrainerCallback
 
 from ckstore.errors import BadInput, CkstoreWarning, NoSuchRef
-from ckstore.integrations import trainer_state
+from ckstore.integrations import own_run, trainer_state
 from ckstore.integrations.directories import (
     CONDITIONS,
     checkout_to_resume,
@@ -50,6 +50,18 @@ _FIRST_START = (
     'at the first start of a run resume_from_checkpoint="auto" begins, '
     "and directory_to_resume(…, or_none=True) gives None"
 )
+_SETTINGS = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "optim",
+)
+"""Those that a resume replaces: what the optimizer and the schedule of the checkpoint have counts."""
 _DIRECTORY = re.compile(r"checkpoint-(\d+)\Z")
 
 
@@ -100,6 +112,7 @@ class CkstoreTrainerMixin:
                 store, self.args.output_dir, ref, self.ckstore_run, or_none=path == "auto", now=self._conditions()
             )
             path, self.resumed_inexactly = found
+        from_rank_zero(lambda: self._begin(path, resume_from_checkpoint))
         at_begin = _OnTrainBegin(self._restore_best)
         self.add_callback(at_begin)  # type: ignore[attr-defined]
         try:
@@ -109,6 +122,15 @@ class CkstoreTrainerMixin:
         self._settle()
         tell_failures(context_of(store).totals)
         return result
+
+    def _begin(self, path: str | bool | None, asked: str | bool | None) -> None:
+        """Find which training this is before its first step, so that a used run is refused now and not hours later."""
+        store = self._store()
+        if not path:
+            own_run.begin(store, self.ckstore_run)
+        elif path == asked:  # a directory of the caller
+            own_run.continue_directory(store, self.ckstore_run, str(path), _step_of(str(path)))
+        own_run.check_free(store, self.ckstore_run)
 
     def _restore_best(self) -> None:
         """Set the best checkpoint of the Trainer, which forgets it in a resume if the directory is gone."""
@@ -174,7 +196,7 @@ class CkstoreTrainerMixin:
             state = trainer_state.state_of(self, directory)
             store, step = self._store(), self.state.global_step
             options: SaveOptions = {"metrics": metrics_of(self.state), "metadata": {CONDITIONS: about.to_json()}}
-            options["if_exists"] = "replace"
+            options["if_exists"], options["if_run_in_use"] = "replace", "error"
             if self.control.should_training_stop:
                 options["try_for_s"] = last_save_s(store)
             run = run_of(store, self.ckstore_run)
@@ -257,11 +279,20 @@ class CkstoreCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take over ``save_total_limit``, which deletes before there is a commit; check out the best checkpoint."""
         self._keep_count = taken_over_limit(args, self._keep_count)
+        from_rank_zero(lambda: self._begin(args, state))
         best = best_so_far(self.store, self.run, args, state)
         if isinstance(best, CheckpointInfo):
             directory = _directory_of(args, best)
             from_rank_zero(lambda: _ensure_directory(self.store, best, directory))
             state.best_model_checkpoint = str(directory)
+
+    def _begin(self, args: Any, state: Any) -> None:
+        if not state.global_step:
+            own_run.begin(self.store, self.run)
+        elif not own_run.is_loaded(self.store, self.run):
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            own_run.continue_directory(self.store, self.run, folder, state.global_step)
+        own_run.check_free(self.store, self.run)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Commit what was written."""
@@ -321,6 +352,11 @@ def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> Checkpo
         return sentence
 
     return from_rank_zero(act)
+
+
+def _step_of(directory: str) -> int | None:
+    match = _DIRECTORY.search(directory.rstrip("/"))
+    return None if match is None else int(match[1])
 
 
 def _directory_of(args: Any, info: CheckpointInfo) -> Path:
@@ -390,7 +426,17 @@ def conditions(args: Any, dataset: Any) -> Conditions:
         "seed": args.seed if args.data_seed is None else args.data_seed,
         **({} if dataset is None else {"dataset": type(dataset).__name__, "dataset_length": length_of(dataset)}),
     }
-    return Conditions(world_size=args.world_size, dataloader=loader, dataloader_resumes=not args.ignore_data_skip)
+    settings = {name: _plain(getattr(args, name)) for name in _SETTINGS if hasattr(args, name)}
+    return Conditions(
+        world_size=args.world_size,
+        dataloader=loader,
+        dataloader_resumes=not args.ignore_data_skip,
+        settings=settings,
+    )
+
+
+def _plain(value: Any) -> str | float | None:
+    return value if isinstance(value, str | float | int | None) else str(getattr(value, "value", value))
 
 
 def _directories(folder: Path) -> dict[int, Path]:

@@ -161,6 +161,12 @@ def join_index(path: str, index: int) -> str:
         return f"{path}[{decimal_of_int(index)}]"
 
 
+AUTO = "auto"
+"""As the run of a save: a free name, made from the one that was wanted."""
+CAPTURED = "training"
+"""The key of the record in a state that `ckstore.training.capture` returned."""
+
+
 def check_run(run: object) -> str:
     """Return `run`."""
     if not isinstance(run, str) or not is_run(run):

@@ -10,7 +10,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -31,6 +31,8 @@ from ckstore.objects.staging import Staging
 IfExists = Literal["error", "replace", "keep"]
 Rule = IfExists | Literal["taken", "beside"]
 """As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds; ``beside``: none is."""
+MayPublish = Callable[[Sequence[Published]], None]
+"""Raises if a checkpoint must not be published; given those that it would replace."""
 # Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
 _NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
@@ -69,6 +71,7 @@ def publish(  # noqa: PLR0917
     of_step: OfStep | None = None,
     *,
     as_newest: bool = False,
+    may_publish: MayPublish | None = None,
 ) -> Outcome:
     """Give the sealed `staging`, with this manifest, its name and make that durable.
 
@@ -84,6 +87,8 @@ def publish(  # noqa: PLR0917
             that is still so is not synced again. It is kept up to date.
         of_step: Returns the directories of a step, for a caller that knows them; None: the run is listed.
         as_newest: Whether it must come after all others of its step in the order of commits.
+        may_publish: Called under the lock of the run with the checkpoints of the step that would be replaced; raises if
+            nothing must be published. Not called if an equal checkpoint counts instead.
 
     Raises:
         Overtaken: It does not; nothing was published.
@@ -101,7 +106,14 @@ def publish(  # noqa: PLR0917
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         try:
             outcome = _publish(
-                layout, staging, manifest, manifest_id, rule, of_step or layout.of_step, as_newest=as_newest
+                layout,
+                staging,
+                manifest,
+                manifest_id,
+                rule,
+                of_step or layout.of_step,
+                as_newest=as_newest,
+                may_publish=may_publish,
             )
         except OSError as error:
             raise_if_unknown(error, parents[0])
@@ -127,6 +139,7 @@ def _publish(  # noqa: PLR0917
     of_step: OfStep,
     *,
     as_newest: bool,
+    may_publish: MayPublish | None,
 ) -> Outcome:
     """Look for other checkpoints of the step and rename, as one step for all who look and rename under the lock."""
     # The lock may not reach the other hosts of a shared filesystem: there a name does its work. It comes before the
@@ -141,7 +154,7 @@ def _publish(  # noqa: PLR0917
             before = layout.run_stamp(manifest.run)
             others = tuple(of_step(manifest.run, manifest.step))
             found = _sound_of_step(layout, rule, others)
-            existing = _existing(manifest, rule, found)
+            existing = _judged(manifest, rule, found, may_publish)
             if existing is not None:
                 return Outcome(existing.key, existing=existing)
             own = (manifest.sequence, manifest.created, manifest_id, 0)
@@ -231,6 +244,23 @@ def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) ->
         if looked.published is not None and is_sound(layout, looked.published):
             found.append(looked.published)
     return sorted(found, key=lambda one: one.order)
+
+
+def _judged(
+    manifest: Manifest, rule: Rule, found: Sequence[Published], may_publish: MayPublish | None
+) -> Published | None:
+    """Return the checkpoint of the step that counts instead of a new one; raises if there must be no new one."""
+    ask: MayPublish = may_publish or (lambda _: None)
+    try:
+        existing = _existing(manifest, rule, found)
+    except StepExists:
+        ask(())  # that the run is another training's is the better news
+        raise
+    if existing is None:
+        ask(found if rule == "replace" else ())
+    elif existing.manifest.content != manifest.content:
+        ask(())
+    return existing
 
 
 def _existing(manifest: Manifest, rule: Rule, found: Sequence[Published]) -> Published | None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.errors import DamagedBlob, RemoteError
+    from ckstore.model.lineage import Parent
     from ckstore.model.manifest.lineage import CountedPieces, Lineage
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
@@ -133,8 +134,12 @@ class Known:
     relied_on: tuple[str, Sequence[Reading]] = ("", ())
     # The greatest sequence number that this process gave or saw.
     greatest_sequence: HighWaterMark = field(default_factory=HighWaterMark)
-    # For each run the id of the checkpoint that was last saved to or loaded from it here; "" the last of all loads.
-    last_parents: dict[str, str] = field(default_factory=dict)
+    # For each run the checkpoint that was last saved to or loaded from it here; "" the last of all loads.
+    last_parents: dict[str, Parent] = field(default_factory=dict)
+    # What the caller said that this handle continues, whatever is loaded; None: nothing.
+    declared: Parent | None = None
+    # The names in the directory of each run when a training looked there last for checkpoints of others.
+    seen_names: dict[str, frozenset[str]] = field(default_factory=dict)
     # What is known of manifests that this process has read or written.
     manifests: ManifestCache = field(default_factory=ManifestCache)
     # What is known of the directories of checkpoints. `greatest_sequence` is no less than that of any that is not

@@ -26,6 +26,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.health import check_of
+from ckstore.ops.save.lineage import parent_in
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import state_changed
@@ -144,6 +145,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
         "written": list(staging.written),
         "warnings": [*notes, *recheck.warnings()],
         "nonfinite": None if stored.found is None else stored.found.to_json(),
+        "parent": parent_in(context, who.run),
     }
     draft = draft_of(context, captured, stored, texts, who.run, Description(metadata=encode_metadata(about)))
     manifest = replace(draft, step=who.step, sequence=1)

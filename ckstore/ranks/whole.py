@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import files, peek
 from ckstore.fs.inside import Inside
 from ckstore.model.checkpoint.elsewhere import Elsewhere
+from ckstore.model.lineage import Parent
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.lineage import CountedPieces
@@ -23,7 +25,8 @@ from ckstore.objects.layout import BLOBS, ELSEWHERE
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.save.health import judged, lineage_of
-from ckstore.ops.save.save import Request, Staged, draft_of, save_staged, with_parent
+from ckstore.ops.save.lineage import described, parent_in
+from ckstore.ops.save.save import Request, Staged, draft_of, save_staged
 from ckstore.ops.save.write import Stored
 from ckstore.ranks.join import Join
 from ckstore.ranks.who import Document, named
@@ -132,8 +135,9 @@ class Whole:
             reused_bytes=max(0, logical_bytes - new_bytes),
         )
         texts = StateTexts.of(captured.leaves, captured.state)
-        description = with_parent(context, request)
-        draft = draft_of(context, captured, stored, texts, request.run, description)
+        parent = self._parent(context, request, about)
+        description = described(request.about, parent)
+        draft = draft_of(context, captured, stored, texts, request.run, description, parent)
         found = None
         # A part of a rank that did not count, as by another version, would count as finite.
         if all(one.get("nonfinite") is not None for one in about):
@@ -150,4 +154,11 @@ class Whole:
             lambda: [warning for one in about for warning in one["warnings"]],
             True,
             judged=found,
+            parent=parent,
         )
+
+    @staticmethod
+    def _parent(context: Context, request: Request, about: Sequence[Mapping[str, Any]]) -> Parent | None:
+        """Return what the ranks continue: where one loads for all, only that one knows it."""
+        said = [Parent(*one["parent"]) for one in about if one.get("parent")]
+        return request.parent or parent_in(context, request.run) or next(iter(said), None)

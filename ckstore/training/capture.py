@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.names import CAPTURED
 from ckstore.ops.notices import warn
 from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
@@ -19,7 +20,7 @@ from ckstore.training.processes import of_all_ranks, rank_and_world
 from ckstore.training.rng import random_states
 
 VERSION = 2
-RECORD = "training"
+RECORD = CAPTURED
 """The key of the record in the state."""
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
 """Those that most runs have; a record says which of them a checkpoint lacks."""

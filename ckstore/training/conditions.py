@@ -22,6 +22,7 @@ class Conditions:
     # What describes the data loader: class, batch size, lengths; empty if there was none.
     dataloader: Mapping[str, Any] = field(default_factory=dict)
     dataloader_resumes: bool = True  # whether the data loader goes on where it was
+    settings: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters that a framework was given
     lost: tuple[str, ...] = ()  # what could not be kept, one sentence each, with what to do about it
 
     def to_json(self) -> dict[str, Any]:
@@ -39,7 +40,8 @@ class Conditions:
                 tuple(str(kind) for kind in members["rng_kinds"]),
                 dict(members["dataloader"]),
                 bool(members["dataloader_resumes"]),
-                # Older checkpoints have none.
+                # Older checkpoints have neither.
+                dict(members.get("settings", {})),
                 tuple(str(sentence) for sentence in members.get("lost", ())),
             )
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -64,14 +66,22 @@ def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rn
         for kind in now.rng_kinds:
             if kind not in before.rng_kinds:
                 yield f"the checkpoint holds no random state of {kind}, which is in use now"
+    yield from _other_settings(before, now)
+    if before.dataloader and not before.dataloader_resumes:
+        yield "the data loader keeps no place in the data: it begins an epoch"
+    yield from before.lost
+
+
+def _other_settings(before: Conditions, now: Conditions) -> Iterator[str]:
     if before.dataloader and now.dataloader:
         for name in sorted({*before.dataloader, *now.dataloader}):
             old, new = before.dataloader.get(name), now.dataloader.get(name)
             if old != new:
                 yield f"the data loader has another {name.replace('_', ' ')}: {new!r} now, {old!r} in the checkpoint"
-    if before.dataloader and not before.dataloader_resumes:
-        yield "the data loader keeps no place in the data: it begins an epoch"
-    yield from before.lost
+    for name in sorted(before.settings.keys() & now.settings.keys()):
+        old, new = before.settings[name], now.settings[name]
+        if old != new:
+            yield f"{name} is {new!r} now, {old!r} in the checkpoint, which has its own optimizer and schedule"
 
 
 def _processes(count: int) -> str:

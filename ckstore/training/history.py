@@ -26,7 +26,7 @@ from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
 from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import DEFAULT_RUN, expanded
+from ckstore.model.names import AUTO, DEFAULT_RUN, expanded
 from ckstore.model.sizes import size_text
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
@@ -297,8 +297,8 @@ def _listing(entries: list[Entry]) -> str:
 
 
 def run_of(store: Store, run: str | None) -> str:
-    """Return the run that a save goes to: that given, that of the handle, else ``main``."""
-    return run or store.run or DEFAULT_RUN
+    """Return the run that a save goes to: that given, that of the handle, else ``main``; for ``auto`` a new one."""
+    return store._new_run() if run == AUTO else run or store.run or DEFAULT_RUN  # noqa: SLF001 - as `save` finds it
 
 
 def _present(store: Store, run: str | None, source: Source, listing: str) -> CheckpointInfo | None:

@@ -21,6 +21,7 @@ from ckstore.tracebacks import short_tracebacks
 from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rank_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.generators import find_generators, set_generators
+from ckstore.training.hyperparameters import overwritten, settings_of
 from ckstore.training.loader import check_loader, description, first_private, place_misfit, reading, set_place
 from ckstore.training.newest import untried
 from ckstore.training.processes import rank_and_world
@@ -40,6 +41,8 @@ class ResumeReport:
         inexact: What will not continue exactly, one sentence each; empty: the run goes on as if it had not stopped,
             as far as ckstore can tell.
         extra: What was given to `capture` as `extra`, and values of other names into which nothing is loaded.
+        overwritten: Hyper-parameters that your program gave its optimizers and that the checkpoint has replaced, one
+            sentence each. The run goes on with those of the checkpoint.
     """
 
     info: CheckpointInfo
@@ -48,9 +51,10 @@ class ResumeReport:
     unused: tuple[str, ...]
     inexact: tuple[str, ...]
     extra: dict[str, Any] = field(default_factory=dict)
+    overwritten: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"  {sentence}" for sentence in self.inexact]
+        lines = [f"  {sentence}" for sentence in (*self.inexact, *self.overwritten)]
         return "\n".join(map(printable, [f"{self.info.name} restored" + (", but:" if lines else ""), *lines]))
 
 
@@ -190,6 +194,7 @@ def _restore_from(
     # Before the load: from its first byte on these parts may be touched.
     begun |= dict.fromkeys(restored, info.name)
     cast: Mapping[str, str] = {}
+    given = settings_of(parts.get("optimizer"))
     if target:
         # Only these names are read: the random states of other ranks, say, stay on the disk.
         of_rank = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
@@ -219,9 +224,11 @@ def _restore_from(
         *random.differing,
         *(f"{name} was converted: {how}" for name, how in cast.items()),
     )
-    if inexact:
-        warn(f"{info.name} restored, but: {'; '.join(inexact)}")
-    return ResumeReport(info, restored, missing, unused, inexact, extra.state or {})
+    has_scheduler = wanted.get("scheduler") is not None
+    replaced = tuple(overwritten(given, settings_of(parts.get("optimizer")), has_scheduler=has_scheduler))
+    if inexact or replaced:
+        warn(f"{info.name} restored, but: {'; '.join((*inexact, *replaced))}")
+    return ResumeReport(info, restored, missing, unused, inexact, extra.state or {}, replaced)
 
 
 def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[str, str], *, strict: bool) -> None:

@@ -301,7 +301,7 @@ def test_what_a_training_that_failed_was_saving_is_waited_for_by_the_next(
     trainer: Any = made()
     trainer.args = SimpleNamespace(save_total_limit=None)
     monkeypatch.setattr(trainer_state, "check_suits", lambda _: None)
-    trainer._pending = store.save_async({"x": 1}, step=2)
+    trainer._pending = store.save_async({"x": 1}, step=2, run="another")
 
     assert trainer.train().step == 2
     trainer._pending = SimpleNamespace(ended=raise_error)

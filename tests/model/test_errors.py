@@ -24,6 +24,7 @@ _TREE = {
     "CannotLoad": ("BadInput", 1),
     "DoesNotFit": ("BadInput", 2),
     "StepExists": ("CkstoreError", 1),
+    "RunInUse": ("CkstoreError", 1),
     "StateChanged": ("CkstoreError", 1),
     "NotUnchanged": ("StateChanged", 1),
     "SaveFailed": ("CkstoreError", 1),

@@ -26,6 +26,7 @@ from tests.mutants.evaluating import EVALUATING
 from tests.mutants.going_on import GOING_ON
 from tests.mutants.health import HEALTH
 from tests.mutants.index import INDEX
+from tests.mutants.lineage import LINEAGE
 from tests.mutants.loading import LOADING
 from tests.mutants.machines import MACHINES
 from tests.mutants.members import MEMBERS
@@ -71,6 +72,7 @@ LISTS = (
     STRICT,
     EVALUATING,
     PATIENCE,
+    LINEAGE,
 )
 MUTANTS = {mutant.name: mutant for mutants in LISTS for mutant in mutants}
 

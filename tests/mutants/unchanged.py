@@ -78,7 +78,7 @@ UNCHANGED = [
         "another call on the run comes between",
         "a-call-between-is-not-seen",
         "Bases.place",
-        "            or last_parents.get(order.run) != base.id\n",
+        "            or last_parents.get(order.run, LOST).id != base.id\n",
         "",
         f"{_CASES}::test_it_is_copied_where_the_save_before_cannot_be_meant",
         "NotUnchanged",

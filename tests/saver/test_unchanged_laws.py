@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ckstore import CheckpointInfo, Store
 from ckstore.errors import NoSuchRef, NotUnchanged
+from ckstore.model.lineage import Parent
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.manifest import Description, LeafRecord
 from ckstore.model.saver.messages import Order
@@ -62,7 +63,7 @@ class Trainer:
     at_last_call: dict[str, int] = field(default_factory=dict)
     under_way: list[Asked] = field(default_factory=list)
     saved: dict[str, dict[str, int]] = field(default_factory=dict)
-    last_parents: dict[str, str] = field(default_factory=dict)
+    last_parents: dict[str, Parent] = field(default_factory=dict)
     kept_count: int = 0
     number: int = 0
     on_device: frozenset[str] = frozenset()
@@ -132,7 +133,7 @@ class Trainer:
         assert order.step is not None
         info = CheckpointInfo(manifest_id, "main", order.step, 1, "", 0, 0, 0, 0, "")
         self.bases.ended(order, info, asked.fingerprints)
-        self.last_parents["main"] = manifest_id
+        self.last_parents["main"] = Parent(manifest_id)
 
 
 CALLS = st.tuples(
@@ -159,7 +160,7 @@ def carried_out(acts: Iterable[tuple[Any, ...]], on_device: str = "") -> Trainer
         elif what == "end":
             trainer.end(*drawn)
         else:
-            trainer.last_parents["main"] = "of another call"
+            trainer.last_parents["main"] = Parent("of another call")
     return trainer
 
 

@@ -30,7 +30,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckstore.errors import BadInput, NoSuchRef, RankMismatch
+from ckstore.integrations.dcp.lineages import open_again
 from ckstore.integrations.dcp.optimizers import SavedOptimizers
+from ckstore.model.lineage import Parent
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
@@ -80,7 +82,7 @@ class CkstoreReader(StorageReader):
     def store(self) -> Store:
         """The store; it is opened if it is not."""
         if self._store is None:
-            self._store = Store.open(self._path, readonly=True)
+            self._store = open_again(self._path, readonly=True)
         return self._store
 
     @property
@@ -163,7 +165,7 @@ def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlann
         except BaseException:
             lose_parents(context)  # some tensors are of this checkpoint now, and others are not
             raise
-        continue_from(context, info.run, info.id)
+        continue_from(context, Parent.loaded(directory.manifest, info.id))
     return read_bytes
 
 

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
+from ckstore.integrations.dcp.lineages import Continues, open_again, sent
 from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.integrations.dcp.replicas import differing, refuse_differing
 from ckstore.interpreter import log_notes
@@ -81,7 +82,8 @@ class CkstoreWriter(StorageWriter):
         self.info: CheckpointInfo | None = None
         tags = options.get("tags", ())
         # A tuple can be pickled, which an iterator cannot.
-        self._options: SaveOptions = {**options, "tags": (tags,) if isinstance(tags, str) else tuple(tags)}
+        given: SaveOptions = {"if_run_in_use": "error", **options}
+        self._options: SaveOptions = {**given, "tags": (tags,) if isinstance(tags, str) else tuple(tags)}
         self._store: Store | None = store if isinstance(store, Store) else None
         self._path = store.path if isinstance(store, Store) else Path(store).resolve()
         self.timeout_s = math.inf
@@ -90,6 +92,7 @@ class CkstoreWriter(StorageWriter):
         self.digests: dict[str, str] = {}
         self.if_ranks_differ = "error"
         self._rank = 0
+        self._continues: Continues | None = None
         self._staging: Staging | None = None
         self._pushed: PushedPart | None = None
         self._give_back: weakref.finalize[Any, CkstoreWriter] | None = None
@@ -103,11 +106,14 @@ class CkstoreWriter(StorageWriter):
     def store(self) -> Store:
         """The store; it is opened if it is not."""
         if self._store is None:
-            self._store = Store.open(self._path)
+            self._store = open_again(self._path, self._continues)
         return self._store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_give_back": None, "_staging": None, "_pushed": None, "say": len}
+        # Another process saves: with the training that this one begins or continues.
+        continues = sent(self._store, self._path, self.run)
+        ours = {"_store": None, "_continues": continues, "_give_back": None, "_staging": None, "_pushed": None}
+        return {**self.__dict__, **ours, "say": len}
 
     # ------------------------------------------------------------------ what torch.distributed.checkpoint calls
 

@@ -19,11 +19,13 @@ from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef, StoreN
 from ckstore.integrations.fsspec.opened import opened
 from ckstore.integrations.fsspec.places import PREFIX, Place, entries, entry, place_of, stripped
 from ckstore.integrations.fsspec.transaction import CheckpointTransaction, Staging
+from ckstore.model.lineage import Parent
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded, is_run
 from ckstore.objects.publish import IfExists
 from ckstore.ops.read.committed_file import BUFFER_BYTES
-from ckstore.store import Store
+from ckstore.ops.save.lineage import parent_at
+from ckstore.store import Store, context_of
 
 _TRANSACTION = "with fs.transaction: its files become visible together when it ends"
 _TWO_LINES = """fs, path = fsspec.url_to_fs({url!r})
@@ -57,6 +59,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self.staging = None if staging is None else Path(os.path.abspath(expanded(staging)))
         self.last: CheckpointInfo | None = None
         self._stores: dict[tuple[Path, bool], Store] = {}
+        self._parents: dict[Path, dict[str, Parent]] = {}  # by store: what is continued there, as one reads and writes
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
@@ -68,6 +71,8 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if key not in self._stores:
             # A handle for reading apart: a user who may only read must not fail for a door that could write.
             self._stores[key] = Store.open(path, readonly=not to_write)
+            if to_write:
+                context_of(self._stores[key]).known.last_parents = self._parents.setdefault(path, {})
         return self._stores[key]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
@@ -124,11 +129,22 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if mode == "rb":
             if staging is not None:
                 return staging.open(place, mode)
-            return opened(self.store_at(place.store).open_checkpoint(self._checkpoint(place)), place)
+            info = self._checkpoint(place)
+            file = opened(self.store_at(place.store).open_checkpoint(info), place)
+            self._continue(place.store, info)
+            return file
         if mode not in ("wb", "xb"):
             msg = f"{place} cannot be opened with {mode!r}: a checkpoint in a store never changes"
             raise BadInput(msg, hint="'rb' reads; 'wb' and 'xb' write a new checkpoint")
         return self._staging_to_write(place).open(place, mode)
+
+    def _continue(self, store: Path, info: CheckpointInfo) -> None:
+        """Let what is written next continue a checkpoint of which a file was read."""
+        context = context_of(self.store_at(store))
+        parents = self._parents.setdefault(store, {})
+        before = parents.get("")
+        if before is None or before.id != info.id:
+            parents[info.run] = parents[""] = parent_at(context, info)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         """Make a directory in the checkpoint that is being written; elsewhere directories come with their files."""

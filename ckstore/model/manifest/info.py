@@ -83,7 +83,8 @@ class CheckpointInfo:
     """One published checkpoint.
 
     What a save, a load and a listing return of one checkpoint is equal: `==` compares all but what a single call had to
-    say (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`), and how it is kept (`compacted`).
+    say (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`, `training`), and how it is kept
+    (`compacted`).
 
     Attributes:
         id: Digest of its manifest.
@@ -118,6 +119,8 @@ class CheckpointInfo:
         unhealthy: Why it is unhealthy: which tensors have NaN, or infinite values that they did not always have. Empty:
             it is healthy, or was saved with `StoreConfig.health` off. `OpenCheckpoint.health` has the counts.
         unchanged: The parts of its state that have stopped to change while the step advances.
+        training: From the save that returned this: the id of the training that it belongs to. Empty from other calls,
+            and if an older ckstore began the training.
     """
 
     id: str
@@ -150,6 +153,7 @@ class CheckpointInfo:
     superseded: bool = field(default=False, compare=False)
     unhealthy: str = ""
     unchanged: tuple[str, ...] = ()
+    training: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -218,6 +222,7 @@ class CheckpointInfo:
             directory=directory,
             unhealthy=health.unhealthy,
             unchanged=health.unchanged,
+            training=manifest.training,
         )
 
 

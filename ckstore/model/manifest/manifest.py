@@ -148,6 +148,7 @@ class Manifest:
     ranks: Ranks | None = None
     encoding: Encoding | None = None
     health: Health | None = None  # None: its tensors were not looked at
+    training: str = ""  # the training that it belongs to; empty: an older ckstore saved it
 
     @property
     def stored(self) -> tuple[BlobRecord, ...]:
@@ -277,6 +278,7 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
         "created": manifest.created,
         "writer": manifest.writer,
         "parent": about.parent,
+        **({"training": manifest.training} if manifest.training else {}),
         "message": about.message,
         "metrics": {name: encode_metric(value) for name, value in about.metrics.items()},
         "metadata": about.metadata,

@@ -47,6 +47,7 @@ _TAIL = b"}\n"
 # The longest digest is blake3-… with 71 characters.
 _DIGEST_MAX_BYTES = 80
 _HEX_BY_PREFIX = {"xxh3": 32, "blake3": 64}
+_TRAINING = re.compile(r"[0-9a-f]{32}\Z")
 _SHOWN = {SAFE_INT: "2^53", MAX_SEQUENCE: "2^53 - 1"}
 _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 
@@ -189,6 +190,7 @@ class _Reader:
             created=check_created(members.get("created"), self.where),
             writer=self.text("writer"),
             description=self.description(),
+            training=self.training(),
             logical_bytes=self.integer("logical_bytes"),
             new_bytes=self.integer("new_bytes"),
             reused_bytes=self.integer("reused_bytes"),
@@ -238,6 +240,12 @@ class _Reader:
             refuse(self.where, "parent", "an id or null", parent)
         metadata = check_metadata(self.members.get("metadata"), self.where)
         return Description(self.metrics(), metadata, self.text("message"), parent)
+
+    def training(self) -> str:
+        value = self.members.get("training", "")
+        if "training" in self.members and (not isinstance(value, str) or _TRAINING.match(value) is None):
+            refuse(self.where, "training", "32 hexadecimal digits, or no such member", value)
+        return str(value)
 
     def metrics(self) -> dict[str, int | float]:
         return read_metrics(self.members.get("metrics"), self.where)

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from ckstore import errors
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.canonical import canonical_json, encode_metric
+from ckstore.model.lineage import IfRunInUse, Parent
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.describe import decoded_metadata, encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
@@ -91,8 +92,9 @@ class Order:
     tags: tuple[str, ...]
     if_exists: str
     parent: str = ""  # a ref of the parent, which the saver resolves; empty: none was named
+    if_run_in_use: IfRunInUse = "append"
     # What changed of `Known.last_parents` in the trainer since the last order.
-    last_parents: dict[str, str] = field(default_factory=dict)
+    last_parents: dict[str, Parent] = field(default_factory=dict)
     captured: Captured = field(default_factory=lambda: Captured(None, (), ()))  # the state; it has no sources
     places: tuple[Place, ...] = ()  # where the bytes of the storages are
     # The step at which an earlier saver may have published this order before it ended; None: at none.
@@ -210,6 +212,7 @@ def _order_json(order: Order) -> dict[str, Any]:
         name: getattr(order, name)
         for name in ("number", "run", "step", "tags", "if_exists", "parent", "last_parents", "tried_step")
     }
+    members["if_run_in_use"] = order.if_run_in_use
     members["about"] = {
         "metrics": {name: encode_metric(value) for name, value in order.about.metrics.items()},
         "metadata": order.about.metadata,
@@ -237,6 +240,7 @@ def _order(members: dict[str, Any]) -> dict[str, Any]:
     members["about"] = Description(metrics, about["metadata"], about["message"], about["parent"])
     members["tags"] = tuple(members["tags"])
     members["patience"] = AskedPatience(**members["patience"])
+    members["last_parents"] = {run: Parent(*parent) for run, parent in members["last_parents"].items()}
     state, leaves, name_chars = members["captured"]
     members["captured"] = Captured(state, tuple(_leaf(leaf) for leaf in leaves), (), name_chars=name_chars)
     members["places"] = tuple(Place(*place) for place in members["places"])

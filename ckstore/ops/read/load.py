@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
+from ckstore.model.lineage import LOST, Parent
 from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted
@@ -86,7 +87,7 @@ def load(
         manifest = directory.manifest
         # But for a few values, such as a record: no run goes on from those.
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
-            continue_from(context, manifest.run, directory.manifest_id)
+            continue_from(context, Parent.loaded(manifest, directory.manifest_id))
         return state if rank is None else _state_of_rank(state, rank)
 
     return read_checkpoint(context, ref, read, verify=verify)
@@ -131,17 +132,17 @@ def _state_of_rank(state: object, rank: int) -> object:
     return state.get(rank, {}) if isinstance(state, dict) else {}
 
 
-def continue_from(context: Context, run: str, checkpoint_id: str) -> None:
+def continue_from(context: Context, parent: Parent) -> None:
     """Make a checkpoint that was loaded the parent of what is saved next."""
     # "" is for a save to another run: a fine-tuning that goes on in a run of its own has this parent.
-    context.known.last_parents[run] = context.known.last_parents[""] = checkpoint_id
-    context.notices.run_guessed = run if context.notices.run_was_open else ""
+    context.known.last_parents[parent.run] = context.known.last_parents[""] = parent
+    context.notices.run_guessed = parent.run if context.notices.run_was_open else ""
 
 
 def lose_parents(context: Context) -> None:
     """Let the next save have no parent: a load that failed has left parts of another checkpoint in its target."""
     # The names stay, with no id, so that a saver in the background hears of it.
-    context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], ""))
+    context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], LOST))
 
 
 def load_open(

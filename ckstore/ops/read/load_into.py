@@ -9,6 +9,7 @@ from itertools import accumulate, chain
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.brief import brief
+from ckstore.model.lineage import Parent
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import spellings
@@ -151,7 +152,7 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
             report = _load_into_open(source, target, request, since, begin)
         report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
         # Only after the last byte: a load that failed in between must not become a parent.
-        continue_from(context, directory.manifest.run, directory.manifest_id)
+        continue_from(context, Parent.loaded(directory.manifest, directory.manifest_id))
         return report
 
     try:

@@ -14,6 +14,7 @@ from ckstore.ops.pace import process_end_s
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ckstore.model.lineage import IfRunInUse
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists
@@ -36,7 +37,11 @@ class SaveOptions(TypedDict, total=False):
         if_exists: What to do when the run has another checkpoint at that step: raise (``error``, the default),
             ``replace`` it, or ``keep`` it, so that nothing is saved. The same content again is no error, and a damaged
             checkpoint is replaced. A checkpoint that is replaced is dropped, unless a tag or a pin names it or it is
-            open: then it stays, superseded, and `warnings` say so.
+            open: then it stays, superseded, and `warnings` say so. Only a checkpoint of the same training is replaced:
+            what this process has saved, and what the training saved whose checkpoint it loaded or names as `parent`.
+        if_run_in_use: What to do when this save continues no checkpoint of its run, and the run has checkpoints of
+            another training: raise `RunInUse` (``error``), or ``append`` to them; then `warnings` say so. None:
+            ``error`` for what `ckstore.training.capture` returned, else ``append``.
         retries: How often to try again after a failure of the storage that can pass, each time as a new save; None: as
             `StoreConfig.save_retries` says. The state must not change meanwhile either.
         wait_for_space_s: How long to wait for space on a full disk; None: as `StoreConfig.wait_for_space_s` says.
@@ -53,6 +58,7 @@ class SaveOptions(TypedDict, total=False):
     retries: int | None
     wait_for_space_s: float | None
     try_for_s: float | None
+    if_run_in_use: IfRunInUse | None
 
 
 def request_of(  # noqa: PLR0917 - as `Request` has them
@@ -62,14 +68,16 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
     # `step`: None: the next one. `ref`: the saver looks up this parent; empty: it is looked up here.
     from ckstore.model.manifest.describe import describe
     from ckstore.ops.refs.find import find
+    from ckstore.ops.save.lineage import parent_at
     from ckstore.ops.save.save import Request
 
-    parent = None if ref else options.get("parent")
+    named = None if ref else options.get("parent")
+    parent = None if named is None else parent_at(context, find(context, named))
     about = describe(
         options.get("metrics"),
         options.get("metadata"),
         options.get("message", ""),
-        None if parent is None else find(context, parent).id,
+        None if parent is None else parent.id,
     )
     tags = options.get("tags", ())
     if isinstance(tags, str):
@@ -77,8 +85,17 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
         raise BadInput(msg, hint=f"give a list with one name: [{tags!r}]")
     if step is not None:
         step = check_step(step)
-    if_exists = options.get("if_exists", "error")
-    return Request(run, step, about, tuple(tags), if_exists, progress=progress, patience=patience_in(options))
+    return Request(
+        run,
+        step,
+        about,
+        tuple(tags),
+        options.get("if_exists", "error"),
+        progress=progress,
+        parent=parent,
+        patience=patience_in(options),
+        if_run_in_use=options.get("if_run_in_use") or "append",
+    )
 
 
 def patience_in(options: SaveOptions) -> AskedPatience:
@@ -100,4 +117,5 @@ def order_of(request: Request, parent: str) -> Order:
         if_exists=request.if_exists,
         parent=parent,
         patience=request.patience.until(process_end_s() - time.monotonic()),
+        if_run_in_use=request.if_run_in_use,
     )

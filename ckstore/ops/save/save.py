@@ -33,6 +33,7 @@ from ckstore.errors import (
 )
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
+from ckstore.model.lineage import LOST, IfRunInUse, Parent
 from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters
 from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import (
@@ -69,6 +70,7 @@ from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.health import Judged, check_of, judged, lineage_of
+from ckstore.ops.save.lineage import RunGuard, changed_configuration, described, parent_in, training_of
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
@@ -104,6 +106,9 @@ class Request:
     if_exists: IfExists
     progress: Progress | None = None
     patience: AskedPatience = AS_SET
+    # What the caller says that it continues, with the id in `about`; None: what the process loaded or saved last.
+    parent: Parent | None = None
+    if_run_in_use: IfRunInUse = "append"
 
     def check(self) -> None:
         """Raise if something in it is invalid."""
@@ -115,6 +120,8 @@ class Request:
             check_tag(tag)
         if self.if_exists not in ("error", "replace", "keep"):
             raise BadInput(f"if_exists must be 'error', 'replace' or 'keep', got {self.if_exists!r}")
+        if self.if_run_in_use not in ("error", "append"):
+            raise BadInput(f"if_run_in_use must be 'error' or 'append', got {self.if_run_in_use!r}")
 
 
 def save(context: Context, state: object, request: Request) -> CheckpointInfo:
@@ -189,6 +196,7 @@ class Staged:
     # Bytes of it that were not read; None: that is not known, as of what several ranks staged.
     kept_bytes: int | None = None
     counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for pieces
+    parent: Parent | None = None  # what it continues
     least_sequence: int | None = None  # what the settings said of its number; None: they were not read for it
     judged: Judged | None = None  # what is known of its tensors; None: they were not looked at
 
@@ -261,7 +269,7 @@ def _publish_once(  # noqa: PLR0917
             laps.end("staging_s")
             staged = stage(staging, notes)
             laps.end("storing_s")
-            manifest, manifest_id, outcome = _publish(context, staging, staged, request, laps, watch)
+            manifest, manifest_id, outcome = _publish(context, staging, staged, request, notes, laps, watch)
             # Before the save is acknowledged: the staged blobs may be the only good copy of the evicted ones.
             if outcome.existing is not None and outcome.existing.elsewhere:
                 notes += _restored(context, staging, manifest, outcome.existing)
@@ -295,7 +303,9 @@ def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, r
         notes.append(f"{committed.name} is saved, but those who wait for it could not be told: {why_of(error)}")
     # Once, and after the commit: rules that were changed during the save must hold for what is dropped now.
     settings = cache(partial(read_config, context.layout))
-    info = _follow_up(context, staging, made.staged, request.tags, published, outcome, notes, settings)
+    info = _follow_up(
+        context, staging, made.staged, made.manifest.training, request.tags, published, outcome, notes, settings
+    )
     laps.end("finishing_s")
     info = replace(info, warnings=tuple(notes), counters=made.staged.counters(staging, laps, retry_count))
     context.totals.saved(info)
@@ -322,6 +332,7 @@ def _follow_up(  # noqa: PLR0917
     context: Context,
     staging: Staging,
     staged: Staged,
+    training: str,  # of the save
     wanted_tags: tuple[str, ...],
     published: Published,
     outcome: Outcome,
@@ -345,7 +356,11 @@ def _follow_up(  # noqa: PLR0917
         # L2: held until now, so that no other process drops the checkpoint before its tags and rows exist.
         staging.lock.release()
     notes += _without_parent(context, manifest)
-    context.known.last_parents[manifest.run] = manifest_id
+    if own is not None and (news := changed_configuration(context, manifest, staged.parent)):
+        notes.append(news)
+    # Not of an equal checkpoint of another training: this one is no part of it.
+    if training == manifest.training:
+        context.known.last_parents[manifest.run] = Parent.saved(info)
     if outcome.older:
         reclaim.give_back(context)
     try:
@@ -368,7 +383,8 @@ def _follow_up(  # noqa: PLR0917
 def _stage_captured(
     context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck, *, health_share: float
 ) -> Staged:
-    description = with_parent(context, request)
+    parent = request.parent or parent_in(context, request.run)
+    description = described(request.about, parent)
     before = lineage_of(context, request.run, description.parent) if health_share else None
     # Files may come from an adversary who chose their bytes so that digests collide.
     # Digests of a file are chosen by its writer, those of a state by the training: only the first can be made to
@@ -394,7 +410,7 @@ def _stage_captured(
     with python_gc_paused():
         texts = StateTexts.of(captured.leaves, captured.state)
         _check_names(captured.name_chars, texts)
-        draft = draft_of(context, captured, stored, texts, request.run, description)
+        draft = draft_of(context, captured, stored, texts, request.run, description, parent)
         found = None if stored.found is None else judged(draft, stored.found, before, request.step)
         if found is not None:
             draft = replace(draft, health=found.lineage.health)
@@ -409,11 +425,18 @@ def _stage_captured(
         kept_bytes=kept_bytes,
         counted=stored.counted,
         judged=found,
+        parent=parent,
     )
 
 
 def _publish(  # noqa: PLR0917
-    context: Context, staging: Staging, staged: Staged, request: Request, laps: Laps, watch: SaveWatch
+    context: Context,
+    staging: Staging,
+    staged: Staged,
+    request: Request,
+    notes: list[str],
+    laps: Laps,
+    watch: SaveWatch,
 ) -> tuple[Manifest, str, Outcome]:
     step = request.step if request.step is not None else _next_step(context, request.run)
     # Another process may publish the step between the look and the rename; each try takes the next number.
@@ -446,8 +469,17 @@ def _publish(  # noqa: PLR0917
             watch.publishing(step)
             watch.sealed(staging, manifest, rule)
             synced = context.known.synced_runs
+            guard = RunGuard(context, manifest, staged.parent, request.if_run_in_use, notes)
             outcome = publishing.publish(
-                context.layout, staging, manifest, manifest_id, rule, synced, context.of_step, as_newest=True
+                context.layout,
+                staging,
+                manifest,
+                manifest_id,
+                rule,
+                synced,
+                context.of_step,
+                as_newest=True,
+                may_publish=guard.check,
             )
         except StepExists as error:
             if request.step is not None:
@@ -484,7 +516,13 @@ def _check_names(name_chars: int, texts: StateTexts) -> None:
 
 
 def draft_of(  # noqa: PLR0917
-    context: Context, captured: Captured, stored: Stored, texts: StateTexts, run: str, description: Description
+    context: Context,
+    captured: Captured,
+    stored: Stored,
+    texts: StateTexts,
+    run: str,
+    description: Description,
+    parent: Parent | None = None,
 ) -> Manifest:
     """Return the manifest of what is stored but for its step and its place in the sequence."""
     return Manifest(
@@ -503,20 +541,13 @@ def draft_of(  # noqa: PLR0917
         leaves=captured.leaves,
         state=captured.state,
         files=captured.files,
+        training=training_of(context, parent, run),
     )
-
-
-def with_parent(context: Context, request: Request) -> Description:
-    """Return what the caller says, with the checkpoint that this one continues."""
-    if request.about.parent is not None:
-        return request.about
-    parent = context.known.last_parents.get(request.run) or context.known.last_parents.get("") or None
-    return replace(request.about, parent=parent)
 
 
 def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
     """Say if a checkpoint has no parent because a load was not finished."""
-    is_lost = context.known.last_parents.get(manifest.run, context.known.last_parents.get("")) == ""
+    is_lost = context.known.last_parents.get(manifest.run, context.known.last_parents.get("")) == LOST
     if is_lost and manifest.description.parent is None:
         yield (
             f"{manifest.name} has no parent: a load before it failed when a part was in its target, "

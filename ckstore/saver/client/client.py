@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ckstore.errors import CkstoreError
+    from ckstore.model.lineage import Parent
     from ckstore.model.manifest.captured import Captured
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.not_saved import NotSaved
@@ -77,7 +78,7 @@ class Client:
         state: object,
         order: Order,
         limits: SaverLimits,
-        last_parents: Mapping[str, str],
+        last_parents: Mapping[str, Parent],
         unchanged: UnchangedNames | None = None,
         tolerate: Tolerate | None = None,
     ) -> PendingSave:
@@ -108,7 +109,7 @@ class Client:
         state: object,
         order: Order,
         limits: SaverLimits,
-        last_parents: Mapping[str, str],
+        last_parents: Mapping[str, Parent],
         unchanged: UnchangedNames | None,
         tolerate: Tolerate | None,
     ) -> PendingSave:

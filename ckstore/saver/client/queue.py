@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, InUse
 from ckstore.interpreter import log, log_notes
+from ckstore.model.lineage import Parent, after_save
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.save import Save
@@ -28,25 +29,25 @@ class Parents:
     """
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
-        self._settled: dict[str, str] = {}
+        self._told: dict[str, Parent] = {}
+        self._settled: dict[str, Parent] = {}
 
-    def news(self, last_parents: Mapping[str, str]) -> dict[str, str]:
+    def news(self, last_parents: Mapping[str, Parent]) -> dict[str, Parent]:
         """Return what the next order is to say."""
         return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) != parent}
 
-    def ordered(self, news: Mapping[str, str]) -> None:
+    def ordered(self, news: Mapping[str, Parent]) -> None:
         """An order says this."""
         self._told.update(news)
 
-    def ended(self, news: Mapping[str, str], saved: CheckpointInfo | None) -> None:
+    def ended(self, news: Mapping[str, Parent], saved: CheckpointInfo | None) -> None:
         """A save has ended, whose order said this; None: it failed."""
         # Also of a failed save: the saver had heard of these parents, whatever became of the checkpoint.
         self._settled.update(news)
         if saved is not None:
-            self._settled[saved.run] = self._told[saved.run] = saved.id
+            self._settled[saved.run] = self._told[saved.run] = after_save(self._told.get(saved.run), saved)
 
-    def for_new_saver(self, news: Mapping[str, str]) -> dict[str, str]:
+    def for_new_saver(self, news: Mapping[str, Parent]) -> dict[str, Parent]:
         """Return what the first order to a new saver is to say, of which the order itself says `news`."""
         return {**self._settled, **news}
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ckstore.errors import SaveAbandoned, SaveFailed, StepExists, UnknownOutcome
+from ckstore.errors import RunInUse, SaveAbandoned, SaveFailed, StepExists, UnknownOutcome
 from ckstore.model.saver.messages import Answer, Committed, Done, Failed, Message, Publishing, Status, Taken
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def refused(save: Save, error: CkstoreError) -> CheckpointInfo | CkstoreError:
     """Return what becomes of a save with which a saver could not go on."""
     if save.committed is not None:
         return with_warning(save.committed, error.message)
-    # If the step is taken by something else, the saver before this one has not published there.
-    if save.maybe_published and not isinstance(error, StepExists):
+    # If the step, or the run, is taken by something else, the saver before this one has not published there.
+    if save.maybe_published and not isinstance(error, StepExists | RunInUse):
         return _unknown(save, error.message)
     return error
 

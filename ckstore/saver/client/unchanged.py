@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ckstore.errors import BadInput
+from ckstore.model.lineage import LOST, Parent
 from ckstore.model.manifest.captured import Captured, RangeSource
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
@@ -160,7 +161,7 @@ class Bases:
         order: Order,
         unchanged: UnchangedNames | None,
         names: set[str],
-        last_parents: Mapping[str, str],
+        last_parents: Mapping[str, Parent],
         fingerprints: Fingerprints = NO_FINGERPRINTS,
         first: Sequence[int] = (),
     ) -> SnapshotPlan:
@@ -174,7 +175,7 @@ class Bases:
             unchanged is None
             or base is None
             # Another call saved or loaded this run since: its bytes are not those that this client compared.
-            or last_parents.get(order.run) != base.id
+            or last_parents.get(order.run, LOST).id != base.id
             or order.step == base.step  # it is replaced by this save, perhaps before another saver goes on with it
         ):
             places, nbytes = places_of(captured.sources, (), first)

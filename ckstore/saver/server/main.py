@@ -27,6 +27,7 @@ from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Start
 from ckstore.objects.publish import IfExists
 from ckstore.ops.acts import describe_os_error, unsafe
 from ckstore.ops.context import Context
+from ckstore.ops.save.lineage import named_parent
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 from ckstore.saver import compactor, mirror
@@ -134,11 +135,9 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
     """Save what lies in the snapshot."""
     # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
     context.known.last_parents.update(order.last_parents)
-    about = order.about
-    if order.parent:
-        from ckstore.ops.refs.find import find
-
-        about = replace(about, parent=find(context, order.parent).id)
+    about, parent = order.about, named_parent(context, order.parent or order.about.parent, must_be=bool(order.parent))
+    if parent is not None:
+        about = replace(about, parent=parent.id)
     is_tried_again = order.step is None and order.tried_step is not None
     request = Request(
         run=order.run,
@@ -149,6 +148,8 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
         # A step that the saver chose: other content there is another process's, which is neither replaced nor kept.
         if_exists="error" if is_tried_again else cast("IfExists", order.if_exists),
         patience=order.patience,
+        parent=parent,
+        if_run_in_use=order.if_run_in_use,
     )
     captured = replace(order.captured, sources=_sources(context, order, snapshot))
     try:

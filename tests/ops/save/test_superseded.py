@@ -320,7 +320,8 @@ def save_at_once(store: Store, step: int, if_exists: IfExists, seeds: tuple[int,
         if pid == 0:
             status = 1
             try:
-                with Store.open(store.path) as own:
+                # Each of them goes on with what the store has: else none could replace it.
+                with Store.open(store.path, continue_from=store.latest()) as own:
                     os.write(tell_back, b"r")
                     os.read(go, 1)
                     try:

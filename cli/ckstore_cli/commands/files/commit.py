@@ -14,7 +14,7 @@ from ckstore_cli._documents import to_json
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import if_exists_option, metric_option
 from ckstore_cli._progress import Progress
-from ckstore_cli._refs import complete_run
+from ckstore_cli._refs import complete_ref, complete_run
 from ckstore_cli._types import Number, WholeNumber
 
 
@@ -31,6 +31,12 @@ from ckstore_cli._types import Number, WholeNumber
 )
 @click.option(
     "--wait-for-space", metavar="TIME", help="How long to wait on a full disk: 10m. Default: as the store says."
+)
+@click.option(
+    "--parent",
+    metavar="REF",
+    shell_complete=complete_ref,
+    help="The checkpoint that this one continues; only one of the same training is replaced.",
 )
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")

@@ -1,0 +1,38 @@
+"""What this process continues in stores that are named by their paths, which each call opens again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckstore.model.lineage import Parent
+from ckstore.ops.save.lineage import know_training
+from ckstore.store import Store, context_of
+
+Continues = dict[str, Parent]
+"""As `Known.last_parents`."""
+_by_path: dict[Path, tuple[Continues, dict[str, frozenset[str]]]] = {}
+"""With `Known.seen_names`."""
+_received: dict[Path, Continues] = {}
+
+
+def open_again(path: Path, received: Continues | None = None, *, readonly: bool = False) -> Store:
+    """Open a store by its path, to go on from what this process loaded or saved there; `received`: from another one."""
+    store = Store.open(path, readonly=readonly)
+    continues, seen_names = _by_path.setdefault(store.path, ({}, {}))
+    # Only what is new: what was saved here since the last time is newer than what the other process knows.
+    known = _received.get(store.path, {})
+    continues.update({run: one for run, one in (received or {}).items() if known.get(run) != one})
+    if received is not None:
+        _received[store.path] = received
+    known_here = context_of(store).known
+    known_here.last_parents, known_here.seen_names = continues, seen_names
+    return store
+
+
+def sent(store: Store | None, path: Path, run: str) -> Continues:
+    """Return what another process is to go on from when it saves to a run."""
+    if store is None:
+        return dict(_by_path.get(path, ({}, {}))[0])
+    context = context_of(store)
+    know_training(context, run)
+    return dict(context.known.last_parents)

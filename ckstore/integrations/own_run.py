@@ -1,0 +1,77 @@
+"""Whose run it is: a framework's training begins in one, or continues what it was resumed from.
+
+Imports no framework.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckstore.errors import DamagedBlob, NoSuchRef
+from ckstore.fs import files
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import AUTO
+from ckstore.ops.read.load import continue_from
+from ckstore.ops.save import lineage
+from ckstore.store import Store, context_of
+from ckstore.training.history import run_of
+
+RESUME_PREFIX = ".ckstore-resume-"
+"""Directories of this name hold what a run resumes from; the next resume removes them."""
+_HEAD_BYTES = 2**16
+"""Of each file so much is compared: it tells the states of two trainings from one another."""
+
+
+def begin(store: Store, run: str | None) -> None:
+    """Let a training begin: what this process saved or loaded before is not continued, but for what is declared."""
+    if run == AUTO:
+        # Each training has a run of its own, which is taken by its first save: a rank that only loads takes none.
+        store._auto_run = None  # noqa: SLF001 - see `Store.save`
+    else:
+        lineage.begin_training(context_of(store), run_of(store, run))
+
+
+def check_free(store: Store, run: str | None) -> None:
+    """Raise `RunInUse` now if the first save of the training would."""
+    if run != AUTO:
+        lineage.check_free(context_of(store), run_of(store, run))
+
+
+def continue_directory(store: Store, run: str | None, directory: str | os.PathLike[str], step: int | None) -> None:
+    """Let a training continue the checkpoint that was committed from a directory; one that the store lacks begins."""
+    context, directory = context_of(store), Path(directory)
+    if directory.name.startswith(RESUME_PREFIX) and is_loaded(store, run):
+        return
+    begin(store, run)
+    info = None if step is None or run == AUTO else _committed_from(store, run_of(store, run), directory, step)
+    if info is not None:
+        continue_from(context, lineage.parent_at(context, info))
+
+
+def is_loaded(store: Store, run: str | None) -> bool:
+    """Whether this process has loaded what the next save of a run continues."""
+    parent = None if run == AUTO else lineage.parent_in(context_of(store), run_of(store, run))
+    return parent is not None and parent.origin == "loaded"
+
+
+def _committed_from(store: Store, run: str, directory: Path, step: int) -> CheckpointInfo | None:
+    """Return the checkpoint of a step if its files are those in a directory, by names, sizes and how they begin."""
+    try:
+        info = store.info(f"{run}@{step}")
+    except NoSuchRef:
+        return None
+    with store.open_checkpoint(info) as checkpoint:
+        found = [file for file in checkpoint.files() if file.kind == "file"]
+        for file in found:
+            try:
+                with files.opened_regular(directory / file.path) as fd:
+                    if os.fstat(fd).st_size != file.nbytes:
+                        return None
+                    head = os.read(fd, _HEAD_BYTES)
+            except (OSError, DamagedBlob):  # it is not there, or no file
+                return None
+            with checkpoint.open_file(file.path) as stored:
+                if stored.read(len(head)) != head:
+                    return None
+    return info if found else None

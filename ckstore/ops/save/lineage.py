@@ -1,0 +1,252 @@
+"""A run belongs to one training: what a save continues, and what it may therefore replace.
+
+Rule: docs/format/v1.md, "Trainings"; why: docs/adr/0031-a-run-is-one-training.md. It is decided under the lock of the
+run, from the manifests that are there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ckstore.errors import CkstoreError, NoSuchRef, RunInUse
+from ckstore.fs import links
+from ckstore.model.lineage import IfRunInUse, Parent, begins, draw_training, next_name
+from ckstore.model.manifest.describe import encode_metadata
+from ckstore.model.manifest.info import CheckpointInfo, Published
+from ckstore.model.manifest.manifest import Description, Manifest
+from ckstore.model.names import key_of
+from ckstore.model.words import some_of
+from ckstore.objects.checkpoints import look
+from ckstore.objects.publish import is_sound
+from ckstore.ops.context import Context, read_info
+from ckstore.ops.refs.find import find
+
+_drawn: dict[tuple[str, str], str] = {}
+"""Store and run -> the training of what this process saves there without continuing a checkpoint."""
+# A forked process is another training: it must not replace what its parent saves.
+os.register_at_fork(after_in_child=_drawn.clear)
+
+
+def parent_at(context: Context, info: CheckpointInfo) -> Parent:
+    """Return a checkpoint of the store as what is continued."""
+    # The catalog has no trainings: of an info that came from its rows the manifest is read.
+    found = info if info.training else read_info(context, info.key)
+    return Parent(info.id, info.run, "" if found is None else found.training)
+
+
+def named_parent(context: Context, ref: str | None, *, must_be: bool) -> Parent | None:
+    """Return the checkpoint that a caller names as the parent; without `must_be` it may have been dropped since."""
+    if not ref:
+        return None
+    try:
+        return parent_at(context, find(context, ref))
+    except NoSuchRef:
+        if must_be:
+            raise
+        return Parent(ref)
+
+
+def parent_in(context: Context, run: str) -> Parent | None:
+    """Return what the next save of a run continues, if this process knows anything of it."""
+    known = context.known.last_parents
+    own, last = known.get(run), known.get("")
+    if own is not None and own.origin == "begun":
+        # What was loaded of another run: a fork begins from it.
+        is_fork = last is not None and last.id and last.run != run
+        return own._replace(id=last.id) if is_fork and last is not None else own
+    for found in (own, last):
+        if found is not None and found.id:
+            return found
+    return None
+
+
+def described(about: Description, parent: Parent | None) -> Description:
+    """Return what the caller says, with the checkpoint that this one continues."""
+    return replace(about, parent=(parent.id or None) if parent is not None else None)
+
+
+def training_of(context: Context, parent: Parent | None, run: str) -> str:
+    """Return the training of a save: that of its parent in the run, or one of its own."""
+    if parent is not None and parent.run == run:
+        return parent.training
+    return _drawn.setdefault((context.settings.uuid, run), draw_training())
+
+
+def know_training(context: Context, run: str) -> None:
+    """Fix the training of the next save of a run, before another process is asked for it."""
+    training = training_of(context, None, run)
+    context.known.last_parents.setdefault(run, Parent("", run, training, origin="begun"))
+
+
+def begin_training(context: Context, run: str) -> None:
+    """Let a training begin in a run: what this process has saved and loaded of it before is not continued.
+
+    Only what was declared (`Store.open(…, continue_from=…)`) still is.
+    """
+    known, declared = context.known, context.known.declared
+    _drawn.pop((context.settings.uuid, run), None)
+    if declared is not None:
+        known.last_parents[declared.run] = known.last_parents[""] = declared
+    if declared is None or declared.run != run:
+        # With an id: a saver in the background hears of it, and a saver after that one draws no other.
+        known.last_parents[run] = Parent("", run, draw_training(), origin="begun")
+
+
+def take_free_run(context: Context, wanted: str) -> str:
+    """Take a name for a run, made from the wanted one, that no other process has or gets; return it."""
+    context.check_writable()
+    names = set(context.layout.runs())
+    # A name whose directory has nothing in it was taken by a process that has not saved yet.
+    while True:
+        name = next_name(wanted, names)
+        if links.make_directory(context.layout.checkpoints / name):
+            return name
+        names.add(name)
+
+
+def check_free(context: Context, run: str) -> None:
+    """Raise `RunInUse` if a training is about to begin in a run of another one; the save decides it again."""
+    parent = parent_in(context, run)
+    if begins(parent, run):
+        other = _other_in(context, run, training_of(context, parent, run))
+        if other is not None:
+            raise _in_use(context, other)
+
+
+def changed_configuration(context: Context, manifest: Manifest, parent: Parent | None) -> str:
+    """Say how the recorded configuration differs from that of the checkpoint that was loaded; empty: it does not."""
+    now = _configuration(manifest.description.metadata)
+    # Once: the next save continues this one.
+    if now is None or parent is None or parent.origin != "loaded":
+        return ""
+    try:
+        loaded = read_info(context, find(context, parent.id).key)
+    except CkstoreError:  # it was dropped, or is damaged: the save is durable, and this is only news
+        return ""
+    before = None if loaded is None else _configuration(encode_metadata(loaded.metadata))
+    if loaded is None or before is None:
+        return ""
+    names = sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
+    said = [f"{name} is {now.get(name)!r}, was {before.get(name)!r}" for name in names]
+    continued = f"{manifest.name} continues {loaded.name} with another configuration"
+    return f"{continued}: {some_of(said)}" if said else ""
+
+
+def _configuration(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the configuration of `ckstore.training.provenance` in metadata, flat."""
+    recorded = metadata.get("provenance")
+    config = recorded.get("config") if isinstance(recorded, dict) else None
+    return None if not isinstance(config, dict) else dict(_flat(config, ""))
+
+
+def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+@dataclass(frozen=True, slots=True)
+class RunGuard:
+    """Decides for one save whether its run is its training's; called under the lock of the run."""
+
+    context: Context
+    manifest: Manifest  # of the save
+    parent: Parent | None  # what it continues
+    if_run_in_use: IfRunInUse
+    notes: list[str]  # what the user should know
+
+    def check(self, replaced: Sequence[Published]) -> None:
+        """Raise `RunInUse` unless the save may replace these checkpoints of its step, and add to the run."""
+        manifest = self.manifest
+        if begins(self.parent, manifest.run):
+            self._check_begin()
+        elif self.if_run_in_use == "error":
+            self._check_alone()
+        for other in replaced:
+            # The same content again replaces nothing.
+            if other.manifest.training != manifest.training and other.manifest.content != manifest.content:
+                msg = f"{_named(other)} belongs to another training: only one that continues it can replace it"
+                raise _refused(self.context, msg, other)
+
+    def _check_begin(self) -> None:
+        """Look for a checkpoint of another training in a run in which one begins."""
+        other = _other_in(self.context, self.manifest.run, self.manifest.training)
+        if other is None:
+            return
+        if self.if_run_in_use == "error":
+            raise _in_use(self.context, other)
+        # Of a chain only: what never continued anything was appended by tools, and more may be.
+        if other.manifest.description.parent is not None:
+            name = self.manifest.name
+            note = f"{name} continues no checkpoint of its run, and is its latest now instead of {_named(other)}"
+            note = f"{note}, of another training; {_lines(self.context, other)}"
+            if note not in self.notes:
+                self.notes.append(note)
+
+    def _check_alone(self) -> None:
+        """Raise if another process has saved into the run, as the same training, since this one did."""
+        run, known = self.manifest.run, self.context.known
+        names = _names_in(self.context, run)
+        # Only of what came since: what was there at a load may be what a rollback goes over.
+        new = names - known.seen_names.get(run, names)
+        known.seen_names[run] = names
+        if self.parent is None or self.parent.origin != "saved":
+            return
+        for key in (key_of(run, name) for name in sorted(new)):
+            found = None if key is None else look(self.context.layout, key).published
+            if found is None or found.manifest.training != self.manifest.training:
+                continue
+            if found.manifest.sequence > self.parent.sequence:
+                msg = f"another process has saved {_named(found)} since this one saved to the run {run}"
+                hint = f"end one of the two, or give one a run of its own: {_own_run(self.context, run)}"
+                raise RunInUse(f"{msg}: two processes train in it; nothing was published", hint=hint)
+
+
+def _names_in(context: Context, run: str) -> frozenset[str]:
+    return frozenset(name for name, _, is_directory in context.layout.listed(run) if is_directory)
+
+
+def _other_in(context: Context, run: str, training: str) -> Published | None:
+    """Return a checkpoint of a run that belongs to another training; None: there is none that is whole."""
+    # A damaged one is no training's: who found none whole begins again.
+    keys = [key for name in _names_in(context, run) if (key := key_of(run, name)) is not None]
+    for key in sorted(keys, reverse=True):
+        found = look(context.layout, key).published
+        if found is not None and found.manifest.training != training and is_sound(context.layout, found):
+            return found
+    return None
+
+
+def _in_use(context: Context, other: Published) -> RunInUse:
+    msg = f"the run {other.key.run} has checkpoints of another training, such as {_named(other)}"
+    return _refused(context, f"{msg}, and this one continues none", other)
+
+
+def _refused(context: Context, msg: str, other: Published) -> RunInUse:
+    by_command = f"--run {_free(context, other.key.run)} keeps both; --parent {other.manifest.name} continues it"
+    return RunInUse(f"{msg}; nothing was published", hint=_lines(context, other), command_hint=by_command)
+
+
+def _lines(context: Context, other: Published) -> str:
+    name = other.manifest.name
+    return (
+        f"{_own_run(context, other.key.run)} keeps both; "
+        f"Store.open(…, continue_from={name!r}) continues it, as loading it does"
+    )
+
+
+def _own_run(context: Context, run: str) -> str:
+    return f'run={_free(context, run)!r}, or run="auto", which takes such a name,'
+
+
+def _free(context: Context, run: str) -> str:
+    return next_name(run, {*context.layout.runs(), run})
+
+
+def _named(other: Published) -> str:
+    return f"{other.manifest.name} of {other.manifest.created[:19]}Z"

@@ -1,0 +1,65 @@
+"""What a program gives its optimizers, compared with what a load has put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckstore.tensors.kinds import is_tensor
+
+# Given by a program. Other members of a group, as those of schedule-free optimizers, are state.
+_NAMES = (
+    "lr",
+    "betas",
+    "momentum",
+    "weight_decay",
+    "eps",
+    "dampening",
+    "nesterov",
+    "amsgrad",
+    "maximize",
+    "alpha",
+    "rho",
+    "centered",
+)
+_CYCLED = {"betas", "momentum"}
+Settings = dict[str, list[dict[str, Any]]]
+"""Path of an optimizer -> the members of each of its groups."""
+
+
+def settings_of(optimizers: Any, path: str = "optimizer") -> Settings:
+    """Return what optimizers have now: one, or a list or dict of several."""
+    if isinstance(optimizers, Mapping | list | tuple):
+        items = optimizers.items() if isinstance(optimizers, Mapping) else enumerate(optimizers)
+        found: Settings = {}
+        for name, one in items:
+            found |= settings_of(one, f"{path}[{name!r}]")
+        return found
+    groups = getattr(optimizers, "param_groups", ())
+    return {path: [{name: _plain(value) for name, value in group.items() if name != "params"} for group in groups]}
+
+
+def overwritten(before: Settings, after: Settings, *, has_scheduler: bool) -> Iterator[str]:
+    """Say which settings of a program a load has replaced; a schedule alone replaces none."""
+    for path, groups in before.items():
+        for number, (own, loaded) in enumerate(zip(groups, after.get(path, []), strict=False)):
+            for name in _NAMES:
+                old, new = _given(own, name), _given(loaded, name)
+                if name not in own or name not in loaded or old == new:
+                    continue
+                is_scheduled = has_scheduler and "initial_lr" not in loaded
+                if (name == "lr" and is_scheduled) or (name in _CYCLED and "max_momentum" in loaded):
+                    continue
+                where = f"{path}.param_groups[{number}][{name!r}]"
+                yield f"{where} is {new!r} as in the checkpoint, your program gave {old!r}"
+
+
+def _given(group: Mapping[str, Any], name: str) -> Any:
+    # A scheduler keeps the rate that it begins with, and changes the other one.
+    return group.get("initial_lr", group.get("lr")) if name == "lr" else group.get(name)
+
+
+def _plain(value: Any) -> Any:
+    if is_tensor(value):
+        return value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
