@@ -238,6 +238,9 @@ class Store:
     ) -> Store:
         """Open the store at `path`; make it if there is none. Several processes may do so at once.
 
+        That a new store was made is logged. If a store of a similar name lies beside it, a `CkstoreWarning` names that
+        one: a mistyped path would otherwise begin a training again.
+
         Args:
             path: Its directory. Missing parents of a new store are made.
             run: See `open`.
@@ -266,7 +269,8 @@ class Store:
             if mirror is not None:
                 # Before anything is made: a store that began beside a mirror that was away would train from the start.
                 hash, chunk_bytes = _settings_at(root, mirror) or (hash, chunk_bytes)
-            _create(root, hash, chunk_bytes, catalog_path, exist_ok=True)
+            if _create(root, hash, chunk_bytes, catalog_path, exist_ok=True):
+                _tell_made(root)
             store = cls(root, run=run, catalog_path=catalog_path)
         if mirror is not None:
             store._mirror_to(mirror)
@@ -2187,7 +2191,8 @@ def _create(
     catalog_path: str | os.PathLike[str] | None,
     *,
     exist_ok: bool,
-) -> None:
+) -> bool:
+    """Make a store; False: there is one already, which `exist_ok` allows."""
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
     from ckstore.ops.open.opening import check_new, create
     from ckstore.ops.settings_file import NO_DIRECTORY_HINT
@@ -2208,6 +2213,14 @@ def _create(
     if not made and not exist_ok:
         msg = f"there is already a store at {root}"
         raise BadInput(msg, hint="open it with Store.open(path); Store.open_or_init(path) opens a store or makes one")
+    return made
+
+
+@act
+def _tell_made(root: Path) -> None:
+    from ckstore.ops.open.opening import tell_made
+
+    tell_made(root)
 
 
 @short_tracebacks

@@ -8,6 +8,7 @@ catches up with the directories.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import stat
@@ -23,10 +24,13 @@ from ckstore.fs.host import probe
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.inside import Where
 from ckstore.fs.owner import may_give
+from ckstore.fs.tree import foreign
+from ckstore.interpreter import log
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
 from ckstore.model.doctor.place import PlaceFacts, check_place, durability
 from ckstore.model.seal import to_write
 from ckstore.model.settings.settings import CHECKPOINT_IDS, SETTINGS_MAX_BYTES, StoreSettings, parse_settings
+from ckstore.model.similar_names import similar_names
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import Layout
 from ckstore.ops.acts import describe_error, describe_os_error
@@ -41,6 +45,7 @@ _LOCK_TIMEOUT_S = 30.0
 _DIRECTORY_MODE = 0o700
 _CREATE_TRIES = 10
 _NEW = "not made yet"
+_SETTINGS = "store.json"
 _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 
@@ -116,6 +121,22 @@ def _removed_without_store(layout: Layout) -> Iterator[list[Where]]:
                     with suppress(OSError):
                         links.remove_directory(path)
         raise
+
+
+def tell_made(root: Path) -> None:
+    """Log that a store was made; warn if a store of a similar name lies beside it, which may be the one meant."""
+    text = f"made a new store at {root}"
+    beside = foreign(root.parent)
+    try:
+        names = [name for name, _, is_directory in peek.listed(beside) if is_directory]
+        similar = similar_names(root.name, names)
+        other = next((name for name in similar if peek.exists(beside / name / _SETTINGS)), None)
+    except OSError:  # who may not list the directory has named the store all the same
+        other = None
+    if other is None:
+        log(logging.INFO, text)
+    else:
+        warn(f"{text}; {root.parent / other} is a store as well: if that is the one you mean, open it")
 
 
 def _fill(layout: Layout, settings: StoreSettings) -> bool:

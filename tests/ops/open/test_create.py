@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from ckstore import Store
+from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks
 from ckstore.fs.host import probe
 from ckstore.fs.inside import Inside, Where
+from ckstore.model.similar_names import similar_names
 from ckstore.objects.layout import Layout
 from ckstore.ops.open import opening as creating
 from ckstore.ops.settings_file import read_settings
@@ -415,3 +416,41 @@ def test_what_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
                 Store.open_or_init(tmp_path / "a" / "store")
 
         assert refused.value.hint == hint
+
+
+def test_open_or_init_says_that_it_made_a_store_and_which_one_has_a_similar_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="ckstore")
+    Store.open_or_init(tmp_path / "checkpoints-1")
+    Store.open_or_init(tmp_path / "checkpoints-2")
+    (tmp_path / "Checkpoint-1").mkdir()  # no store
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"made a new store at {tmp_path}/checkpoints-{number}" for number in (1, 2)
+    ]
+    with pytest.warns(CkstoreWarning) as told:
+        Store.open_or_init(tmp_path / "checkpoint-1")
+    assert [str(one.message) for one in told] == [
+        (
+            f"made a new store at {tmp_path}/checkpoint-1; {tmp_path}/checkpoints-1 is a store as well: if that is the "
+            "one you mean, open it"
+        )
+    ]
+    Store.open_or_init(tmp_path / "checkpoint-1")
+    for name in ("checkpoint-1", "checkpoints-1"):
+        check_store(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "name, others, similar",
+    [
+        ("runs.ck", ["run.ck", "models", "RUNS_ck"], ["RUNS_ck", "run.ck"]),
+        ("exp-lr1e3", ["exp-lr1e4", "exp-lr1e-3", "exp-lr1e3"], ["exp-lr1e-3"]),
+        ("a", ["b", "ab"], []),
+    ],
+)
+def test_names_are_similar_but_for_those_that_differ_in_a_number(
+    name: str, others: list[str], similar: list[str]
+) -> None:
+    assert similar_names(name, others) == similar
