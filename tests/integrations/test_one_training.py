@@ -253,6 +253,9 @@ def test_a_second_training_in_the_same_process_is_refused_as_well(framework: str
 def test_a_resumed_training_goes_on(framework: str, store: Store, tmp_path: Path) -> None:
     before = steps(store)
     newest = max(before)
+    for pin in store.pins():  # of a marker
+        if pin.id == before[newest]:
+            store.unpin(pin)
     store.delete(f"main@{newest}", now=True)
     ref = f"main@{sorted(before)[-2]}"
 
@@ -309,7 +312,7 @@ def test_of_two_that_train_at_once_the_first_ends_when_the_second_has_saved(
         saved.append(Store.open(store.path, run="main", continue_from="latest").save({"w": 1}, 1000).id)
 
     def publishing(context: Any, *arguments: Any) -> Any:
-        if len(saved) == 2:
+        if len(saved) == 1:
             saved.append("of the other process")
             other = threading.Thread(target=intrude)  # this thread is in a save
             other.start()
@@ -323,8 +326,8 @@ def test_of_two_that_train_at_once_the_first_ends_when_the_second_has_saved(
 
     latest = store.latest()
     assert latest is not None
-    assert latest.id == saved[4]
-    assert len(store.checkpoints()) == 3
+    assert latest.id == saved[3]
+    assert len(store.checkpoints()) == 2
     check_store(store.path)
 
 

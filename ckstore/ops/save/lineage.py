@@ -7,7 +7,7 @@ run, from the manifests that are there.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -175,13 +175,16 @@ class RunGuard:
 
     def _check_begin(self) -> None:
         """Look for a checkpoint of another training in a run in which one begins."""
-        other = _other_in(self.context, self.manifest.run, self.manifest.training)
+        run = self.manifest.run
+        names = _names_in(self.context, run)
+        other = _other_in(self.context, run, self.manifest.training)
         if other is None:
+            self.context.known.seen_names[run] = names
             return
         if self.if_run_in_use == "error":
             raise _in_use(self.context, other)
-        # Of a chain only: what never continued anything was appended by tools, and more may be.
-        if other.manifest.description.parent is not None:
+        # Of a chain only: what continued nothing in its run was appended by tools, and more may be.
+        if _has_in(names, other.manifest.description.parent):
             name = self.manifest.name
             note = f"{name} continues no checkpoint of its run, and is its latest now instead of {_named(other)}"
             note = f"{note}, of another training; {_lines(self.context, other)}"
@@ -194,31 +197,40 @@ class RunGuard:
         names = _names_in(self.context, run)
         # Only of what came since: what was there at a load may be what a rollback goes over.
         new = names - known.seen_names.get(run, names)
-        known.seen_names[run] = names
         if self.parent is None or self.parent.origin != "saved":
-            return
+            new = frozenset()
         for key in (key_of(run, name) for name in sorted(new)):
             found = None if key is None else look(self.context.layout, key).published
             if found is None or found.manifest.training != self.manifest.training:
                 continue
             if found.manifest.sequence > self.parent.sequence:
                 msg = f"another process has saved {_named(found)} since this one saved to the run {run}"
-                hint = f"end one of the two, or give one a run of its own: {_own_run(self.context, run)}"
+                hint = f"end one of the two; {_own_run(self.context, run)} keeps both"
                 raise RunInUse(f"{msg}: two processes train in it; nothing was published", hint=hint)
+        # Last: a save that is tried again after this error must find the same.
+        known.seen_names[run] = names
 
 
 def _names_in(context: Context, run: str) -> frozenset[str]:
     return frozenset(name for name, _, is_directory in context.layout.listed(run) if is_directory)
 
 
+def _has_in(names: Iterable[str], checkpoint_id: str | None) -> bool:
+    """Whether one of these names of directories is that of a checkpoint."""
+    digits = "" if checkpoint_id is None else checkpoint_id.partition("-")[2]
+    found = (name.split(".")[1:2] for name in names)
+    return bool(digits) and any(part and digits.startswith(part[0]) for part in found)
+
+
 def _other_in(context: Context, run: str, training: str) -> Published | None:
-    """Return a checkpoint of a run that belongs to another training; None: there is none that is whole."""
-    # A damaged one is no training's: who found none whole begins again.
+    """Return the checkpoint of the highest step of a run that is whole, if it belongs to another training."""
+    # A damaged one is no training's: who found none whole begins again. The highest step decides: a process that opens
+    # the store for each save would else read thousands of manifests.
     keys = [key for name in _names_in(context, run) if (key := key_of(run, name)) is not None]
     for key in sorted(keys, reverse=True):
         found = look(context.layout, key).published
-        if found is not None and found.manifest.training != training and is_sound(context.layout, found):
-            return found
+        if found is not None and is_sound(context.layout, found):
+            return None if found.manifest.training == training else found
     return None
 
 

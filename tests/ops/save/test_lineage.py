@@ -164,6 +164,8 @@ def test_of_two_that_continue_one_checkpoint_the_first_stops_when_the_second_has
 
     with pytest.raises(RunInUse, match=r"another process has saved gpt@3 of .* two processes train in it"):
         saving(store, 5, 5)
+    with pytest.raises(RunInUse):
+        saving(store, 5, 5)  # tried again
 
     assert ids(store) == before
     check_store(store.path)
