@@ -48,6 +48,7 @@ from ckstore.model.checkpoint.pins import Pin as Pin
 from ckstore.model.checkpoint.tag import Tag as Tag
 from ckstore.model.doctor.finding import DoctorFinding as DoctorFinding
 from ckstore.model.doctor.finding import DoctorReport as DoctorReport
+from ckstore.model.lineage import IfRunInUse as IfRunInUse
 from ckstore.model.manifest.files import FileChange as FileChange
 from ckstore.model.manifest.files import FileSummary as FileSummary
 from ckstore.model.manifest.health import Health as Health

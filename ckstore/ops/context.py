@@ -138,7 +138,7 @@ class Known:
     last_parents: dict[str, Parent] = field(default_factory=dict)
     # What the caller said that this handle continues, whatever is loaded; None: nothing.
     declared: Parent | None = None
-    # The names in the directory of each run when a training looked there last for checkpoints of others.
+    # The names in the directory of each run when a training looked there last for those of other processes.
     seen_names: dict[str, frozenset[str]] = field(default_factory=dict)
     # What is known of manifests that this process has read or written.
     manifests: ManifestCache = field(default_factory=ManifestCache)

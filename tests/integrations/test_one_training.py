@@ -241,7 +241,7 @@ def test_a_fresh_training_replaces_nothing_and_is_not_the_latest(framework: str,
 
 def test_a_second_training_in_the_same_process_is_refused_as_well(framework: str, store: Store, tmp_path: Path) -> None:
     if framework.startswith(("capture", "DCP", "fsspec")):
-        pytest.skip("a loop of one's own does not say that another training begins: the process is one training")
+        pytest.skip("a plain loop does not say that another training begins: the process is one training")
     before = steps(store)
 
     refused(lambda: FRAMEWORKS[framework](store, tmp_path / "second", ""))
@@ -345,7 +345,9 @@ def test_a_training_that_is_resumed_from_its_own_directory_continues_the_checkpo
     assert steps(store).keys() == before.keys()
     assert store.info("main@4").parent == before[2]
     # A directory of another training, whose checkpoint the store does not have.
-    alone = tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "other", Store.init(tmp_path / "o"), max_steps=4, seed=5)
+    alone = tiny_trainer.make(
+        tiny_trainer.mixed(), tmp_path / "other", Store.init(tmp_path / "o"), seed_of_folder(tmp_path / "another")
+    )
     alone.train()
     foreign = tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "other", process(store))
     with pytest.raises(RunInUse):

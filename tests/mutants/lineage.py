@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _TABLE = "tests/ops/save/test_lineage.py"
+_FRAMEWORKS = "tests/integrations/test_one_training.py"
 
 LINEAGE = [
     Mutant(
@@ -95,6 +96,69 @@ LINEAGE = [
         "    known.last_parents, known.declared = continues\n",
         "    pass\n",
         f"{_TABLE}::test_a_handle_that_is_pickled_continues_what_it_loaded",
+        "assert",
+    ),
+    Mutant(
+        "a training is refused when it finds another process again",
+        "the-other-process-is-seen-once",
+        "RunGuard._check_alone",
+        "        new = names - known.seen_names.get(run, names)\n",
+        "        new = names - known.seen_names.get(run, names)\n        known.seen_names[run] = names\n",
+        f"{_TABLE}::test_of_two_that_continue_one_checkpoint_the_first_stops_when_the_second_has_saved[save]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a fit that starts again is another training",
+        "a-second-fit-goes-on",
+        "CkstoreCheckpointIO.save_checkpoint",
+        "            own_run.begin(self.store, self._run)\n",
+        "            pass\n",
+        f"{_FRAMEWORKS}::test_a_second_training_in_the_same_process_is_refused_as_well[Lightning]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a Trainer that resumes from nothing is another training",
+        "a-second-train-goes-on",
+        "CkstoreTrainerMixin._begin",
+        "            own_run.begin(store, self.ckstore_run)\n",
+        "            pass\n",
+        f"{_FRAMEWORKS}::test_a_second_training_in_the_same_process_is_refused_as_well[Trainer]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a directory is a checkpoint if its files begin as that one's",
+        "any-directory-of-the-step-is-the-checkpoint",
+        "_committed_from",
+        "stored.read(len(head)) != head",
+        "False",
+        f"{_FRAMEWORKS}::test_a_training_that_is_resumed_from_its_own_directory_continues_the_checkpoint_of_it",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a rate that a scheduler changed is no other rate",
+        "a-schedule-is-a-difference",
+        "hyperparameters._given",
+        'group.get("initial_lr", group.get("lr")) if name == "lr" else group.get(name)',
+        "group.get(name)",
+        "tests/training/test_hyperparameters.py::test_what_a_schedule_has_changed_is_no_difference[step]",
+        "assert",
+    ),
+    Mutant(
+        "a configuration is compared with that of what was loaded",
+        "compared-with-what-was-saved",
+        "changed_configuration",
+        ' or parent.origin != "loaded"',
+        "",
+        f"{_TABLE}::test_another_configuration_than_that_of_what_was_loaded_is_named_once",
+        "assert",
+    ),
+    Mutant(
+        "names that differ in a number are not similar",
+        "numbered-names-are-similar",
+        "similar_names.similar_names",
+        ' or (plain != candidate and _DIGITS.sub("", plain) == _DIGITS.sub("", candidate))',
+        "",
+        "tests/ops/open/test_create.py::test_names_are_similar_but_for_those_that_differ_in_a_number",
         "assert",
     ),
 ]

@@ -131,7 +131,7 @@ def tell_made(root: Path) -> None:
         names = [name for name, _, is_directory in peek.listed(beside) if is_directory]
         similar = similar_names(root.name, names)
         other = next((name for name in similar if peek.exists(beside / name / _SETTINGS)), None)
-    except OSError:  # who may not list the directory has named the store all the same
+    except OSError:  # a user who may not list the directory can still make a store in it
         other = None
     if other is None:
         log(logging.INFO, text)

@@ -11,19 +11,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckstore.errors import CkstoreError, NoSuchRef, RunInUse
-from ckstore.fs import links
+from ckstore.errors import CkstoreError, InUse, NoSuchRef, RunInUse
+from ckstore.fs import links, locks
 from ckstore.model.lineage import IfRunInUse, Parent, begins, draw_training, next_name
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Description, Manifest
-from ckstore.model.names import key_of
+from ckstore.model.names import CheckpointKey, key_of
 from ckstore.model.words import some_of
 from ckstore.objects.checkpoints import look
 from ckstore.objects.publish import is_sound
 from ckstore.ops.context import Context, read_info
 from ckstore.ops.refs.find import find
 
+_LOCK_TIMEOUT_S = 1.0
 _drawn: dict[tuple[str, str], str] = {}
 """Store and run -> the training of what this process saves there without continuing a checkpoint."""
 # A forked process is another training: it must not replace what its parent saves.
@@ -177,7 +178,12 @@ class RunGuard:
         """Look for a checkpoint of another training in a run in which one begins."""
         run = self.manifest.run
         names = _names_in(self.context, run)
-        other = _other_in(self.context, run, self.manifest.training)
+        try:
+            other = _other_in(self.context, run, self.manifest.training)
+        except InUse:
+            if self.if_run_in_use == "error":
+                raise
+            return  # no save without an owner waits for a checkpoint that it does not need
         if other is None:
             self.context.known.seen_names[run] = names
             return
@@ -199,8 +205,13 @@ class RunGuard:
         new = names - known.seen_names.get(run, names)
         if self.parent is None or self.parent.origin != "saved":
             new = frozenset()
-        for key in (key_of(run, name) for name in sorted(new)):
-            found = None if key is None else look(self.context.layout, key).published
+        locked: set[str] = set()
+        for name in sorted(new):
+            try:
+                found = _whole_at(self.context, key_of(run, name))
+            except InUse:  # looked at by the next save
+                locked.add(name)
+                continue
             if found is None or found.manifest.training != self.manifest.training:
                 continue
             if found.manifest.sequence > self.parent.sequence:
@@ -208,7 +219,7 @@ class RunGuard:
                 hint = f"end one of the two; {_own_run(self.context, run)} keeps both"
                 raise RunInUse(f"{msg}: two processes train in it; nothing was published", hint=hint)
         # Last: a save that is tried again after this error must find the same.
-        known.seen_names[run] = names
+        known.seen_names[run] = names - locked
 
 
 def _names_in(context: Context, run: str) -> frozenset[str]:
@@ -222,13 +233,26 @@ def _has_in(names: Iterable[str], checkpoint_id: str | None) -> bool:
     return bool(digits) and any(part and digits.startswith(part[0]) for part in found)
 
 
+def _whole_at(context: Context, key: CheckpointKey | None) -> Published | None:
+    """Return the whole checkpoint in a directory of a run. `InUse`: another process has it locked."""
+    if key is None:
+        return None
+    try:
+        # Not for long: the lock of the run is held.
+        lock = locks.lock_shared(context.layout.checkpoint(key), timeout_s=_LOCK_TIMEOUT_S)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    with lock:
+        return look(context.layout, key, lock=lock).published
+
+
 def _other_in(context: Context, run: str, training: str) -> Published | None:
     """Return the checkpoint of the highest step of a run that is whole, if it belongs to another training."""
     # A damaged one is no training's: who found none whole begins again. The highest step decides: a process that opens
     # the store for each save would else read thousands of manifests.
     keys = [key for name in _names_in(context, run) if (key := key_of(run, name)) is not None]
     for key in sorted(keys, reverse=True):
-        found = look(context.layout, key).published
+        found = _whole_at(context, key)
         if found is not None and is_sound(context.layout, found):
             return None if found.manifest.training == training else found
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -269,11 +270,11 @@ def test_a_handle_that_is_pickled_continues_what_it_loaded(store: Store) -> None
     check_store(store.path)
 
 
-@pytest.mark.parametrize("loading", [0, 1])
-def test_where_one_rank_loads_for_all_it_does_not_matter_which_one_publishes(store: Store, loading: int) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_where_one_rank_loads_for_all_it_does_not_matter_which_one_publishes(store: Store, first: int) -> None:
     def train() -> list[int]:
         handles = [opened(store), opened(store)]
-        handles[loading].load("gpt@2")
+        handles[0].load("gpt@2")
         saved: list[int] = []
 
         def rank(number: int) -> None:
@@ -282,8 +283,10 @@ def test_where_one_rank_loads_for_all_it_does_not_matter_which_one_publishes(sto
             saved.append(handles[number].save(state, 3, ranks=how, if_exists="replace").step)
 
         threads = [threading.Thread(target=rank, args=(number,)) for number in (0, 1)]
-        for thread in threads:
-            thread.start()
+        # Who comes last finds all parts, and publishes.
+        for number in (first, 1 - first):
+            threads[number].start()
+            time.sleep(1)
         for thread in threads:
             thread.join()
         return saved
