@@ -51,7 +51,7 @@ def pruned(store: Store) -> None:
 
 ACTS = (
     Act("save", lambda store, _: store.save(state(4), step=4)),
-    Act("replace", lambda store, _: store.save(state(9), step=1, if_exists="replace")),
+    Act("replace", lambda store, _: store.save(state(9), step=1, if_exists="replace", parent=1)),
     Act("tag", lambda store, _: store.tag("best", 1)),
     Act("pin", lambda store, _: store.pin(2, "for the paper")),
     Act("annotate", lambda store, _: store.annotate(4, {"loss": 0.5})),

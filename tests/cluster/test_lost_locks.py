@@ -51,7 +51,9 @@ class Lost(NamedTuple):
 
 _ACTS = {
     "publish": Lost(lambda store: store.save(state(2), step=2), (publish, "_sound_of_step")),
-    "replace": Lost(lambda store: store.save(state(2), step=1, if_exists="replace"), (publish, "_sound_of_step")),
+    "replace": Lost(
+        lambda store: store.save(state(2), step=1, if_exists="replace", parent=1), (publish, "_sound_of_step")
+    ),
     "config": Lost(lambda store: setattr(store.config, "grace_s", 8), (files, "create_file"), "store"),
     "annotate": Lost(lambda store: store.annotate(1, {"loss": 0.25}), (files, "create_file"), "store"),
     "tag": Lost(lambda store: store.tag("best", 1), (files, "sync_directory")),

@@ -152,7 +152,7 @@ def history(seed: int) -> Scenario:
                 save(store, journal, 100 + number, name)
             elif kind == "replace":
                 if not _kept(store, step):
-                    save(store, journal, step, name, if_exists="replace")
+                    save(store, journal, step, name, if_exists="replace", parent=f"{RUN}@{step}")
             elif kind == "delete":
                 if not _kept(store, step):
                     _delete(store, journal, step)

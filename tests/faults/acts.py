@@ -141,7 +141,7 @@ def _killed_at(
 
 
 def _replacing(store: Store, journal: Journal) -> None:
-    save(store, journal, 1, "second", if_exists="replace")
+    save(store, journal, 1, "second", if_exists="replace", parent="main@1")
 
 
 def _torn(path: Path, journal: Journal) -> None:

@@ -204,7 +204,8 @@ def inspect_steps(path: Path, done: bool) -> list[str]:
 
 
 def _replacing(store: Store, journal: Journal) -> None:
-    save(store, journal, 1, "second", if_exists="replace")
+    # As a process that resumed: only what is continued is replaced.
+    save(store, journal, 1, "second", if_exists="replace", parent=f"{RUN}@1")
 
 
 def _keeping_what_is_replaced(path: Path, journal: Journal) -> None:

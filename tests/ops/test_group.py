@@ -150,7 +150,7 @@ said = [names(), info.metrics, info.tags, store.info("best").step, store.config.
 said.append(pin.reason)
 store.unpin(pin.name)
 store.delete(1)
-store.save(state(5, 9), step=4, if_exists="replace")
+store.save(state(5, 9), step=4, if_exists="replace", parent=4)
 store.annotate(4, note="the other")
 store.untag("best")
 said += [store.verify().ok, names(), told()]
@@ -416,7 +416,7 @@ store.save(state(2), step=2, tags=["mine"])
 store.annotate(1, metrics={"m": 1.0})
 for act in (
     lambda: store.delete(1),
-    lambda: store.save(state(3), step=1, if_exists="replace"),
+    lambda: store.save(state(3), step=1, if_exists="replace", parent=1),
     lambda: setattr(store.config, "retention", RetentionPolicy(keep_last=6)),
 ):
     try:

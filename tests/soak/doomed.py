@@ -132,7 +132,7 @@ def saver(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> Calla
             tags = (f"best-{run}",) if draw.random() < 0.2 else ()
             save(0 if newest is None else newest.step + 1, token, tags=tags)
         elif draw.random() < 0.5:
-            save(newest.step, token, if_exists="replace")
+            save(newest.step, token, if_exists="replace", parent=newest)
         else:
             _same_again(store, ledger, newest)
 

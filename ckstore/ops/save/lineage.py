@@ -13,7 +13,7 @@ from typing import Any
 
 from ckstore.errors import CkstoreError, InUse, NoSuchRef, RunInUse
 from ckstore.fs import links, locks
-from ckstore.model.lineage import IfRunInUse, Parent, begins, draw_training, next_name
+from ckstore.model.lineage import LOST, IfRunInUse, Parent, begins, draw_training, next_name
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Description, Manifest
@@ -203,8 +203,9 @@ class RunGuard:
         names = _names_in(self.context, run)
         # Only of what came since: what was there at a load may be what a rollback goes over.
         new = names - known.seen_names.get(run, names)
-        if self.parent is None or self.parent.origin != "saved":
-            new = frozenset()
+        parent = self.parent
+        if parent is None or parent.origin != "saved":
+            parent, new = LOST, frozenset()
         locked: set[str] = set()
         for name in sorted(new):
             try:
@@ -214,7 +215,7 @@ class RunGuard:
                 continue
             if found is None or found.manifest.training != self.manifest.training:
                 continue
-            if found.manifest.sequence > self.parent.sequence:
+            if found.manifest.sequence > parent.sequence:
                 msg = f"another process has saved {_named(found)} since this one saved to the run {run}"
                 hint = f"end one of the two; {_own_run(self.context, run)} keeps both"
                 raise RunInUse(f"{msg}: two processes train in it; nothing was published", hint=hint)

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from ckstore import CheckpointInfo, CkstoreError, DamagedBlob, Ranks, RunInUse, Store
 from ckstore.ops.save import lineage
 from ckstore.training import capture, provenance
+from ckstore_cli.app import app
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.stores import check_store
@@ -336,3 +338,22 @@ def test_another_configuration_than_that_of_what_was_loaded_is_named_once(store:
         elsewhere(lambda: (own := opened(store)).load("4") and save(own, 7, 7, metadata=provenance(config)).warnings)
         == "()"
     )
+
+
+def test_a_command_replaces_what_it_is_told_to_continue(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "w").write_bytes(b"of a command")
+    words = ["commit", str(tmp_path / "checkpoint-2"), "--run", "gpt", "--if-exists", "replace"]
+
+    def command(*more: str) -> str:
+        result = CliRunner().invoke(app, [*words, *more, "--store", str(store.path)])
+        return f"{result.exit_code} {result.output}"
+
+    refused = elsewhere(command)
+    done = elsewhere(lambda: command("--parent", "gpt@1"))
+
+    assert refused.startswith("1 ")
+    assert "--run gpt-2 keeps both; --parent gpt@2 continues it" in refused
+    assert done.startswith("0 ")
+    assert store.info("gpt@2").parent == ids(store)[1]
+    check_store(store.path)
