@@ -92,6 +92,8 @@ class Installed:
         """Save as `Accelerator.save_state`, then commit."""
         directory = self._directory(output_dir)
         wanted = _step_of(directory) if step is None else step
+        # First: a run of another training is refused before a directory of it is touched.
+        from_rank_zero(self._begin)
         # accelerate refuses a directory that exists, as after a rollback or a kill.
         if self._names_itself and wanted is not None:
             from_rank_zero(lambda: self._make_way(directory, wanted))
@@ -128,6 +130,12 @@ class Installed:
             # Else accelerate counts from 0 again, and the next save takes a step that the run has.
             self._accelerator.project_configuration.iteration = step + 1
 
+    def _begin(self) -> None:
+        if not self._begun:
+            own_run.begin(self._store, self._run)
+            own_run.check_free(self._store, self._run)
+            self._begun = True
+
     def _continue(self, directory: Path) -> None:
         own_run.continue_directory(self._store, self._run, directory, _step_of(directory))
         self._begun = True
@@ -159,9 +167,6 @@ class Installed:
 
     def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | NotSaved:
         about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
-        if not self._begun:
-            own_run.begin(self._store, self._run)
-            self._begun = True
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
         # A directory that is not in the store is the only copy, and so may those before it be.
         if info and self._names_itself and self._keep_count is not None:

@@ -369,3 +369,16 @@ def test_auto_gives_each_training_a_run_and_resumes_none(tmp_path: Path) -> None
     with pytest.raises(NoSuchRef):
         CkstoreCheckpointIO(store, "auto").load_checkpoint("ckstore:latest")
     check_store(store.path)
+
+
+def test_a_fresh_training_with_accelerate_leaves_the_directories_of_another_one(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("accelerate") is not None, "needs accelerate")
+    store = Store.init(tmp_path / "store", run="main")
+    accelerated(store, tmp_path / "out", "")
+    weights = tmp_path / "out" / "checkpoints" / "checkpoint_0" / "model.safetensors"
+    before = weights.read_bytes(), weights.stat().st_mtime_ns
+
+    refused(lambda: accelerated(process(store), tmp_path / "out", ""))
+
+    assert (weights.read_bytes(), weights.stat().st_mtime_ns) == before
+    check_store(store.path)

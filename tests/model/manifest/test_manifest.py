@@ -336,6 +336,8 @@ for _ in range(MAX_DEPTH - 1):
         (_set("created", "2026-02-30T00:00:00.000000Z"), "created: wanted a time that exists"),
         (_set("created", "yesterday"), "created: wanted YYYY"),
         (_set("parent", "main@3"), "parent: wanted an id or null, found 'main@3'"),
+        (_set("training", "first"), "training: wanted 32 hexadecimal digits, or no such member, found 'first'"),
+        (_set("training", None), "training: wanted 32 hexadecimal digits, or no such member, found None"),
         (_set("metrics", "loss", "NaN"), r"metrics\['loss'\]: wanted a number, .* found 'NaN'"),
         (_set("metadata", "a", {"$int": "7"}), "no member with .*, found '.int'"),
         (_set("metadata", "a", {"$float": "nan", "b": 1}), "no member with .*, found '.float'"),
