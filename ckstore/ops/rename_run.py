@@ -34,6 +34,7 @@ from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, gone, held
+from ckstore.ops.save.lineage import rename_lineage
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 
 
@@ -65,6 +66,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     for info, copy in zip(moving, copies, strict=True):
         digests |= set(drop(context, info, f"renamed to {copy.name}", last=partial(_take_later, context, copy)).digests)
     reclaim.give_back(context, digests)
+    rename_lineage(context, old, new, ids)
     events.note(context, "renamed", (new, None), why=f"it was {old}")
     taken = {copy.id for copy in copies}
     return [info for info in infos(context, new, superseded=True) if info.id in taken]  # with their tags

@@ -349,7 +349,8 @@ def tag(world: World, store: Store) -> None:
 def replace(world: World, store: Store) -> None:
     """Save another state at the step of the newest."""
     one = world.newest().info
-    world.save(store, step=one.step, if_exists="replace")
+    # As a process that resumed: a member replaces only what it continues.
+    world.save(store, step=one.step, if_exists="replace", parent=one)
     world.settle("replace", {one.id})
 
 

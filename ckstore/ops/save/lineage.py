@@ -96,6 +96,19 @@ def begin_training(context: Context, run: str) -> None:
         known.last_parents[run] = Parent("", run, draw_training(), origin="begun")
 
 
+def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str]) -> None:
+    """Let this process continue in the new name of a run what it continues in the old one; `ids`: old -> new."""
+    known = context.known.last_parents
+    for run, parent in [*known.items()]:
+        if parent.run == old:
+            known[new if run == old else run] = parent._replace(id=ids.get(parent.id, parent.id), run=new)
+    # Not removed: a saver in the background must not go on from what it knows of the old name.
+    if old in known:
+        known[old] = Parent("", old, draw_training(), origin="begun")
+    if (training := _drawn.pop((context.settings.uuid, old), None)) is not None:
+        _drawn[context.settings.uuid, new] = training
+
+
 def take_free_run(context: Context, wanted: str) -> str:
     """Take a name for a run, made from the wanted one, that no other process has or gets; return it."""
     context.check_writable()

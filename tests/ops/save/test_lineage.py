@@ -357,3 +357,14 @@ def test_a_command_replaces_what_it_is_told_to_continue(tmp_path: Path, store: S
     assert done.startswith("0 ")
     assert store.info("gpt@2").parent == ids(store)[1]
     check_store(store.path)
+
+
+def test_a_training_goes_on_in_the_new_name_of_its_run(store: Store) -> None:
+    before = store.info("gpt@3")
+    (*_, newest) = store.rename_run("gpt", "chosen")
+
+    info = save(store, 4, 2, run="chosen")
+    assert info.parent == newest.id
+    assert before.content == newest.content
+    assert save(store, 1, 1).training != info.training
+    check_store(store.path)
