@@ -50,7 +50,7 @@ def install(accelerator: Any, store: Store, run: str | None = None) -> Installed
     Args:
         accelerator: An `accelerate.Accelerator`.
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``.
+        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
     """
     return Installed(accelerator, store, run)
 

@@ -24,7 +24,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
     Args:
         config: That of the engine.
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``.
+        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
     """
 
     def __init__(self, config: Any, store: Store, run: str | None = None) -> None:
@@ -77,7 +77,7 @@ def install(engine: Any, store: Store, run: str | None = None) -> CkstoreCheckpo
     Args:
         engine: The engine.
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``.
+        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
     """
     made = CkstoreCheckpointEngine(getattr(engine, "_config", None), store, run)
     engine.checkpoint_engine = made

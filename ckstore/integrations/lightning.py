@@ -58,13 +58,15 @@ class CkstoreCheckpointIO(CheckpointIO):
     goes on as always, ``ckpt_path="last"`` too. ``ckpt_path="ckstore:latest-valid"`` is the newest checkpoint of the
     store that is whole; ``ckstore:REF`` any other. All files of a training are in one run, ``last.ckpt`` as well.
 
-    A marker pins its checkpoint, so it stays when its step is saved again, by another callback or another training.
+    A fit without a load begins a training: the first save raises `RunInUse` if the run has checkpoints of another one.
+
+    A marker pins its checkpoint, so it stays when its step is saved again, as by another callback.
     When `ModelCheckpoint` removes a marker, its pin goes, and the checkpoint is deleted from the store, unless a tag, a
     pin or another marker names it. A copy of a marker protects it only in the same directory.
 
     Args:
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``.
+        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
         delete: False: `ModelCheckpoint` removes markers only, and the store's own policy says what is kept. Only what
             another callback replaces at its step is pinned then, until its marker is removed.
         background: Save while training goes on, by a process of its own. A marker is written, and what was to be

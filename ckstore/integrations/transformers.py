@@ -70,13 +70,15 @@ class CkstoreTrainerMixin:
 
     ``train(resume_from_checkpoint=…)`` then takes ``True``: the newest valid checkpoint of the store; ``"auto"``: that,
     or the beginning where there is none; ``"ckstore:REF"``: that one, also an older one; or a directory, as always.
+    Without it a training begins: `RunInUse` if the run has checkpoints of another one.
 
     With ``save_total_limit=N`` the N newest directories and that of the best stay; others are deleted when the newest
     is durable in the store. After a resume `resumed_inexactly` has what does not continue exactly.
 
     Attributes:
         ckstore: The store. Set it on the class or the object before training.
-        ckstore_run: The run in it; None: that of `Store.open`, else ``main``.
+        ckstore_run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each
+            training.
         ckstore_saves: ``files``: those that the Trainer writes are committed. ``state``: weights and optimizer are
             saved themselves, and are no file in between. ``background``: so, too, by a process of its own while
             training goes on. Both are for what is whole on rank 0, so not for FSDP and DeepSpeed.
@@ -267,7 +269,7 @@ class CkstoreCallback(TrainerCallback):
 
     Args:
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``.
+        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
     """
 
     def __init__(self, store: Store, run: str | None = None) -> None:

@@ -175,6 +175,14 @@ def check_run(run: object) -> str:
     return run
 
 
+def check_own_run(run: object) -> str:
+    """Return `run`, where all must mean the same one: a name, and not ``auto``."""
+    if run == AUTO:
+        msg = f'run="{AUTO}" takes a new run, and this needs the name of one'
+        raise BadInput(msg, hint='one process takes it: Store.open(path, run="auto").run; give its name here')
+    return check_run(run)
+
+
 def is_run(name: str) -> bool:
     """Whether `name` can be a run."""
     return RUN_PATTERN.match(name) is not None and name not in (".", "..")

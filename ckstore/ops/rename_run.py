@@ -17,7 +17,7 @@ from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
-from ckstore.model.names import check_run
+from ckstore.model.names import check_own_run, check_run
 from ckstore.objects import publish, trash
 from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
@@ -42,7 +42,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     """Give the checkpoints of a run another name; see `ckstore.Store.rename_run`."""
     context.check_writable()
     check_run(old)
-    check_run(new)
+    check_own_run(new)
     if old == new:
         raise BadInput(f"the run has the name {new} already")
     # While one of them cannot be read, nothing may be dropped: found out before anything is copied.

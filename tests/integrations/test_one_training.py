@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import CkstoreError, NoSuchRef, RankFailed, RunInUse, Store
+from ckstore import BadInput, CkstoreError, NoSuchRef, RankFailed, RunInUse, Store
 from ckstore.ops.save import lineage, save
 from ckstore.training import capture, restore
 from tests.integrations.marks import TRAINS
@@ -382,3 +382,17 @@ def test_a_fresh_training_with_accelerate_leaves_the_directories_of_another_one(
 
     assert (weights.read_bytes(), weights.stat().st_mtime_ns) == before
     check_store(store.path)
+
+
+def test_a_run_of_a_distributed_save_and_of_a_url_has_a_name(tmp_path: Path) -> None:
+    from ckstore.integrations import dcp
+    from ckstore.integrations.fsspec import CkstoreFileSystem
+
+    store = Store.init(tmp_path / "store")
+    fs: Any = CkstoreFileSystem(skip_instance_cache=True)
+    with pytest.raises(BadInput, match="needs the name of one"):
+        dcp.save(store, {"w": torch.ones(1)}, 1, run="auto")
+    with pytest.raises(BadInput, match="needs the name of one"), fs.transaction:
+        fs.open(f"ckstore://{store.path}/auto/1/w", "wb")
+
+    assert store.checkpoints() == []

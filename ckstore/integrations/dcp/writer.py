@@ -30,7 +30,7 @@ from ckstore.integrations.dcp.replicas import differing, refuse_differing
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import DcpValue
-from ckstore.model.names import check_run, check_step
+from ckstore.model.names import check_own_run, check_step
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import act, check_options
 from ckstore.ops.free import reclaim
@@ -77,7 +77,7 @@ class CkstoreWriter(StorageWriter):
     ) -> None:
         super().__init__()
         check_options(CkstoreWriter, options, SaveOptions)
-        self.run = check_run(run)
+        self.run = check_own_run(run)
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None
         tags = options.get("tags", ())

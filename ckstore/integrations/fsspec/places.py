@@ -10,7 +10,7 @@ from typing import Any
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs.peek import resolved
 from ckstore.model.manifest.files import FileSummary, followed
-from ckstore.model.names import STEP_PATTERN, check_run, check_step
+from ckstore.model.names import STEP_PATTERN, check_own_run, check_step
 from ckstore.ops.save.gather import step_in_name
 
 PREFIX = "ckstore://"
@@ -42,7 +42,7 @@ class Place:
         if self.step is None:
             msg = f"{self.name!r} in {self} is no step, and what is written needs one"
             raise BadInput(msg, hint="name it 500, step-500 or checkpoint-500")
-        return self.store, check_run(self.run), check_step(self.step)
+        return self.store, check_own_run(self.run), check_step(self.step)
 
     def __str__(self) -> str:
         return "/".join(filter(None, (f"{PREFIX}{self.written}", self.run, self.name, self.path)))

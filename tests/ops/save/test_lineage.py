@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from ckstore import CheckpointInfo, CkstoreError, DamagedBlob, Ranks, RunInUse, Store
+from ckstore import BadInput, CheckpointInfo, CkstoreError, DamagedBlob, Ranks, RunInUse, Store
 from ckstore.ops.save import lineage
 from ckstore.training import capture, provenance
 from ckstore_cli.app import app
@@ -367,4 +367,19 @@ def test_a_training_goes_on_in_the_new_name_of_its_run(store: Store) -> None:
     assert info.parent == newest.id
     assert before.content == newest.content
     assert save(store, 1, 1).training != info.training
+    check_store(store.path)
+
+
+def test_a_run_that_each_rank_would_take_for_itself_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match="each of 2 ranks would take a run of its own"):
+        store.save({"w": 1}, 9, run="auto", ranks=Ranks(0, 2, "one", 1))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(BadInput, match="each of 4 ranks would take a run of its own"):
+        Store.open(store.path, run="auto")
+
+    assert [run.name for run in store.runs()] == ["gpt"]
+    with pytest.raises(BadInput, match="needs the name of one"):
+        store.rename_run("gpt", "auto")
+    with pytest.raises(BadInput, match="if_run_in_use must be 'error' or 'append'"):
+        store.save({"w": 1}, 9, if_run_in_use="replace")  # type: ignore[arg-type]
     check_store(store.path)
