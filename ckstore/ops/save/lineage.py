@@ -193,10 +193,11 @@ class RunGuard:
         names = _names_in(self.context, run)
         try:
             other = _other_in(self.context, run, self.manifest.training)
-        except InUse:
+        except (InUse, OSError):
+            # Without an owner no save fails for a checkpoint that it does not need: it would only be told of it.
             if self.if_run_in_use == "error":
                 raise
-            return  # no save without an owner waits for a checkpoint that it does not need
+            return
         if other is None:
             self.context.known.seen_names[run] = names
             return
