@@ -156,7 +156,7 @@ STRICT = [
         "what a resume reports is also a warning",
         "resume-report-without-a-warning",
         "_restore_from",
-        "if inexact:",
+        "if inexact or replaced:",
         "if False:",
         "tests/training/test_training.py::test_the_report_says_what_will_not_continue_exactly",
         "DID NOT WARN",
