@@ -381,5 +381,5 @@ def test_a_run_that_each_rank_would_take_for_itself_is_refused(store: Store, mon
     with pytest.raises(BadInput, match="needs the name of one"):
         store.rename_run("gpt", "auto")
     with pytest.raises(BadInput, match="if_run_in_use must be 'error' or 'append'"):
-        store.save({"w": 1}, 9, if_run_in_use="replace")  # type: ignore[arg-type]
+        store.save({"w": 1}, 9, if_run_in_use="replace")  # type: ignore[call-overload]
     check_store(store.path)
