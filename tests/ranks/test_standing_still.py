@@ -108,7 +108,7 @@ def test_a_rank_that_stood_still_returns_what_its_own_try_published(racers: Race
     wait_until_stopped(racers, 1)
     racers.say(0, **given(store, 0))
     first = racers.answer(0)
-    store.save({"other": np.arange(9)}, 5, if_exists="replace")
+    store.save({"other": np.arange(9)}, 5, if_exists="replace", parent=first["id"])
     go_on(racers, 1)
     late = racers.answer(1)
 
@@ -128,7 +128,7 @@ def test_a_late_rank_does_not_put_an_older_try_in_the_place_of_a_newer_one(racer
     older = store.info(5)
     named = f"rank 1 ({os.uname().nodename}, process {racers.processes[1].pid})"
     racers.kill(1)
-    newer = store.save({"other": np.arange(9)}, 5, if_exists="replace")
+    newer = store.save({"other": np.arange(9)}, 5, if_exists="replace", parent=older)
     go_on(racers, 0)
     late = racers.answer(0)
 
