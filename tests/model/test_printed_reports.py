@@ -20,6 +20,7 @@ from ckstore import (
     Best,
     Budget,
     CheckpointInfo,
+    CkstoreError,
     Diff,
     DiffLeaf,
     DoctorFinding,
@@ -74,7 +75,11 @@ class Maker:
             Any: text,
         }
         self.plain |= {Path: Path(text), RetentionPolicy: RetentionPolicy(keep_last=1), Best: Best("loss")}
-        self.plain |= {Target: Target("url", "s3://bucket/prefix"), OSError: OSError(5, text)}
+        self.plain |= {
+            Target: Target("url", "s3://bucket/prefix"),
+            OSError: OSError(5, text),
+            CkstoreError: CkstoreError(text),
+        }
         # None as the mode of a `Best` would need a metric whose name says one.
         self.plain |= {Literal["min", "max"] | None: "max" if truth else "min"}
 

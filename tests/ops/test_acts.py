@@ -82,6 +82,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "plan_pull": lambda store: store.plan_pull(1),
     "mirror_status": lambda store: store.mirror_status(),
     "undelete": lambda store: store.undelete(1),
+    "touch": lambda store: store.touch(),
     "rename_run": lambda store: store.rename_run("main", "other"),
     "dropped": lambda store: store.dropped(),
     "best": lambda store: store.best("loss"),
@@ -397,7 +398,7 @@ done = threading.Event()
 def go_on():
     step = 0
     while not done.is_set():
-        store.save({**STATE, "n": step}, step=step, run="parent")
+        store.save({**STATE, "n": np.full(3, float(step))}, step=step, run="parent")
         step += 1
 
 store.save(STATE)  # a module that another thread is importing is never imported in a child
@@ -409,7 +410,7 @@ for step in range(int(sys.argv[1])):
         status = 1
         try:
             signal.alarm(120)  # a deadlock ends the child
-            store.save({**STATE, "n": step}, step=step, run="child")
+            store.save({**STATE, "n": np.full(3, float(step))}, step=step, run="child")
             status = 0
         finally:
             os._exit(status)

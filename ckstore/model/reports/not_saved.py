@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.model.brief import brief
+from ckstore.model.words import printable
 
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError
 
 
-@brief("name", "error", "in_a_row")
+@brief("run", "step", "error", "in_a_row")
 @dataclass(frozen=True, slots=True)
 class NotSaved:
     """A save that failed, with ``on_failure="warn"``: nothing was published, every earlier checkpoint is intact.
@@ -36,3 +37,6 @@ class NotSaved:
 
     def __bool__(self) -> bool:
         return False
+
+    def __str__(self) -> str:
+        return printable(f"{self.name} was not saved: {self.error}")

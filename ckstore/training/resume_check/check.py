@@ -132,7 +132,8 @@ def check(
     begin_s = time.monotonic()
     within = None if directory is None else expanded(directory)
     if within is not None and not within.is_dir():
-        raise BadInput(f"{within} is not a directory", hint="make it, or leave directory= out")
+        hint, command_hint = "make it, or leave directory= out", "make it, or leave --directory out"
+        raise BadInput(f"{within} is not a directory", hint=hint, command_hint=command_hint)
     with tempfile.TemporaryDirectory(prefix="ckstore-check-", dir=within) as folder:
         judged = _Check(task, Path(folder).resolve(), tolerance, progress or (lambda _: None))
         try:
@@ -175,7 +176,8 @@ def _check_length(steps: int, compare: int, points: Collection[str] | None, time
         if count < 1:
             raise BadInput(f"{name} must be at least 1, got {count}")
     if points is not None and (isinstance(points, str) or not points or not {*points} <= {*POINTS}):
-        raise BadInput(f"points must be a list of {' and '.join(POINTS)}, got {points!r}", hint='points=["step"]')
+        msg = f"points must be a list of {' and '.join(POINTS)}, got {points!r}"
+        raise BadInput(msg, hint='points=["step"]', command_hint="--point step")
     if not 0 < timeout_s <= _TIMEOUT_MOST_S:
         raise BadInput(f"timeout_s must be above 0 and at most {_TIMEOUT_MOST_S:g}, got {timeout_s!r}")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckstore.errors import BadInput
+from ckstore.model.brief import brief
 from ckstore.store import Store
 from ckstore.tensors.refusals import type_name
 from ckstore.training.restore import ResumeReport
@@ -15,6 +16,7 @@ EPOCH_END = "end of an epoch"
 """What a training loop yields between two epochs, where it may be saved."""
 
 
+@brief()
 @dataclass
 class Loop:
     """A training loop that `check` can run.
@@ -48,6 +50,7 @@ class Loop:
         extra: object = self.extra
         if not (isinstance(parts, Mapping) and isinstance(extra, dict)):
             msg = f"parts and extra must be dicts, got {type_name(type(parts))} and {type_name(type(extra))}"
-            raise BadInput(msg, hint='parts={"model": model, …}')
+            hint = 'Loop(train, {"model": model, …})'
+            raise BadInput(msg, hint=hint)
         if (self.save is None) != (self.load is None):
             raise BadInput("save and load go together, and only one was given", hint="give both, or none")

@@ -46,6 +46,7 @@ METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
     "push": lambda store, ref, _: store.push(ref),
     "plan_push": lambda store, ref, _: store.plan_push(ref),
     "evict": lambda store, ref, _: store.evict(ref),
+    "touch": lambda store, ref, _: store.touch(ref),
     "export_safetensors": lambda store, ref, folder: store.export_safetensors(ref, folder / "out"),
 }
 OTHERWISE = {

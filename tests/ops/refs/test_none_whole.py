@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -53,10 +52,9 @@ def lose_one_blob(place: Path) -> None:
 
 
 def purge(place: Path) -> None:
-    """Remove every file that looks old, as the purge of a scratch filesystem does."""
-    for path in [*place.rglob("*")]:
-        if path.is_file() and path.stat().st_mtime < time.time() - 7 * 86400:
-            path.unlink()
+    """Remove the blobs, as the purge of a scratch filesystem may that looks at the times of files."""
+    for path in [*place.glob("blobs/*/*"), *place.glob("checkpoints/*/*/blobs/*")]:
+        path.unlink()
 
 
 def purge_all(place: Path) -> None:
