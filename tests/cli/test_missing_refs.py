@@ -26,6 +26,7 @@ COMMANDS_WITH_REFS = {
     "compact": ("REF",),
     "push": ("REF",),
     "evict": ("REF",),
+    "commit": ("file", "--parent", "REF"),
     "touch": ("REF",),
 }
 

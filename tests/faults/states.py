@@ -23,7 +23,8 @@ _SMALL_MOST_ITEMS = 96
 
 def _noise(seed: int, items: int) -> np.ndarray[Any, Any]:
     noise = np.arange(items, dtype="<u4") * np.uint32(2654435761) + np.uint32(seed)
-    return noise.view("<f4")
+    # Without the highest bit of the exponent each is finite: a state with NaN is unhealthy, and rules pass over it.
+    return (noise & np.uint32(0xBFFFFFFF)).view("<f4")
 
 
 def _mixed(seed: int, *, changed: int = 0) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def test_the_same_content_is_not_acknowledged_over_a_damaged_copy(store: Store) 
 def test_a_manifest_that_could_not_be_read_is_not_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckstore.ops.save.save.MANIFEST_MAX_BYTES", 1000)
 
-    with pytest.raises(CannotStore, match="at most 1000 can be read"):
+    with pytest.raises(CannotStore, match="at most 1000 B can be read"):
         store.save({"order": list(range(1000))})
 
     assert store.checkpoints() == []

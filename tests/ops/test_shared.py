@@ -282,7 +282,7 @@ def test_an_exclusive_gc_believes_no_row_of_a_checkpoint_that_it_did_not_look_at
     """An inode number is used again: the catalog takes the directory of another host's save for the one it knew."""
     one, two = hosts
     one.do("store.save(state(1), step=1)")
-    two.do("store.save(state(2), step=1, if_exists='replace')")
+    two.do("store.save(state(2), step=1, if_exists='replace', parent=1)")
     forge_stamps(one.catalog_file(), checkpoint_dir(one.store, "main", 1))
     store = one.open(recover=False)  # opening would see it by the id
 
@@ -297,7 +297,7 @@ def test_a_checkpoint_that_another_host_replaced_is_seen_even_where_its_director
 ) -> None:
     one, two = hosts
     one.do("store.save(state(1), step=1)")
-    two.do("store.save(state(2), step=1, if_exists='replace')")
+    two.do("store.save(state(2), step=1, if_exists='replace', parent=1)")
     forge_stamps(one.catalog_file(), checkpoint_dir(one.store, "main", 1))
 
     assert np.array_equal(one.open().load(1)["w2"], state(2)["w2"])

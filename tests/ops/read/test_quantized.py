@@ -97,7 +97,7 @@ def test_large_quantized_tensors_do_not_go_through_memory(
 
     store.export(1, tmp_path / "out", format=form, select="model")
 
-    with pytest.raises(BadInput, match=r"c\.w\.codes: 8 bytes"):
+    with pytest.raises(BadInput, match=r"c\.w\.codes: 8 B"):
         store.export(1, tmp_path / "other", format=form, select="c")
 
 

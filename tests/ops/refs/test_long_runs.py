@@ -64,7 +64,7 @@ def dropped_by_another(store: Store) -> list[int]:
 
 
 def replaced_by_another(store: Store) -> list[int]:
-    by_another(store, "store.save({'w': numpy.ones(3)}, 4, 'main', if_exists='replace')")
+    by_another(store, "store.save({'w': numpy.ones(3)}, 4, 'main', if_exists='replace', parent=4)")
     return [0, 1, 2, 3, *range(5, COUNT), 4]
 
 
