@@ -57,8 +57,10 @@ class FloatForm:
         return np.frombuffer(data, _integers(self.item_bytes)[0])
 
     def _windows(self, data: memoryview) -> Iterator[Any]:
-        for at in range(0, len(data), _WINDOW_BYTES):
-            yield self._bits(data[at : at + _WINDOW_BYTES])
+        # A storage of a committed file may end within a number, which no tensor reaches.
+        end = len(data) - len(data) % self.item_bytes
+        for at in range(0, end, _WINDOW_BYTES):
+            yield self._bits(data[at : min(at + _WINDOW_BYTES, end)])
 
     def _suspects(self, bits: Any) -> bool:
         signed = bits.view(_integers(self.item_bytes)[1])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ckstore import Best, CkstoreWarning, NoSuchRef, Ranks, RetentionPolicy, Store
+from ckstore.codecs.nonfinite import FORMS
 from ckstore.model.manifest.health import Health
 from tests.support.catalog_rows import change
 from tests.support.stores import check_store
@@ -374,3 +375,12 @@ def test_ranks_count_together_and_each_its_own(store: Store) -> None:
 
     assert store.info("latest-healthy").step == 3
     assert list(counts(store, 2).values()) == [(1, 0)]
+
+
+def test_a_storage_that_ends_within_a_number_is_looked_at_up_to_there() -> None:
+    data = memoryview(np.array([1.0, np.nan], dtype="<f4").tobytes() + b"abc")
+
+    assert FORMS["float32"].has_nonfinite(data)
+    assert FORMS["float32"].count(data).nan == 1
+    assert not FORMS["float64"].has_nonfinite(data[-7:])
+    assert not FORMS["float64"].has_nonfinite(data[:0])

@@ -69,7 +69,7 @@ def test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere(
 
     info = store.save(small(), run="b")
 
-    (warning,) = info.warnings
+    (warning,) = (one for one in info.warnings if "while the step advances" not in one)
     assert f"blob {victim.name} is damaged" in warning
     assert "put the right bytes in place in every checkpoint" in warning
     assert len(inodes_of(store, victim.name)) == 1
@@ -228,7 +228,8 @@ def test_a_blob_that_the_disk_cannot_read_is_a_miss_and_written_again(
     with ExitStack() as stack:
         for path in blobs_by_size(store, 0):
             stack.enter_context(path.open("rb"))  # so that no other file gets its inode number
-        warnings = [warning for _ in range(12) for warning in store.save(state).warnings]
+        found = [warning for _ in range(12) for warning in store.save(state).warnings]
+    warnings = [warning for warning in found if "while the step advances" not in warning]
 
     assert len(warnings) == len(victims)
     assert all("the disk cannot read byte 0" in warning for warning in warnings)
