@@ -121,7 +121,7 @@ def _typed(kind: str, dtype: torch.dtype) -> Run:
         return loss.detach()
 
     # NAdam keeps a product in float32, of which torch makes the parameter's dtype at a load.
-    return Run(f"{kind} of {dtype}", parts, step, exact=(kind, dtype) == ("NAdam", torch.bfloat16))
+    return Run(f"{kind} of {dtype}", parts, step, exact=kind == "NAdam" and dtype.is_floating_point)
 
 
 def _several(name: str, container: type) -> Run:
