@@ -256,7 +256,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         """Wait for the saves in the background; Lightning calls it at the end of a run."""
         self._settle(wait=True)
         tell_failures(context_of(self.store).totals)
-        # The next fit goes on from here if its steps do; it begins another training if it starts again.
+        # A later fit continues this training if its steps do. If they start again, it begins another training.
         self._begun = False
 
     def load_checkpoint(

@@ -338,7 +338,7 @@ def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> Checkpo
         if not args.load_best_model_at_end or step is None or (path is not None and os.path.isdir(path)):
             return None
         own = run_of(store, run)
-        # By its metric as well: another training may have saved the step again.
+        # Its metric must also fit: another training may have saved the step again.
         found = [
             info
             for info in store.checkpoints(own, superseded=True)

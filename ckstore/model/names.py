@@ -162,7 +162,7 @@ def join_index(path: str, index: int) -> str:
 
 
 AUTO = "auto"
-"""As the run of a save: a free name, made from the one that was wanted."""
+"""Given as a run, it stands for a free name made from that of the store handle."""
 CAPTURED = "training"
 """The key of the record in a state that `ckstore.training.capture` returned."""
 

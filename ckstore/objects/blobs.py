@@ -35,22 +35,17 @@ def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
     return has_size(status, nbytes) and blob_time.is_stamp(status.st_mtime_ns)
 
 
-def is_sound(path: Where, digest: str, nbytes: int) -> bool:
-    """Whether the blob `path` can be relied on: untouched by its size and time, else `verified`."""
+def is_sound(path: Inside, digest: str, nbytes: int, *, is_used: bool = False) -> bool:
+    """Whether a blob can be relied on: untouched by its size and time, else `verified`.
+
+    If a save uses it (`is_used`), its times are renewed if they are a day old: a filesystem that purges by age deletes
+    files that were not used for a week or longer.
+    """
     # Size and time first: a hit must not cost a read (docs/adr/0010 says how rot is found nevertheless).
-    status = peek.status(path)
-    if looks_untouched(status, nbytes):
-        return True
-    return has_size(status, nbytes) and is_right(path, digest, nbytes)
-
-
-def is_sound_to_use(path: Inside, digest: str, nbytes: int) -> bool:
-    """As `is_sound`, for a blob that a save is about to use: its times are renewed if they are a day old."""
-    # A filesystem that purges by age takes what was not used for a week or longer, and a save does use it.
     status = peek.status(path)
     if not looks_untouched(status, nbytes):
         return has_size(status, nbytes) and is_right(path, digest, nbytes)
-    if blob_time.is_due(status.st_mtime_ns):
+    if is_used and blob_time.is_due(status.st_mtime_ns):
         with contextlib.suppress(PermissionError), at(path) as (parent, name):  # another user's, who alone may do it
             blob_time.stamp(name, dir_fd=parent)
     return True

@@ -186,7 +186,7 @@ class Relinker:
         except FileNotFoundError:
             return None
         found = peek.status(fresh)
-        # A number alone may be that of another file by now; a file that was found right has a stamp.
+        # The inode number may have been reused. A file that was found right has a stamp.
         if _inode(found) == right and blob_time.is_stamp(found.st_mtime_ns):
             return fresh
         links.unlink(fresh)

@@ -96,7 +96,7 @@ class Staging:
         except FileExistsError:  # claimed or written before
             pass
         # Judged by our own name, after the link: the canonical name may be replaced between a look and a link.
-        return blobs.is_sound_to_use(mine, digest, nbytes)
+        return blobs.is_sound(mine, digest, nbytes, is_used=True)
 
     def claim_compared(self, digest: str, nbytes: int) -> bool:
         """As `claim`, but the blob is read whole: for one that takes the place of a good copy at a remote."""
@@ -113,7 +113,7 @@ class Staging:
                 pass
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            return blobs.is_sound_to_use(mine, digest, nbytes)
+            return blobs.is_sound(mine, digest, nbytes, is_used=True)
         return False
 
     def _saved_by_us(self) -> list[Inside]:

@@ -90,7 +90,7 @@ GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", _number(0, _YEA
 # A person finds a mistake on the next day; a rule drops with each save, and is seldom one: docs/adr/0022-undo.md.
 UNDO_BY_HAND_S = Setting("undo_by_hand_s", 86400.0, "seconds from 0 to a year", _number(0, _YEAR_S))
 UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", _number(0, _YEAR_S))
-# Longer than most evaluations take; a hung evaluator keeps one checkpoint for so long: docs/how-to/evaluators.md.
+# Longer than most evaluations take. A hung evaluator protects its checkpoint for this time: docs/how-to/evaluators.md.
 EVALUATION_PATIENCE_S = Setting("evaluation_patience_s", 3600.0, "seconds from 0 to a year", _number(0, _YEAR_S))
 SHARED: Setting[bool | None] = Setting("shared", None, "true or false", _is_bool)
 THREADS: Setting[int | None] = Setting(

@@ -1,6 +1,6 @@
 """Renew the times of a store's files, so that a filesystem that purges by age keeps them: docs/how-to/scratch.md.
 
-Saves renew the blobs that they claim (`objects.blobs.is_sound_to_use`), and the store's own small files once a day.
+Saves renew the blobs that they claim (`objects.blobs.is_sound`), and the store's own small files once a day.
 `touch` renews everything on request.
 """
 
@@ -48,7 +48,7 @@ def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: s
         keys = [*dict.fromkeys(find(context, one).key for one in refs)]
     renewal = _Renewal()
     count = sum(renewal.checkpoint(layout.checkpoint(key)) for key in sorted(keys))
-    if ref is None:  # what `undelete` can bring back, too
+    if ref is None:  # also what `undelete` can bring back
         waiting = [name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None]
         count += sum(renewal.checkpoint(layout.trash / name) for name in waiting)
     renewal.own_files(layout.root)
@@ -67,8 +67,8 @@ def renew_used(context: Context, existing: CheckpointKey | None) -> None:
         renewal.checkpoint(layout.checkpoint(existing))
     now_s = time.time()
     if now_s - known.own_files_renewed_s > blob_time.RENEW_AFTER_S:
-        known.own_files_renewed_s = now_s
         renewal.own_files(layout.root)
+        known.own_files_renewed_s = now_s  # last: after an error the next save tries again
 
 
 class _Renewal:
@@ -114,9 +114,10 @@ class _Renewal:
                     pass
                 elif not is_blob:
                     os.utime(name, dir_fd=parent, follow_symlinks=False)
-                elif blob_time.is_stamp(status.st_mtime_ns):
+                # Asked now: a program may have written into it since the directory was listed.
+                elif blob_time.is_stamp(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns):
                     blob_time.stamp(name, dir_fd=parent)
-                else:  # it stays as suspect as it is, and gets a time that a purge spares
+                else:  # it remains suspect, and gets a time that a purge spares
                     blob_time.mark_suspect(name, dir_fd=parent)
             except PermissionError:
                 self._owners[status.st_uid] += 1

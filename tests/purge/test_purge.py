@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -261,3 +262,26 @@ def test_an_incremental_backup_has_every_new_blob(tmp_path: Path) -> None:
         found = store.load("main@2")
     assert torch.equal(found["base"], _BASE)
     assert torch.equal(found["w"], torch.ones(70_000))
+
+
+def test_a_write_after_touch_has_listed_a_checkpoint_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.init(tmp_path / "store") as store:
+        store.save({"base": _BASE}, step=1)
+        blob = blobs_of(store)[-1]
+        listed = peek.statuses
+
+        def then_written(folder: Any) -> list[tuple[str, os.stat_result]]:
+            found = listed(folder)
+            if any(name == blob.name for name, _ in found):
+                os.utime(blob)  # as a program that writes into it at this moment
+            return found
+
+        monkeypatch.setattr(peek, "statuses", then_written)
+        store.touch()
+        monkeypatch.undo()
+
+        assert not blob_time.is_stamp(blob.stat().st_mtime_ns)
+        assert store.save({"base": _BASE}, step=2).new_bytes == 0
+    check_store(tmp_path / "store")

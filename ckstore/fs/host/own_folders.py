@@ -47,7 +47,7 @@ def note_once(folder: str, name: str) -> bool:
 
 
 def forget(folder: str) -> None:
-    """Delete a folder of the user's cache, if it exists: the store that it is about is gone."""
+    """Delete the folder of a deleted store from the user's cache, if it exists."""
     cache = cache_folder()
     if cache is not None and (cache / folder).is_dir():
         shutil.rmtree(cache / folder)

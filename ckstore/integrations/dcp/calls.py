@@ -102,7 +102,7 @@ def save(
         about: As in `CkstoreWriter`: metrics, metadata, message, tags, parent, if_exists, retries …
 
     Returns:
-        What was saved, on every rank; `NotSaved` on every rank with ``on_failure="warn"``, if it failed.
+        The new checkpoint, on every rank. With ``on_failure="warn"``, `NotSaved` on every rank if the save failed.
 
     Raises:
         RankMismatch: The ranks do not mean the same checkpoint, or have different values under one name.
@@ -115,7 +115,7 @@ def save(
 
     def save_together() -> CheckpointInfo:
         ranks = GroupMeeting(f"saving {run}@{step}", process_group)
-        # What one rank alone can get wrong comes before the first collective of DCP, in which the others would wait for
+        # Errors of a single rank must occur before the first collective of DCP, in which the other ranks would wait for
         # it.
         writer, plain = ranks.agree(lambda: _begin(CkstoreWriter(store, step, run, **about), state, if_ranks_differ))
         writer.timeout_s, writer.say = ranks.own_timeout_s, ranks.say

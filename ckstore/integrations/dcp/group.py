@@ -37,7 +37,7 @@ _ASKED_S = 5.0
 """How long the store of the group is asked: the process that serves it may be the one that was lost."""
 _OWN_SHARE = 0.8
 FAILURES = (Exception, CheckpointException)
-"""Errors of the work of a rank. `CheckpointException` of torch is not an `Exception`, so it is listed as well."""
+"""Errors of the work of a rank. `CheckpointException` of torch is not an `Exception`, so it is listed separately."""
 
 
 @dataclass

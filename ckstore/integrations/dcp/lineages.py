@@ -1,4 +1,4 @@
-"""What this process continues in stores that are named by their paths, which each call opens again."""
+"""The parents of the next saves of this process in stores given by path, which each call opens again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _received: dict[Path, Continues] = {}
 
 
 def open_again(path: Path, received: Continues | None = None, *, readonly: bool = False) -> Store:
-    """Open a store by its path, to go on from what this process loaded or saved there; `received`: from another one."""
+    """Open a store by its path, with the parents that this process loaded or saved there.
+
+    `received` are the parents that another process sent.
+    """
     store = Store.open(path, readonly=readonly)
     continues, seen_names = _by_path.setdefault(store.path, ({}, {}))
     # Only what is new: what was saved here since the last time is newer than what the other process knows.
@@ -30,7 +33,7 @@ def open_again(path: Path, received: Continues | None = None, *, readonly: bool 
 
 
 def sent(store: Store | None, path: Path, run: str) -> Continues:
-    """Return what another process is to go on from when it saves to a run."""
+    """Return the parents that another process needs to save to a run."""
     if store is None:
         return dict(_by_path.get(path, ({}, {}))[0])
     context = context_of(store)

@@ -147,7 +147,7 @@ class Manifest:
     files: tuple[FileRecord, ...] = ()
     ranks: Ranks | None = None
     encoding: Encoding | None = None
-    health: Health | None = None  # None: its tensors were not looked at
+    health: Health | None = None  # None if its values were not counted
     training: str = ""  # the training that it belongs to; empty: an older ckstore saved it
 
     @property

@@ -50,7 +50,7 @@ class SavePatience:
 
     retries: int = 2  # so often after a failure of the storage
     wait_for_space_s: float = 0.0  # how long a full disk is waited for
-    # Tries go on for so long after the save began, however many; the other two do not count then. None: they do.
+    # Try again until this many seconds after the save began, and ignore the other two. None: use the other two.
     try_for_s: float | None = None
 
 
@@ -73,7 +73,7 @@ class AskedPatience:
                 raise BadInput(f"{name} must be seconds from 0 to {PATIENCE_MOST_S:.0f}, got {shown(value)}")
 
     def until(self, end_s: float) -> AskedPatience:
-        """Return what holds in a process that will be killed in so many seconds; `math.inf`: it will not."""
+        """Return the patience in a process that will be killed in `end_s` seconds (`math.inf` if it will not)."""
         if end_s == math.inf or self.try_for_s is not None:
             return self
         return replace(self, try_for_s=max(0.0, end_s))
@@ -107,7 +107,7 @@ class Tries:
     _full_since_s: float | None = field(default=None, init=False)
 
     def pause_s(self, failure: Failure, patience: SavePatience, now_s: float, end_s: float = math.inf) -> float | None:
-        """Return for how long to pause before another try; None: there is none. None begins after `end_s`."""
+        """Return how many seconds to pause before another try; None if no other begins before `end_s`."""
         left_s, counts = self._left_s(failure, patience, now_s)
         left_s = min(left_s, end_s - now_s)
         if left_s <= 0:

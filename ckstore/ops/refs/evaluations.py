@@ -175,7 +175,7 @@ def _age_s(running: Running) -> float:
 
 
 class Kept(NamedTuple):
-    """What evaluations say of the checkpoints of a store."""
+    """The checkpoints of a store that are being evaluated."""
 
     waited_for: Mapping[str, str]  # id -> who evaluates it
     overdue: Mapping[str, str]  # id -> whose evaluation takes longer than `evaluation_patience_s`

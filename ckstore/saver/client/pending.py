@@ -119,7 +119,7 @@ class PendingSave:
         """As `result`, but return `NotSaved` for a failure with which ``on_failure="warn"`` lets the program go on.
 
         Raises:
-            TimeoutError: It has not ended by then.
+            TimeoutError: It has not ended after `timeout_s`.
             CkstoreError: As `result`, if it is not such a failure.
         """
         self.exception(timeout_s)
