@@ -15,7 +15,7 @@ from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id
 from ckstore.objects.layout import ELSEWHERE
-from ckstore.ops.check.validity import glance
+from ckstore.ops.check.validity import Glance, glance
 from ckstore.ops.compact.shares import Orphans, own_blobs
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, find
@@ -83,7 +83,7 @@ def _plan_run(
     orphans = Orphans()
     at = -1
     for info in of_run:
-        found = glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
+        found = _look_at(context, info)
         encoding = None if found.manifest is None else found.manifest.encoding
         manifests.append(found.manifest)
         if found.manifest is not None:
@@ -115,6 +115,13 @@ def _plan_run(
         gone_bytes = 0 if manifest is None else orphans.gone_bytes(manifest)
         entries.append(CompactionEntry(info, places[i], name, reason, shares, gone_bytes, compacted[i]))
     return entries[::-1]
+
+
+def _look_at(context: Context, info: CheckpointInfo) -> Glance:
+    try:
+        return glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
+    except (FileNotFoundError, NotADirectoryError):
+        return Glance(problem="another process deleted it after it was listed")
 
 
 def wanted_base(place: int) -> int:

@@ -19,19 +19,21 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import InsufficientSpace, SaveFailed, Store, UnknownOutcome
+from ckstore import CheckpointInfo, InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files, locks
 from ckstore.model.manifest.manifest import Extent
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects import trash
-from ckstore.ops.compact import encode, forms
+from ckstore.ops.compact import encode, forms, plan
+from ckstore.ops.refs.listing import infos
 from ckstore.ops.verify import survey_files
 from tests.format import reader
 from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.descriptors import open_below
 from tests.support.forging import forge_manifest
 from tests.support.meanwhile import elsewhere
+from tests.support.stores import check_store
 
 STEPS = 12
 
@@ -483,6 +485,26 @@ def test_a_base_that_is_dropped_stays_as_long_as_it_is_needed(store: Store) -> N
     assert store.verify().ok
     store.compact()
     assert same(store.load(0), states[0])
+
+
+def test_a_checkpoint_that_is_deleted_after_it_was_listed_is_skipped(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = saved(store, 6)
+
+    def then_deleted(*args: Any) -> list[CheckpointInfo]:
+        found = infos(*args)
+        elsewhere(lambda: Store.open(store.path).delete(1))
+        return found
+
+    monkeypatch.setattr(plan, "infos", then_deleted)
+    report = store.compact(keep_newest=1)
+
+    reasons = {entry.info.step: entry.reason for entry in report.plan.entries}
+    assert "another process deleted it" in reasons[1]
+    assert [done.info.step for done in report.compacted] == [4, 3, 2, 0]
+    assert same(store.load(0), states[0])
+    check_store(store.path)
 
 
 def test_an_open_checkpoint_is_left_alone(store: Store) -> None:
