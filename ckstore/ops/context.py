@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed
 from ckstore.fs import peek
 from ckstore.model.digest import Algorithm, algorithm_named
+from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
@@ -213,22 +213,22 @@ class Context:
         """The process that users know: this one, or of a background saver its trainer."""
         return os.getpid() if self.trainer_pid is None else self.trainer_pid
 
-    @cached_property
+    @LazyProperty
     def algorithm(self) -> Algorithm:
         """The hash algorithm of the store."""
         return algorithm_named(self.settings.hash)
 
-    @cached_property
+    @LazyProperty
     def threads(self) -> int:
         """How many threads a call works with, as the settings or the machine say."""
         return self._setting_or_default(THREADS) or DEFAULT_THREADS
 
-    @cached_property
+    @LazyProperty
     def on_failed_save(self) -> OnFailure:
         """What integrations do if the storage fails a save."""
         return self._setting_or_default(ON_FAILED_SAVE)
 
-    @cached_property
+    @LazyProperty
     def failed_saves_most(self) -> int:
         """How many saves in a row may fail where a failure does not end the training."""
         return self._setting_or_default(FAILED_SAVES_MOST)

@@ -10,6 +10,15 @@ _REPAIR = "tests/ops/compact/test_repair.py"
 
 COMPACTING = [
     Mutant(
+        "a checkpoint that is deleted after it was listed stops no compaction",
+        "compaction-stopped-by-a-delete",
+        "_look_at",
+        "    except (FileNotFoundError, NotADirectoryError):\n",
+        "    except NotADirectoryError:\n",
+        f"{_COMPACT}::test_a_checkpoint_that_is_deleted_after_it_was_listed_is_skipped",
+        "No such file or directory",
+    ),
+    Mutant(
         "after a directory that may not be durable nothing more is compacted or written",
         "compacting-after-a-failed-fsync",
         "_Compaction._publish",

@@ -10,14 +10,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckstore.ops import call_threads
+from ckstore import Store
+from ckstore.objects.layout import Layout
+from ckstore.ops import call_threads, config_file
 from ckstore.ops.call_threads import Workers
+from ckstore.store import context_of
+from tests.support.stores import check_store
 
 
 @pytest.fixture
@@ -264,3 +269,29 @@ def test_a_child_waits_for_no_thread_of_its_parent(workers: Workers) -> None:
             os.kill(pid, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         os.close(handle)
+
+
+def test_a_store_whose_settings_cannot_be_read_yet_stops_no_other_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a filesystem that hangs; with `functools.cached_property` of Python 3.11 the other save never ended."""
+    slow, quick = Store.init(tmp_path / "slow"), Store.init(tmp_path / "quick")
+    reading, may_go_on = threading.Event(), threading.Event()
+    read_config = config_file.read_config
+
+    def hanging(layout: Layout) -> Any:
+        if layout.path == slow.path:
+            reading.set()
+            assert may_go_on.wait(120)
+        return read_config(layout)
+
+    monkeypatch.setattr(config_file, "read_config", hanging)
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            waiting = pool.submit(lambda: context_of(slow).threads)
+            assert reading.wait(60)
+            assert pool.submit(quick.save, {"x": 1}, 1).result(60).step == 1
+            assert not waiting.done()
+        finally:
+            may_go_on.set()
+    check_store(quick.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ def run_with(
     before: bool,
     steps: Sequence[tuple[object, str]],
 ) -> tuple[Result, bool]:
-    """Run `work` and, before or after its `at`-th step, `meanwhile`, whose own steps do not count.
+    """Run `work` and, before or after its `at`-th step, `meanwhile`. Steps of other threads do not count.
 
     Args:
         work: What is looked at.
@@ -37,27 +38,20 @@ def run_with(
     Returns:
         What `work` returned, and whether it had so many steps.
     """
-    count = 0
-    inside = False
-
-    def other() -> None:
-        nonlocal inside
-        inside = True
-        elsewhere(meanwhile)
-        inside = False
+    count, thread = 0, threading.get_ident()
 
     def wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
-            if inside:
+            if threading.get_ident() != thread:
                 return original(*args, **kwargs)
             count += 1
             mine = count == at
             if mine and before:
-                other()
+                elsewhere(meanwhile)
             result = original(*args, **kwargs)
             if mine and not before:
-                other()
+                elsewhere(meanwhile)
             return result
 
         return call

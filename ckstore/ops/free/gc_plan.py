@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import peek
 from ckstore.fs.held import through_parents
 from ckstore.fs.inside import Inside
 from ckstore.model.digest import is_digest
+from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, NextToFree
 from ckstore.model.reports.held import LinkedBlob, PlannedBlob
@@ -130,7 +130,7 @@ class _Names:
             ),
         )
 
-    @cached_property
+    @LazyProperty
     def _loose(self) -> list[Inside]:
         """Names of blobs beside ``blobs/``: temporary ones of saves at work, and condemned blobs in trash."""
         stagings, trashed, unknown = self.listing

@@ -14,7 +14,6 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +23,7 @@ from ckstore.fs import direct, files, peek
 from ckstore.fs.inside import Inside
 from ckstore.fs.tree import files_below
 from ckstore.model.digest import algorithm_of, is_digest
+from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import CheckpointKey
@@ -168,7 +168,7 @@ class Copies:
             yield from ((path, 0) for path in tree.by_name.get(piece[0], ()))
             yield from tree.pieces.get(piece[0], ())
 
-    @cached_property
+    @LazyProperty
     def _own_pieces(self) -> dict[str, list[Range]]:
         found: dict[str, list[Range]] = {}
         for key, _ in self._layout.published():
@@ -198,7 +198,7 @@ class _Tree:
         """Files whose names are digests."""
         return self._walked[0]
 
-    @cached_property
+    @LazyProperty
     def manifests(self) -> list[tuple[Path, Manifest]]:
         return [(path, found.parsed) for path in self._walked[2] if (found := _manifest_at(path)) is not None]
 
@@ -207,14 +207,14 @@ class _Tree:
         """The directories of compacted checkpoints."""
         return (path.parent for path in self._walked[2] if path.name == PLAIN)
 
-    @cached_property
+    @LazyProperty
     def pieces(self) -> dict[str, list[Range]]:
         found: dict[str, list[Range]] = {}
         for path, manifest in self.manifests:
             _add_places(found, manifest, path.parent)
         return found
 
-    @cached_property
+    @LazyProperty
     def _walked(self) -> tuple[dict[str, list[Path]], dict[int, list[Path]], list[Path]]:
         by_name: dict[str, list[Path]] = {}
         by_size: dict[int, list[Path]] = {}
