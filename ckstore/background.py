@@ -36,10 +36,9 @@ class BackgroundSaves:
     _made: Client | None = None
     """It is made at the first save, and has a process, a thread and memory from then on."""
 
-    def __init__(self, context: Context, path: Path, catalog_path: Path | None) -> None:
+    def __init__(self, context: Context, path: Path) -> None:
         self.path = path
         self._context = context
-        self._catalog_path = catalog_path
 
     @act_in_memory
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -164,7 +163,7 @@ class BackgroundSaves:
             else:
                 context.totals.not_saved("failed")
 
-        catalog_path = None if self._catalog_path is None else str(self._catalog_path)
+        catalog_path = None if context.catalog_path is None else str(context.catalog_path)
         made = Client(str(self.path), catalog_path, ended, tell_left_out)
         closing = weakref.finalize(self, made.close)
         closing.atexit = False

@@ -6,17 +6,18 @@ import errno
 import html
 import os
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack, overload
 
 from ckstore.background import BackgroundSaves
-from ckstore.errors import BadInput, CkstoreError, StoreNotFound
+from ckstore.errors import BadInput, StoreNotFound
 from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, check_options, places_of
+from ckstore.saver.subscribers import SUBSCRIBERS, wake_mirror
 from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from ckstore.model.lineage import Parent
     from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
-    from ckstore.model.manifest.stored import OldPiece
     from ckstore.model.names import CheckpointKey
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from ckstore.remote.reach import RemoteLike
     from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
-    from ckstore.saver.mirror import Why
 
 RefLike = str | SupportsIndex | CheckpointInfo
 """``STEP``, ``latest``, ``best:METRIC``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number;
@@ -108,15 +107,14 @@ class Store:
     ) -> None:
         self.path = _resolved(path)
         self.run = None if run is None or run == AUTO else check_run(run)
-        self._catalog_path = None if catalog_path is None else expanded(catalog_path)
         self._context, self._notes = _open(
             self.path,
             run=self.run,
             readonly=readonly,
             recover=recover,
-            catalog_path=self._catalog_path,
+            catalog_path=None if catalog_path is None else expanded(catalog_path),
         )
-        self.background = BackgroundSaves(self._context, self.path, self._catalog_path)
+        self.background = BackgroundSaves(self._context, self.path)
         # Of a remote that was opened by its URL: what may list there what is new.
         self._listing: Context | None = None
         self._auto_run: str | None = None
@@ -1689,7 +1687,7 @@ class Store:
         from ckstore.ops.refs.labels import tag
 
         info = tag(self._context, name, ref)
-        _wake(self._context, self._catalog_path, why="said")
+        wake_mirror(self._context, "said")
         return info
 
     @act
@@ -1732,7 +1730,7 @@ class Store:
         from ckstore.ops.refs.labels import pin
 
         made = pin(self._context, ref, reason, expires)
-        _wake(self._context, self._catalog_path, why="said")
+        wake_mirror(self._context, "said")
         return made
 
     @act
@@ -1777,7 +1775,7 @@ class Store:
         from ckstore.ops.refs.labels import annotate
 
         info = annotate(self._context, ref, metrics, note)
-        _wake(self._context, self._catalog_path, why="said")
+        wake_mirror(self._context, "said")
         return info
 
     @property
@@ -1861,10 +1859,10 @@ class Store:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle it as what it was opened with: a spawned worker opens the store again."""
-        known = self._context.known
+        context, known = self._context, self._context.known
         # With what it continues: where rank 0 of `ddp_spawn` saves, this process has loaded.
         continues = dict(known.last_parents), known.declared
-        return _opened_again, (type(self), self.path, self.run, self._context.readonly, self._catalog_path, continues)
+        return _opened_again, (type(self), self.path, self.run, context.readonly, context.catalog_path, continues)
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}{'' if self.run is None else f', run={self.run!r}'})"
@@ -1919,7 +1917,7 @@ class Store:
             learn_mirror(self._context, entry.name)
         # Last: until then another call does all of it.
         self.config.mirror = entry.name
-        _wake(self._context, self._catalog_path)
+        wake_mirror(self._context, "saved")
 
     @act
     def mirror_status(self) -> MirrorStatus | None:
@@ -2070,41 +2068,18 @@ def _open(
 ) -> tuple[Context, tuple[str, ...]]:
     from ckstore.ops.open.opening import open_context
 
-    context, notes = open_context(root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path)
+    context, notes = open_context(
+        root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path, subscribers=SUBSCRIBERS
+    )
     context.fetch = _fetching(context)
     context.remote_copies = partial(_remote_copies, context)
     context.rescuer = _LazyRescue(context)
     if not context.readonly:
         # Now, since `save_async` asks the filesystem nothing.
         vars(context).update(failed_saves_most=context.failed_saves_most, on_failed_save=context.on_failed_save)
-        context.saved = partial(_wake, context, catalog_path)
         context.evict = partial(_evict_mirrored, context)
-        _wake(context, catalog_path, why="opened")
+        wake_mirror(context, "opened")
     return context, notes
-
-
-def _wake(
-    context: Context,
-    catalog_path: Path | None,
-    settings: Callable[[], Mapping[str, Any]] | None = None,
-    *,
-    why: Why = "saved",
-) -> None:
-    from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, read_config
-
-    try:
-        config = read_config(context.layout) if settings is None else settings()
-    except (CkstoreError, OSError):  # what needs the settings says why
-        return
-    # Few stores have either, and the modules take a process of a command 20 ms.
-    if config.get(MIRROR.name) is not None:
-        from ckstore.saver import mirror
-
-        mirror.wake(context, catalog_path, why)
-    if why == "saved" and config.get(COMPACT_AFTER.name) is not None:
-        from ckstore.saver import compactor
-
-        compactor.wake(context, catalog_path)
 
 
 def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
@@ -2115,21 +2090,15 @@ def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictR
 
 def _fetching(context: Context) -> Callable[..., int | None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
-    made: list[Through] = []
 
-    def fetch(  # noqa: PLR0917 - the form of `Context.fetch`
-        directory: CheckpointDirectory,
-        blob: BlobRecord,
-        offset: int,
-        into: memoryview,
-        old: OldPiece | None,
-        again: bool,  # noqa: FBT001
-    ) -> int | None:
-        if not made:
-            from ckstore.remote.elsewhere.through import Through
+    @cache
+    def reader() -> Through:
+        from ckstore.remote.elsewhere.through import Through
 
-            made.append(Through(context))
-        return made[0](directory, blob, offset, into, old, again)
+        return Through(context)
+
+    def fetch(*asked: Any) -> int | None:
+        return reader()(*asked)
 
     return fetch
 

@@ -1,11 +1,11 @@
-"""What the verbs of one open store share, and the calls that an observer of a save gets."""
+"""What the verbs of one open store share, and what observers of a save and subscribers of commits are told."""
 
 from __future__ import annotations
 
 import math
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed
@@ -17,17 +17,19 @@ from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
 from ckstore.ops.call_threads import DEFAULT_THREADS
-from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, setting_of
+from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, read_config, setting_of
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.notices import Notices, warn, way_in
-from ckstore.ops.pace import DutyCycle, SaveTotals, pause
+from ckstore.ops.pace import DutyCycle, Laps, SaveTotals, pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
+    from pathlib import Path
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.errors import DamagedBlob, RemoteError
     from ckstore.model.lineage import Parent
+    from ckstore.model.manifest.info import SaveCounters
     from ckstore.model.manifest.lineage import CountedPieces, Lineage
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
@@ -189,6 +191,10 @@ class Context:
     catalog_is_private: bool = False
     # The run that is meant where a call or a ref names none; None: the handle is not bound to one.
     run: str | None = None
+    # Where the caller wants the catalog; None: in its usual place.
+    catalog_path: Path | None = None
+    # Told of each checkpoint that is published, beside those of the store itself: see `ops.save.subscribers`.
+    subscribers: Sequence[Subscriber] = ()
     # Reads a range of a blob of an open checkpoint that is elsewhere, past the cache if the last is true, or turns an
     # older piece into it: None if that cannot be, else how many bytes came. None: remotes are not reached.
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
@@ -198,9 +204,6 @@ class Context:
     rescuer: Rescuer | None = None
     # Lets go of bytes here of checkpoints that the mirror has, which it looks at first; None: it is not reached.
     evict: Callable[[Sequence[CheckpointInfo]], EvictReport] | None = None
-    # Called after a checkpoint is durable here, with what gives the settings, for the mirror; it raises nothing. None:
-    # no mirror is looked for.
-    saved: Callable[[Callable[[], Mapping[str, Any]]], None] | None = None
     writes_disabled_because: str = ""  # why this process must not write to the store any more; empty if it may
     watch: SaveWatch = NO_WATCH  # called as a save goes on
     trainer_pid: int | None = None  # the process that a background saver saves for; None in every other process
@@ -281,6 +284,44 @@ class Context:
         if self.writes_disabled_because:
             msg = f"{self.layout.root} accepts no more writes from this process: {self.writes_disabled_because}"
             raise SaveFailed(msg, hint="open the store again")
+
+
+Origin = Literal["saved", "replaced", "existing", "joined"]
+NEW: tuple[Origin, ...] = ("saved", "replaced")  # a save of this process added it to the store
+
+
+@dataclass
+class Publication:
+    """A checkpoint that was published, durable and tagged: what the subscribers of its store are told."""
+
+    context: Context
+    checkpoint: CheckpointInfo
+    # How it came: `saved`, or `replaced` older ones of its step. `existing`: it was there, and stays in place of what
+    # was to be saved. `joined`: the ranks of several nodes saved it, and this node lists it.
+    origin: Origin
+    notes: list[str] = field(default_factory=list)  # what the user should know; it grows as subscribers are told
+    laps: Laps = field(default_factory=Laps)  # how long each part of the save took
+    counters: SaveCounters | None = None  # what the save did, without the times; None: that is not known
+
+    @property
+    def info(self) -> CheckpointInfo:
+        """What the save returns, as far as it is known now."""
+        times: Mapping[str, Any] = self.laps.seconds
+        counters = None if self.counters is None else replace(self.counters, **times)
+        return replace(self.checkpoint, warnings=tuple(self.notes), counters=counters)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """What ``config.json`` says; it is read once, and raises what `read_config` does."""
+        # After the commit: rules that were changed during the save must hold for what is dropped now.
+        return read_config(self.context.layout)
+
+
+class Subscriber(NamedTuple):
+    """Something that follows each commit."""
+
+    name: str  # what it does, for messages; also the key of its problem in `Notices.problems`
+    told: Callable[[Publication], Sequence[str]]  # returns what the user should know
 
 
 def info_of(

@@ -24,9 +24,8 @@ from ckstore.objects.publish import Rule
 from ckstore.objects.staging import Staging
 from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import MIRROR, setting_or_none
-from ckstore.ops.context import Context, info_of
+from ckstore.ops.context import Context, Publication, info_of
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.make_room import after_save
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.notices import warn
@@ -35,6 +34,7 @@ from ckstore.ops.refs.labels import tag
 from ckstore.ops.requires import require
 from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, Request
+from ckstore.ops.save.subscribers import tell_subscribers
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.who import Document
 from ckstore.ranks.whole import Whole
@@ -179,9 +179,11 @@ def _adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpo
             _give_claimed(context, there, manifest)
     for name in info.tags if new else ():
         tag(context, name, CheckpointInfo.of(manifest, manifest_id))
-    notes = after_save(context, info.run) if new else ()
+    publication = Publication(context, info, "joined")
+    if new:
+        tell_subscribers(publication)
     info = with_news(info, found)
-    return replace(info, warnings=(*info.warnings, *notes))
+    return replace(info, warnings=(*info.warnings, *publication.notes))
 
 
 def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) -> None:

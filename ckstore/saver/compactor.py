@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
 from ckstore.fs.locks import DirectoryLock
-from ckstore.ops.config_file import COMPACT_AFTER, setting_of
 from ckstore.ops.context import Context
 from ckstore.saver.mirror import start_beside
 
 ENTRY = "ckstore.saver.server.compactor"
-PROBLEM = "compaction"
 # A start takes half a second of a processor: not for each save of a training that saves each minute.
 _AGAIN_S = 600.0
 
 
-def wake(context: Context, catalog_path: Path | None) -> None:
-    """Start the process that compacts if something may be old enough; raise nothing, since the save is durable."""
-    try:
-        if setting_of(context.layout, COMPACT_AFTER) is None or not _is_time(context):
-            return
-        from ckstore.ops.compact.by_rule import is_any_due, rule_of
+def wake(context: Context) -> None:
+    """Start the process that compacts, if something may be old enough."""
+    if not _is_time(context):
+        return
+    from ckstore.ops.compact.by_rule import is_any_due, rule_of
 
-        rule = rule_of(context.layout)
-        if rule is None or not is_any_due(context, rule):
-            return
-        lock = lock_compaction(context)
-        if lock is None:  # one is at work
-            return
-        lock.release()
-        start_beside(ENTRY, context, catalog_path)
-    except (CkstoreError, OSError) as error:
-        context.notices.problems[PROBLEM] = f"the compaction could not be started: {error}"
+    rule = rule_of(context.layout)
+    if rule is None or not is_any_due(context, rule):
+        return
+    lock = lock_compaction(context)
+    if lock is None:  # one is at work
+        return
+    lock.release()
+    start_beside(ENTRY, context)
 
 
 # Path of a store -> when this process looked last.

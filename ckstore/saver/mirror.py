@@ -7,14 +7,13 @@ import os
 import subprocess
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
 from ckstore.fs.locks import DirectoryLock
 from ckstore.fs.peek import open_descriptor
-from ckstore.ops.config_file import MIRROR, setting_of, setting_or_none
+from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER, behind, note_problem
 from ckstore.ops.refs.listing import current_or_named
@@ -52,22 +51,21 @@ _starts: dict[str, _Start] = {}
 """By the path of the store."""
 
 
-def wake(context: Context, catalog_path: Path | None, why: Why = "saved") -> None:
-    """Start the process that mirrors if there is need of one; raise nothing, since the save is durable."""
+def wake(context: Context, remote: str, why: Why) -> None:
+    """Start the process that mirrors to `remote` if there is need of one; raise nothing, since the save is durable."""
     # If the store was only ``opened`` it is needed only if the mirror lacks checkpoints.
-    remote = setting_or_none(context.layout, MIRROR)
     try:
-        if remote is None or (why == "opened" and not behind(context.layout, remote, current_or_named(context))):
+        if why == "opened" and not behind(context.layout, remote, current_or_named(context)):
             return
         last = _starts.get(str(context.layout.path))
         if last is None or last.is_over(why):
-            _start_one(context, catalog_path, last)
+            _start_one(context, last)
     except (CkstoreError, OSError, MemoryError) as error:
         with suppress(CkstoreError, OSError):  # that it is behind is seen without that, too
-            note_problem(context.layout, remote or "", f"the process that mirrors could not be started: {error!r}")
+            note_problem(context.layout, remote, f"the process that mirrors could not be started: {error!r}")
 
 
-def _start_one(context: Context, catalog_path: Path | None, last: _Start | None) -> None:
+def _start_one(context: Context, last: _Start | None) -> None:
     lock = lock_mirror(context)
     # One is at work: after it has let its lock go it looks once more, so what was saved just now is not forgotten.
     if lock is None:
@@ -84,7 +82,7 @@ def _start_one(context: Context, catalog_path: Path | None, last: _Start | None)
             died = f"the process that mirrors ended with status {last.child.returncode}"
             note_problem(context.layout, setting_of(context.layout, MIRROR) or "", died)
     _starts[store] = begun
-    _starts[store] = begun._replace(child=start_beside(ENTRY, context, catalog_path))
+    _starts[store] = begun._replace(child=start_beside(ENTRY, context))
 
 
 def has_successor(context: Context) -> bool:
@@ -95,10 +93,11 @@ def has_successor(context: Context) -> bool:
     return any((started_at(pid), pid) > own for pid in seen)
 
 
-def start_beside(entry: str, context: Context, catalog_path: Path | None) -> subprocess.Popen[bytes]:
+def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
     """Start a process that works on a store by itself, and outlives this one."""
     reap()
-    about = {"path": str(context.layout.path), "catalog_path": None if catalog_path is None else str(catalog_path)}
+    catalog_path = None if context.catalog_path is None else str(context.catalog_path)
+    about = {"path": str(context.layout.path), "catalog_path": catalog_path}
     nowhere = open_descriptor(os.devnull, os.O_WRONLY)
     try:
         # What it has to say goes to the store; credentials come with the environment, never in its arguments.

@@ -34,7 +34,7 @@ SAVE = {
     "copy_and_hash": "ckstore.ops.save.write:_ChunkWriter._copy",
     "write": "ckstore.ops.save.write:_ChunkWriter._put",
     "publish": "ckstore.ops.save.save:_publish",
-    "follow_up": "ckstore.ops.save.save:_follow_up",
+    "follow_up": "ckstore.ops.save.save:_finish",
 }
 """Of `save`; `copy_and_hash` and `write` are sums over all threads."""
 LOAD = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _REMOTE, _FREE = "tests/remote/test_failing_items.py", "tests/ops/free/test_failing_items.py"
+_SUBSCRIBERS = "tests/ops/save/test_subscribers.py"
 
 GOING_ON = [
     Mutant(
@@ -133,5 +134,32 @@ GOING_ON = [
         "            raise\n",
         f"{_FREE}::test_gc_frees_the_others_and_names_the_one[superseded]",
         "gc stopped",
+    ),
+    Mutant(
+        "a subscriber that fails after a commit fails neither the save nor the next ones",
+        "subscriber-stops-the-others",
+        "subscribers.tell_subscribers",
+        "            notes = (failed_afterwards(name, publication.checkpoint.run, why),)\n",
+        "            raise\n",
+        f"{_SUBSCRIBERS}::test_each_that_fails_after_the_commit_is_a_warning_and_the_next_ones_are_told",
+        "locks is not a directory",
+    ),
+    Mutant(
+        "settings that cannot be read after a commit are reported once",
+        "settings-reported-by-each",
+        "subscribers._asks_for",
+        "        return False\n",
+        "        raise\n",
+        f"{_SUBSCRIBERS}::test_settings_that_cannot_be_read_are_told_once",
+        "assert",
+    ),
+    Mutant(
+        "metrics count what a save returns",
+        "metrics-counted-before-the-others",
+        "subscribers.tell_subscribers",
+        "(_RETENTION, _JOURNAL, *publication.context.subscribers, _METRICS)",
+        "(_METRICS, _RETENTION, _JOURNAL, *publication.context.subscribers)",
+        f"{_SUBSCRIBERS}::test_what_a_save_returns_is_what_the_metrics_count",
+        "assert",
     ),
 ]

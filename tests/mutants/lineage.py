@@ -56,8 +56,8 @@ LINEAGE = [
     Mutant(
         "equal content of another training makes no descendant of it",
         "equal-content-is-continued",
-        "_follow_up",
-        "    if training == manifest.training:\n",
+        "save.save._finish",
+        "    if made.manifest.training == manifest.training:\n",
         "    if True:\n",
         f"{_TABLE}::test_the_same_content_again_is_no_replacement_and_makes_no_descendant",
         "assert",

@@ -41,7 +41,7 @@ class SaveCounters:
         storing_s: To look up, hash, link and write blobs, each of them durable.
         sealing_s: To write the manifest, and make the directory durable.
         publishing_s: To rename it into place, durably; in the background with the question whether it may be.
-        finishing_s: For tags, the catalog, retention and gc, after the checkpoint was durable.
+        finishing_s: For what follows when the checkpoint is durable: tags, the catalog, retention, gc and the like.
         retry_count: How often it was tried again. All else is of the last try.
     """
 

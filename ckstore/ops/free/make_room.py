@@ -8,13 +8,12 @@ newest valid checkpoint of each run stay. If nothing helps, say what would.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from ckstore.errors import CatalogUnavailable, CkstoreError, CkstoreWarning, InUse
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs.lock_files import service_failed
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.held import HeldBlob, by_reason, held_size
@@ -32,11 +31,10 @@ from ckstore.ops.config_file import (
     UNDO_BY_RULE_S,
     make_room_of,
     policy_of,
-    read_config,
     rules_of,
     setting_of,
 )
-from ckstore.ops.context import Context
+from ckstore.ops.context import Context, Publication
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
@@ -163,14 +161,11 @@ def _freed_by_each(
     context: Context, entries: Sequence[PlanEntry] | Sequence[CheckpointInfo], claimed: Collection[str] = ()
 ) -> list[Amount]:
     freed = []
-    for blobs in freed_in_turn(context, (context.layout.checkpoint(_info(one).key) for one in entries)):
+    infos = (one.info if isinstance(one, PlanEntry) else one for one in entries)
+    for blobs in freed_in_turn(context, (context.layout.checkpoint(info.key) for info in infos)):
         sizes = [nbytes for digest, nbytes in blobs if digest not in claimed]
         freed.append(Amount(sum(sizes), _CHECKPOINT_INODES + len(sizes)))
     return freed
-
-
-def _info(one: PlanEntry | CheckpointInfo) -> CheckpointInfo:
-    return one.info if isinstance(one, PlanEntry) else one
 
 
 def how_to_free(context: Context, missing: Amount | None = None) -> str:
@@ -199,28 +194,12 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
     return advice(ways, missing)
 
 
-PROBLEM = "retention"
 _UNASKED = "unasked"
 
 
-def after_save(context: Context, run: str, settings: Callable[[], Mapping[str, Any]] | None = None) -> tuple[str, ...]:
-    """Apply the policy of the store to a run and collect; return what the user should know, since the save is done.
-
-    `settings` gives what ``config.json`` says; None: it is read.
-    """
-    try:
-        problems = _keep_policy(context, run, read_config(context.layout) if settings is None else settings())
-    except (CkstoreError, CkstoreWarning, OSError) as error:  # the warning where warnings are errors
-        problems = (_failed(run, describe_os_error(error) if isinstance(error, OSError) else str(error)),)
-    if not problems:
-        context.notices.problems.pop(PROBLEM, None)
-        return ()
-    context.notices.problems[PROBLEM] = "; ".join(problems)
-    return problems
-
-
-def _keep_policy(context: Context, run: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Apply and collect; return what the user should know."""
+def keep_policy(publication: Publication) -> Sequence[str]:
+    """Apply the policy of the store to the run of a new checkpoint, and collect; return what the user should know."""
+    context, config, run = publication.context, publication.settings, publication.checkpoint.run
     rules = rules_of(context.layout, config)
     policy = rules.of(run)
     if policy is None and rules.budget is None:
@@ -246,12 +225,13 @@ def _keep_policy(context: Context, run: str, config: Mapping[str, Any]) -> tuple
     if refused:
         names = some_of([one.info.name for one in refused], _SHOWN)
         why = describe_os_error(refused[0].error) if refused[0].error else ""
-        notes.insert(0, _failed(run, f"{why}; not dropped: {names}"))
-    return tuple(notes)
+        notes.insert(0, failed_afterwards("retention", run, f"{why}; not dropped: {names}"))
+    return notes
 
 
-def _failed(run: str, why: str) -> str:
-    return f"the checkpoint is saved, but retention of the run {run} failed afterwards: {why}"
+def failed_afterwards(what: str, run: str, why: str) -> str:
+    """Return that what follows a commit has failed."""
+    return f"the checkpoint is saved, but {what} of the run {run} failed afterwards: {why}"
 
 
 def _used_bytes(context: Context) -> int:

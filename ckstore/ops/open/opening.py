@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +34,7 @@ from ckstore.model.similar_names import similar_names
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import Layout
 from ckstore.ops.acts import describe_error, describe_os_error
-from ckstore.ops.context import Context
+from ckstore.ops.context import Context, Subscriber
 from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, place_of, refuse_foreign, why_shared
 from ckstore.ops.notices import warn
 from ckstore.ops.settings_file import read_settings
@@ -301,7 +301,13 @@ def check_new(root: Path, catalog_path: Path | None) -> None:
 
 
 def open_context(
-    root: Path, *, run: str | None = None, readonly: bool, recover: bool, catalog_path: Path | None
+    root: Path,
+    *,
+    run: str | None = None,
+    readonly: bool,
+    recover: bool,
+    catalog_path: Path | None,
+    subscribers: Sequence[Subscriber] = (),
 ) -> tuple[Context, tuple[str, ...]]:
     """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`."""
     peek.open_closed_streams()
@@ -332,6 +338,8 @@ def open_context(
         is_assumed_shared=bool(unread),
         catalog_is_private=is_private(catalog, root),
         run=run,
+        catalog_path=catalog_path,
+        subscribers=subscribers,
     )
     if recover and not readonly:
         notes += tuple(try_recover(context))

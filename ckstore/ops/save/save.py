@@ -5,8 +5,8 @@
 3. write it, make it durable, offer it by a link                    (ops.save.save.write)
 4. write the manifest; make the staging directory durable
 5. rename it to its name; make the parents durable: committed       (objects.publish)
-6. tags, catalog; then the save is acknowledged
-7. the retention policy of the store, if it has one                 (ops.free.make_room)
+6. tags, catalog
+7. retention and all else that follows; then the save returns       (ops.save.subscribers)
 
 Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. From
 the rename on the save does not fail any more; what is left undone then is done by the next opener.
@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckstore.errors import (
     BadInput,
@@ -57,10 +57,10 @@ from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
 from ckstore.ops.acts import describe_os_error, why_of
-from ckstore.ops.config_file import read_config, save_checks_or_all
-from ckstore.ops.context import Context, SaveWatch, info_of, tags_by_checkpoint
+from ckstore.ops.config_file import save_checks_or_all
+from ckstore.ops.context import Context, Publication, SaveWatch, info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.make_room import after_save, how_to_free
+from ckstore.ops.free.make_room import how_to_free
 from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
@@ -76,17 +76,19 @@ from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
 from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.saver_of import name_saver
+from ckstore.ops.save.subscribers import tell_subscribers
 from ckstore.ops.save.write import Stored, store_sources
 from ckstore.ops.touch import renew_used
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ckstore.catalog.values import Counted
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists, Outcome, Rule
+    from ckstore.ops.context import Origin
 
 # The save is durable already: a catalog that another process holds must not keep the trainer, the next opening adds it.
 CATALOG_TIMEOUT_S = 5.0
@@ -200,8 +202,8 @@ class Staged:
     least_sequence: int | None = None  # what the settings said of its number; None: they were not read for it
     judged: Judged | None = None  # what is known of its tensors; None: they were not looked at
 
-    def counters(self, staging: Staging, laps: Laps, retry_count: int) -> SaveCounters | None:
-        """Return what a save did that made this."""
+    def counters(self, staging: Staging, retry_count: int) -> SaveCounters | None:
+        """Return what a save did that made this, without the times."""
         if self.kept_bytes is None:
             return None
         written_count = sum(blob.digest in staging.written for blob in self.draft.blobs)
@@ -210,7 +212,6 @@ class Staged:
             kept_bytes=self.kept_bytes,
             written_count=written_count,
             reused_count=len(self.draft.blobs) - written_count,
-            **laps.seconds,
             retry_count=retry_count,
         )
 
@@ -282,39 +283,79 @@ def _publish_once(  # noqa: PLR0917
 
 
 def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, retry_count: int) -> CheckpointInfo:
-    """See to what comes after the commit."""
-    staging, outcome, notes, laps = made.staging, made.outcome, made.notes, made.laps
-    # Committed: from here the save does not fail any more.
-    # Retention and tags below may fail; each becomes a note, since a caller that sees an error would save once more.
-    published = outcome.existing
-    if published is None:
-        published = Published(
-            manifest=made.manifest, manifest_id=made.manifest_id, key=outcome.key, stamp=staging.stamp
-        )
+    """See to what comes after the commit: tags, the catalog, what is replaced, and all who are told of it."""
+    # From here the save does not fail any more. What fails becomes a note, since a caller that sees an error would save
+    # once more.
+    staging, staged, outcome, notes = made.staging, made.staged, made.outcome, made.notes
+    is_own = outcome.existing is None
+    published = outcome.existing or Published(
+        manifest=made.manifest, manifest_id=made.manifest_id, key=outcome.key, stamp=staging.stamp
+    )
+    manifest = published.manifest
+    if is_own:
         # Else the next save would list the run again: 12 ms for 10,000 checkpoints.
         context.known.directories.changed(outcome.key, staging.inode, outcome.change)
-    elif published.manifest.content != made.manifest.content:
-        notes.append(_kept(published.manifest))
+    elif manifest.content != made.manifest.content:
+        notes.append(
+            f"{manifest.name} of {manifest.created} holds something else, and was kept: "
+            "what was to be saved at this step is not saved"
+        )
     # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
-    committed = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
+    committed = CheckpointInfo.of(manifest, published.manifest_id, directory=published.key.directory)
     try:
         watch.committed(replace(committed, durable=context.durable))
     except (CkstoreError, OSError) as error:
         notes.append(f"{committed.name} is saved, but those who wait for it could not be told: {why_of(error)}")
-    # Once, and after the commit: rules that were changed during the save must hold for what is dropped now.
-    settings = cache(partial(read_config, context.layout))
-    info = _follow_up(
-        context, staging, made.staged, made.manifest.training, request.tags, published, outcome, notes, settings
+    try:
+        # Tags first: the catalog reads them from `refs/`, and retention below must see what they protect.
+        tags = _tag(context, published, request.tags, notes, is_durable=is_own)
+        info = info_of(context, manifest, published.manifest_id, tags=tags, key=published.key)
+        # After the tags: an older checkpoint that lost its tag to the new one is protected no more.
+        notes += drop_older(context, info, outcome.older)
+        why_not_catalogued = _catalogue(context, (published.key, *outcome.older), published if is_own else None, staged)
+    finally:
+        # The staging of equal content was not renamed; its claims would keep blobs alive until the next opener.
+        if not is_own:
+            reclaim.discard(context, staging)
+        # L2: held until now, so that no other process drops the checkpoint before its tags and rows exist.
+        staging.lock.release()
+    is_lost = context.known.last_parents.get(manifest.run, context.known.last_parents.get("")) == LOST
+    if is_lost and manifest.description.parent is None:
+        notes.append(
+            f"{manifest.name} has no parent: a load before it failed when a part was in its target, "
+            "so what it continues is not known; parent= says it"
+        )
+    if is_own and (news := changed_configuration(context, manifest, staged.parent)):
+        notes.append(news)
+    # Not of an equal checkpoint of another training: this one is no part of it.
+    if made.manifest.training == manifest.training:
+        context.known.last_parents[manifest.run] = Parent.saved(info)
+    if outcome.older:
+        reclaim.give_back(context)
+    try:
+        renew_used(context, None if is_own else published.key)
+    except OSError as error:
+        notes.append(f"{info.name} is saved, but times of files could not be renewed: {why_of(error)}")
+    notes += staged.warnings()
+    if is_own and staged.judged is not None:
+        notes += staged.judged.warnings(manifest.name)
+    if why_not_catalogued:
+        notes.append(
+            f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next "
+            "opening of the store adds it"
+        )
+    origin: Origin = "existing" if not is_own else "replaced" if outcome.older else "saved"
+    # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
+    return tell_subscribers(
+        Publication(
+            context,
+            replace(info, catalogued=not why_not_catalogued),
+            origin,
+            notes,
+            made.laps,
+            staged.counters(staging, retry_count),
+        )
     )
-    laps.end("finishing_s")
-    info = replace(info, warnings=tuple(notes), counters=made.staged.counters(staging, laps, retry_count))
-    context.totals.saved(info)
-    if outcome.existing is None:
-        kind, took_s = "replaced" if outcome.older else "saved", round(sum(laps.seconds.values()), 3)
-        events.note(context, kind, info.key.run_step, id=info.id, nbytes=info.new_bytes, seconds=took_s)
-        if context.saved is not None:
-            context.saved(settings)
-    return info
 
 
 def _restored(context: Context, staging: Staging, manifest: Manifest, existing: Published) -> list[str]:
@@ -326,58 +367,6 @@ def _restored(context: Context, staging: Staging, manifest: Manifest, existing: 
         if restore_blobs(context, info, existing.manifest, staging):
             return []
     return [f"{info.name} was saved before with the same content, and its bytes are at a remote, not in this store"]
-
-
-def _follow_up(  # noqa: PLR0917
-    context: Context,
-    staging: Staging,
-    staged: Staged,
-    training: str,  # of the save
-    wanted_tags: tuple[str, ...],
-    published: Published,
-    outcome: Outcome,
-    notes: list[str],
-    settings: Callable[[], Mapping[str, Any]],
-) -> CheckpointInfo:
-    """Do what comes after the commit: tags, the catalog, what was replaced, retention; add to `notes` what failed."""
-    own = published if outcome.existing is None else None
-    manifest, manifest_id = published.manifest, published.manifest_id
-    try:
-        # Tags first: the catalog reads them from `refs/`, and retention below must see what they protect.
-        tags = _tag(context, published, wanted_tags, notes, is_durable=own is not None)
-        info = info_of(context, manifest, manifest_id, tags=tags, key=published.key)
-        # After the tags: an older checkpoint that lost its tag to the new one is protected no more.
-        notes += drop_older(context, info, outcome.older)
-        why_not_catalogued = _catalogue(context, (published.key, *outcome.older), own, staged)
-    finally:
-        # The staging of equal content was not renamed; its claims would keep blobs alive until the next opener.
-        if outcome.existing is not None:
-            reclaim.discard(context, staging)
-        # L2: held until now, so that no other process drops the checkpoint before its tags and rows exist.
-        staging.lock.release()
-    notes += _without_parent(context, manifest)
-    if own is not None and (news := changed_configuration(context, manifest, staged.parent)):
-        notes.append(news)
-    # Not of an equal checkpoint of another training: this one is no part of it.
-    if training == manifest.training:
-        context.known.last_parents[manifest.run] = Parent.saved(info)
-    if outcome.older:
-        reclaim.give_back(context)
-    try:
-        renew_used(context, published.key if outcome.existing is not None else None)
-    except OSError as error:
-        notes.append(f"{info.name} is saved, but times of files could not be renewed: {why_of(error)}")
-    notes += staged.warnings()
-    if own is not None and staged.judged is not None:
-        notes += staged.judged.warnings(manifest.name)
-    # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
-    notes += after_save(context, manifest.run, settings)
-    if why_not_catalogued:
-        notes.append(
-            f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next "
-            "opening of the store adds it"
-        )
-    return replace(info, catalogued=not why_not_catalogued)
 
 
 def _stage_captured(
@@ -409,7 +398,10 @@ def _stage_captured(
         raise state_changed(changed)
     with python_gc_paused():
         texts = StateTexts.of(captured.leaves, captured.state)
-        _check_names(captured.name_chars, texts)
+        most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
+        if captured.name_chars > most:
+            reason = f"the paths to its values have {captured.name_chars} characters, at most {most} can be read"
+            raise CannotStore("", reason, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
         draft = draft_of(context, captured, stored, texts, request.run, description, parent)
         found = None if stored.found is None else judged(draft, stored.found, before, request.step)
         if found is not None:
@@ -438,7 +430,11 @@ def _publish(  # noqa: PLR0917
     laps: Laps,
     watch: SaveWatch,
 ) -> tuple[Manifest, str, Outcome]:
-    step = request.step if request.step is not None else _next_step(context, request.run)
+    step = request.step
+    if step is None:
+        # The highest, not the newest: after a resume the newest may be an older number, and one more would collide.
+        known = context.known.directories.look(context.layout).get(request.run)
+        step = _step_after(max((key.step for key in known.published), default=-1) if known else -1, request.run)
     # Another process may publish the step between the look and the rename; each try takes the next number.
     counted = staged.counted
     least = 1
@@ -494,25 +490,11 @@ def _publish(  # noqa: PLR0917
     raise SaveFailed(msg, hint="give a step: step=")
 
 
-def _next_step(context: Context, run: str) -> int:
-    # The highest step, not the newest: after a resume the newest may be an older number, and one more would collide.
-    known = context.known.directories.look(context.layout).get(run)
-    return _step_after(max((key.step for key in known.published), default=-1) if known else -1, run)
-
-
 def _step_after(step: int, run: str) -> int:
     if step >= MAX_STEP:
         msg = f"the run {run} has a checkpoint at step {step}, the greatest step there is"
         raise BadInput(msg, hint="give step=, or another run=")
     return step + 1
-
-
-def _check_names(name_chars: int, texts: StateTexts) -> None:
-    """Raise if the names of all values of a state are longer than a manifest may have them."""
-    most = NAMES_MOST_CHARS + NAMES_MOST_TIMES * len(texts.state)
-    if name_chars > most:
-        reason = f"the paths to its values have {name_chars} characters, at most {most} can be read"
-        raise CannotStore("", reason, hint="use shorter keys, or keep long lists of numbers in tensors or arrays")
 
 
 def draft_of(  # noqa: PLR0917
@@ -545,16 +527,6 @@ def draft_of(  # noqa: PLR0917
     )
 
 
-def _without_parent(context: Context, manifest: Manifest) -> Iterator[str]:
-    """Say if a checkpoint has no parent because a load was not finished."""
-    is_lost = context.known.last_parents.get(manifest.run, context.known.last_parents.get("")) == LOST
-    if is_lost and manifest.description.parent is None:
-        yield (
-            f"{manifest.name} has no parent: a load before it failed when a part was in its target, "
-            "so what it continues is not known; parent= says it"
-        )
-
-
 def _tag(
     context: Context, published: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
 ) -> tuple[str, ...]:
@@ -566,32 +538,19 @@ def _tag(
             info = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
             # L2: without it another process could drop the checkpoint between the look at its id and the symlink.
             with held(context, info, is_durable=is_durable):
-                _write_tags(context, published, tags, failed, notes)
+                for tag in tags:
+                    try:
+                        write_tag(context.layout, tag, published.key)
+                    # One tag that fails must not take the others with it: each is tried.
+                    except OSError as error:
+                        failed.add(tag)
+                        notes.append(_untagged(published.manifest, tag, describe_os_error(error)))
         found = tags_by_checkpoint(context.layout).get(published.key.any_generation, ())
         return tuple(tag for tag in found if tag not in failed)
     except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
         reason = why_of(error)
         notes.extend(_untagged(published.manifest, tag, reason) for tag in tags if tag not in failed)
         return ()
-
-
-def _write_tags(
-    context: Context, published: Published, tags: tuple[str, ...], failed: set[str], notes: list[str]
-) -> None:
-    for tag in tags:
-        try:
-            write_tag(context.layout, tag, published.key)
-        # One tag that fails must not take the others with it: the checkpoint is saved, and each tag is tried.
-        except OSError as error:
-            failed.add(tag)
-            notes.append(_untagged(published.manifest, tag, describe_os_error(error)))
-
-
-def _kept(existing: Manifest) -> str:
-    return (
-        f"{existing.run}@{existing.step} of {existing.created} holds something else, and was kept: "
-        "what was to be saved at this step is not saved"
-    )
 
 
 def _untagged(manifest: Manifest, tag: str, reason: str) -> str:

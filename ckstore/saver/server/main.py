@@ -10,12 +10,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from ckstore.errors import CkstoreError, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs.inside import NotInStore
@@ -30,8 +30,8 @@ from ckstore.ops.context import Context
 from ckstore.ops.save.lineage import named_parent
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
-from ckstore.saver import compactor, mirror
 from ckstore.saver.server.report import Inbox, Reporter
+from ckstore.saver.subscribers import SUBSCRIBERS
 
 
 def main(fd: int | str) -> None:
@@ -79,12 +79,13 @@ def _open(opening: Open, reporter: Reporter) -> Context:
 
     catalog_path = None if opening.catalog_path is None else Path(opening.catalog_path)
     try:
-        context, notes = open_context(Path(opening.path), readonly=False, recover=True, catalog_path=catalog_path)
+        context, notes = open_context(
+            Path(opening.path), readonly=False, recover=True, catalog_path=catalog_path, subscribers=SUBSCRIBERS
+        )
     except (OSError, MemoryError) as error:
         raise _as_error(error, "opening the store") from error
     context.watch = reporter
     context.trainer_pid = os.getppid()
-    context.saved = partial(_saved, context, catalog_path)
     context.evict = partial(_evict, context)
     for note in notes:
         print(note, file=sys.stderr)  # noqa: T201 - the trainer has it as the last lines of its saver
@@ -95,11 +96,6 @@ def _evict(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
     from ckstore.remote.elsewhere.evict import evict_mirrored
 
     return evict_mirrored(context, infos)
-
-
-def _saved(context: Context, catalog_path: Path | None, _: Callable[[], Mapping[str, Any]]) -> None:
-    mirror.wake(context, catalog_path)
-    compactor.wake(context, catalog_path)
 
 
 def _serve_one(context: Context, order: Order, descriptors: list[int], reporter: Reporter) -> bool:

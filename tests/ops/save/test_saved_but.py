@@ -62,17 +62,17 @@ def test_why_the_catalog_does_not_know_a_save_is_in_the_warnings(store: Store, m
 def test_a_process_that_has_no_descriptor_left_when_the_save_is_durable_is_told_that_it_is(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    follow_up = save_module._follow_up
+    finish = save_module._finish
 
     def refuse(path: object, *_: object, **__: object) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
 
     def with_none_left(*given: Any) -> CheckpointInfo:
         patched.setattr(os, "open", refuse)
-        return follow_up(*given)
+        return finish(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(save_module, "_follow_up", with_none_left)
+        patched.setattr(save_module, "_finish", with_none_left)
         info = store.save({"w": 1}, tags=["best"], metrics={"loss": 1.0})
 
     latest = store.latest()

@@ -197,7 +197,7 @@ def test_a_save_opens_the_catalog_twice_and_reads_the_settings_twice(
     for step in range(3):
         store.save({f"w{i}": bytes([step, i]) * 500 for i in range(5)}, step)
     monkeypatch.setattr(beside, "examine", examining)
-    for module in ("ckstore.ops.config_file", "ckstore.ops.save.save", "ckstore.ops.free.make_room"):
+    for module in ("ckstore.ops.config_file", "ckstore.ops.context"):
         monkeypatch.setattr(f"{module}.read_config", reading)
     store.save({f"w{i}": bytes([9, i]) * 500 for i in range(5)}, 9)
 

@@ -1,0 +1,56 @@
+"""What follows a commit: each subscriber of the open store is told of it, in the order of one list.
+
+Retention and the journal come first, then what higher floors gave when the store was opened (the processes that mirror
+and compact), and the metrics last, which count all of it. They are told in the thread of the save, before it is
+acknowledged to its caller; the checkpoint is durable and tagged by then. None can make the save fail: an error of one
+becomes a warning of the save and a problem of the store, and the next ones are still told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckstore.errors import CkstoreError, CkstoreWarning
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.ops import events
+from ckstore.ops.acts import describe_os_error
+from ckstore.ops.context import NEW, Publication, Subscriber
+from ckstore.ops.free.make_room import failed_afterwards, keep_policy
+
+
+def tell_subscribers(publication: Publication) -> CheckpointInfo:
+    """Tell each subscriber of a checkpoint that was published; return what its save returns."""
+    problems = publication.context.notices.problems
+    for name, told in (_RETENTION, _JOURNAL, *publication.context.subscribers, _METRICS):
+        try:
+            notes = told(publication)
+        except (CkstoreError, CkstoreWarning, OSError) as error:  # the warning where warnings are errors
+            why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+            notes = (failed_afterwards(name, publication.checkpoint.run, why),)
+        if notes:
+            problems[name] = "; ".join(notes)
+        else:
+            problems.pop(name, None)
+        publication.notes += notes
+    return publication.info
+
+
+def _note(publication: Publication) -> Sequence[str]:
+    if publication.origin in NEW:
+        publication.laps.end("finishing_s")
+        info, took_s = publication.checkpoint, round(sum(publication.laps.seconds.values()), 3)
+        kind = publication.origin
+        events.note(publication.context, kind, info.key.run_step, id=info.id, nbytes=info.new_bytes, seconds=took_s)
+    return ()
+
+
+def _count(publication: Publication) -> Sequence[str]:
+    if publication.origin != "joined":  # the rank that published it counts it
+        publication.laps.end("finishing_s")
+        publication.context.totals.saved(publication.info)
+    return ()
+
+
+_RETENTION = Subscriber("retention", keep_policy)
+_JOURNAL = Subscriber("the journal", _note)
+_METRICS = Subscriber("metrics", _count)

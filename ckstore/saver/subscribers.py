@@ -1,0 +1,51 @@
+"""Starts the processes that work on a store beside its training: the one that mirrors, and the one that compacts.
+
+As subscribers of an open store they are told of each checkpoint that it publishes. What starts them is imported only
+where the settings ask for it: few stores have either, and it takes a process of a command 20 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import CkstoreError
+from ckstore.ops.config_file import COMPACT_AFTER, MIRROR, Setting, setting_or_none
+from ckstore.ops.context import NEW, Context, Publication, Subscriber
+
+if TYPE_CHECKING:
+    from ckstore.saver.mirror import Why
+
+
+def wake_mirror(context: Context, why: Why) -> None:
+    """Start the process that mirrors if the store has a mirror that may lack something; raise nothing."""
+    remote = setting_or_none(context.layout, MIRROR)
+    if remote is not None:
+        from ckstore.saver import mirror
+
+        mirror.wake(context, remote, why)
+
+
+def _mirror(publication: Publication) -> Sequence[str]:
+    if _asks_for(publication, MIRROR):
+        wake_mirror(publication.context, "saved")
+    return ()
+
+
+def _compact(publication: Publication) -> Sequence[str]:
+    if _asks_for(publication, COMPACT_AFTER):
+        from ckstore.saver import compactor
+
+        compactor.wake(publication.context)
+    return ()
+
+
+def _asks_for(publication: Publication, setting: Setting[Any]) -> bool:
+    """Whether the checkpoint is new in the store, and the setting is set."""
+    try:
+        return publication.origin in NEW and publication.settings.get(setting.name) is not None
+    except (CkstoreError, OSError):  # retention needs the settings as well, and said why
+        return False
+
+
+SUBSCRIBERS = Subscriber("mirroring", _mirror), Subscriber("compaction", _compact)
