@@ -296,9 +296,9 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> Rete
                 if guard is not None and guard.unhealthy:
                     healthy = [info for info in kept if not info.unhealthy]
                     has_healthy = _hold_newest_valid(context, healthy, guarded) is not None
-                    outcomes += [
-                        _stays_as_healthy(entry.info) for entry in going if not (has_healthy or entry.info.unhealthy)
-                    ]
+                    why = f"no healthy checkpoint of the run {run} that the plan keeps is still there and valid"
+                    staying = [entry for entry in going if not (has_healthy or entry.info.unhealthy)]
+                    outcomes += [Skipped(entry.info, why) for entry in staying]
                     going = [entry for entry in going if has_healthy or entry.info.unhealthy]
                 outcomes += [_try_drop(context, entry, guard, undo_s) for entry in going]
     return RetentionReport(
@@ -324,10 +324,6 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
             return info
         lock.release()
     return None
-
-
-def _stays_as_healthy(info: CheckpointInfo) -> Skipped:
-    return Skipped(info, f"no healthy checkpoint of the run {info.run} that the plan keeps is still there and valid")
 
 
 def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> Skipped:

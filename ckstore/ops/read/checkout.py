@@ -68,7 +68,8 @@ def _checkout_open(
         return _export(directory, destination, only=only, progress=progress)
     records = _chosen(directory, only)
     with _explaining_errors(destination, str(directory.path)), NewTree.beside(destination) as tree:
-        sizes = {record.path: _size(directory, record) for record in records}
+        storages = directory.manifest.storages
+        sizes = {record.path: sum(storages[index].nbytes for index in record.storages) for record in records}
         # Asked on the hidden directory's own filesystem, before the first file: a full disk is not left full of halves.
         _check_space(tree, sum(sizes.values()), len(records))
         writer = _Writer(directory, tree, link)
@@ -136,10 +137,6 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
 def _fits(path: str, glob: str) -> bool:
     below = path.startswith(glob.rstrip("/") + "/")
     return below or fnmatchcase(path, glob) or fnmatchcase(path.rpartition("/")[2], glob)
-
-
-def _size(directory: CheckpointDirectory, record: FileRecord) -> int:
-    return sum(directory.manifest.storages[storage].nbytes for storage in record.storages)
 
 
 def _check_space(tree: NewTree, nbytes: int, count: int) -> None:

@@ -88,7 +88,9 @@ def load(
         # But for a few values, such as a record: no run goes on from those.
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
             continue_from(context, Parent.loaded(manifest, directory.manifest_id))
-        return state if rank is None else _state_of_rank(state, rank)
+        if rank is None:
+            return state
+        return state.get(rank, {}) if isinstance(state, dict) else {}
 
     return read_checkpoint(context, ref, read, verify=verify)
 
@@ -126,10 +128,6 @@ def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bo
         return keep is None or keep(path.removeprefix(own).removeprefix("."))
 
     return wanted
-
-
-def _state_of_rank(state: object, rank: int) -> object:
-    return state.get(rank, {}) if isinstance(state, dict) else {}
 
 
 def continue_from(context: Context, parent: Parent) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
@@ -263,7 +263,8 @@ def _load_into_open(
     # Last: values that are not tensors are set only when every tensor is in.
     plan.finish(memories.__getitem__)
     plan.name_beyond()
-    report = _report(directory, _as_written(plan.differences, manifest))
+    found, info = _as_written(plan.differences, manifest), CheckpointInfo.of(manifest, directory.manifest_id)
+    report = LoadReport(info, tuple(found.missing), tuple(found.unexpected), found.mismatched, found.cast)
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
     loaded = Loaded(manifest, request.select, request.rename, names)
     return replace(report, read_bytes=tally.done_bytes, received_bytes=tally.received_bytes, _loaded=loaded)
@@ -301,11 +302,6 @@ def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> HeldExt
         # Read whole means written whole, so a part that is the same saves nothing.
         if storage not in whole or len(starts) == len(manifest.storages[storage].extents)
     }
-
-
-def _report(directory: CheckpointDirectory, found: Differences) -> LoadReport:
-    info = CheckpointInfo.of(directory.manifest, directory.manifest_id)
-    return LoadReport(info, tuple(found.missing), tuple(found.unexpected), found.mismatched, found.cast)
 
 
 def _as_written(found: Differences, manifest: Manifest) -> Differences:
@@ -350,18 +346,14 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest
     name = directory.manifest.name
     name = name if request.file is None else f"{request.file} of {name}"
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
+    of_files = (f"file={path!r} loads what that file holds" for path in loadable(directory.manifest, 1))
     raise DoesNotFit(
         message,
-        hint="; ".join([*_files_advice(directory), *advice(load)]),
+        hint="; ".join([*of_files, *advice(load)]),
         missing=tuple(written.missing),
         unexpected=tuple(written.unexpected),
         mismatched={**written.mismatched, **written.dtypes, **dict.fromkeys(written.meta, "on the meta device")},
     )
-
-
-def _files_advice(directory: CheckpointDirectory) -> Iterator[str]:
-    for path in loadable(directory.manifest, 1):
-        yield f"file={path!r} loads what that file holds"
 
 
 def listed(title: str, names: Iterable[str]) -> list[str]:

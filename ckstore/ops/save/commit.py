@@ -52,7 +52,11 @@ def capture_files(
         if not is_step_given:
             check_one_checkpoint(paths, entries)
         # Before the look for an empty directory: an empty tmp-checkpoint-5 is a save that did not end, and says so.
-        _check_complete(entries, paths, options)
+        signs = signs_of_incompleteness(entries, [path.name for path in paths])
+        if signs and not options.allow_incomplete:
+            more = f" (and {len(signs) - 1} more)" if len(signs) > 1 else ""
+            msg = f"this checkpoint is not complete: {signs[0]}{more}; nothing was committed"
+            raise BadInput(msg, hint="wait until its writer is done, or give allow_incomplete=True")
         if not entries:
             msg = f"{paths[0]} is empty: there is nothing to commit"
             raise BadInput(msg, hint="give the directory that has the files of the checkpoint")
@@ -61,14 +65,6 @@ def capture_files(
         msg = f"{error.filename or 'a file'} cannot be read: {error.strerror or error}; nothing was published"
         raise BadInput(msg) from error
     return request, captured, warnings
-
-
-def _check_complete(entries: Sequence[Entry], paths: Sequence[Path], options: CommitOptions) -> None:
-    signs = signs_of_incompleteness(entries, [path.name for path in paths])
-    if signs and not options.allow_incomplete:
-        more = f" (and {len(signs) - 1} more)" if len(signs) > 1 else ""
-        msg = f"this checkpoint is not complete: {signs[0]}{more}; nothing was committed"
-        raise BadInput(msg, hint="wait until its writer is done, or give allow_incomplete=True")
 
 
 @dataclass(frozen=True)
@@ -146,7 +142,9 @@ def _capture(
     for entry in entries:
         mtime_ns = entry.mtime_ns if options.times and entry.kind != "symlink" else None
         if entry.kind == "symlink":
-            records.append(FileRecord(entry.path, "symlink", target=_checked_target(entry)))
+            if not entry.target or "\0" in entry.target:
+                raise CannotStore(entry.path, "its target is empty")
+            records.append(FileRecord(entry.path, "symlink", target=entry.target))
             continue
         if entry.kind == "directory":
             records.append(FileRecord(entry.path, "directory", entry.mode, mtime_ns=mtime_ns))
@@ -189,9 +187,3 @@ def _name_tensors(path: str, parts: Cut, first: int, leaves: list[LeafRecord]) -
             )
         )
     return members[0][1] if alone else ["dict", members]
-
-
-def _checked_target(entry: Entry) -> str:
-    if not entry.target or "\0" in entry.target:
-        raise CannotStore(entry.path, "its target is empty")
-    return entry.target
