@@ -281,6 +281,15 @@ TRAINING = [
         "assert _children_in(hang.value.output) == []",
     ),
     Mutant(
+        "a killed process of the check is waited for within a bound",
+        "check-waits-for-ever",
+        "training.resume_check.fresh_process._end",
+        "child.wait(_KILLED_S)",
+        "child.wait()",
+        f"{_CHECK}a_process_that_a_kill_does_not_end_is_not_waited_for_without_a_bound",
+        'assert "the uninterrupted training was killed',
+    ),
+    Mutant(
         "a process of the check that hangs shows where",
         "check-hangs-silently",
         "training.resume_check.process.main",

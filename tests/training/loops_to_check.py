@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import signal
@@ -376,6 +377,29 @@ def crashes_when_restored() -> Loop:
 def exits() -> Loop:
     """It ends its process."""
     raise SystemExit(3)
+
+
+_TRACER = """
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+seized = libc.ptrace(0x4206, os.getppid(), None, None)  # PTRACE_SEIZE
+print(f"tracer {os.getpid()} {seized}", flush=True)
+time.sleep(60)  # without a bound the check would wait for this
+"""
+
+
+def is_traced() -> Loop:
+    """Its second step never ends, and a debugger that stands still has its process."""
+    parts = _parts()
+
+    def train() -> Iterator[Any]:
+        yield _step(parts, torch.rand(4, 8))
+        ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER, any: for Yama
+        # In a session of its own, so that it is not killed with the loop.
+        subprocess.Popen([sys.executable, "-c", _TRACER], start_new_session=True)
+        time.sleep(10_000)
+
+    return Loop(train, parts)
 
 
 def hangs() -> Loop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import pytest
 
 from ckstore.errors import BadInput, LoopFailed
 from ckstore.training import CheckReport, Loop, check
-from tests.support.requirements import require_c_compiler
+from ckstore.training.resume_check import fresh_process
+from tests.support.requirements import require, require_c_compiler
 from tests.support.warm_bin import warm_bin
 from tests.training import loops_to_check
 
@@ -338,6 +340,25 @@ def test_a_loop_that_hangs_is_stopped_and_shows_where(tmp_path: Path) -> None:
     assert "loops_to_check.py" in hang.value.output.partition("(most recent call first)")[2]
     assert "timeout_s=" in hang.value.hint
     assert _children_in(hang.value.output) == []
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_process_that_a_kill_does_not_end_is_not_waited_for_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fresh_process, "_KILLED_S", 0.5)
+    monkeypatch.setattr(fresh_process, "_MARGIN_S", 0.5)
+
+    with pytest.raises(LoopFailed) as kept:
+        check(loops_to_check.is_traced, timeout_s=15.0)
+    error = kept.value.with_traceback(None)
+    del kept
+    gc.collect()  # now, so that the warning of its process is ignored
+
+    tracer, pid, seized = next(line for line in error.output.splitlines() if line.startswith("tracer ")).split()
+    os.kill(int(pid), signal.SIGKILL)
+    require(seized == "0", f"needs ptrace, which {tracer} {pid} may not use")
+    assert "the uninterrupted training was killed in step 2, and process " in error.message
+    assert "has not ended 0.5 s later" in error.message
+    assert "/status" in error.hint
 
 
 def _children_in(output: str) -> list[int]:

@@ -25,6 +25,8 @@ _START = (
 )
 _MARGIN_S = 10.0
 """It ends itself at the timeout, when it has printed where it is; on a busy machine that takes a moment."""
+_KILLED_S = 10.0
+"""A killed process ends at once, unless the kernel waits for a dead disk on its behalf or a debugger holds it."""
 _POLL_S = 0.02
 _OUTPUT_BYTES = 1 << 16
 _LINES_SHOWN = 40
@@ -58,8 +60,8 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
         finally:
             status = _end(child)
     is_late = is_late or time.monotonic() - begin_s >= task.timeout_s
-    if not (folder / RESULT).exists():
-        raise _died(what, folder, status, task.timeout_s, is_late=is_late)
+    if status is None or not (folder / RESULT).exists():
+        raise _died(what, folder, (child.pid, status), task.timeout_s, is_late=is_late)
     result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     if "refused" in result:
         raise BadInput(result["refused"]["message"], hint=result["refused"]["hint"])
@@ -92,18 +94,26 @@ def _ended(pid: int, timeout_s: float) -> bool:
         time.sleep(_POLL_S)
 
 
-def _end(child: subprocess.Popen[bytes]) -> int:
-    """Kill the process and its own children, and return its status."""
+def _end(child: subprocess.Popen[bytes]) -> int | None:
+    """Kill the process and its own children, and return its status; None: it is still there."""
     with contextlib.suppress(ProcessLookupError):  # where SIGCHLD is ignored, and all have ended
         os.killpg(child.pid, signal.SIGKILL)
-    return child.wait()
+    try:
+        return child.wait(_KILLED_S)
+    except subprocess.TimeoutExpired:
+        return None
 
 
-def _died(what: str, folder: Path, status: int, timeout_s: float, *, is_late: bool) -> LoopFailed:
+def _died(what: str, folder: Path, of: tuple[int, int | None], timeout_s: float, *, is_late: bool) -> LoopFailed:
+    """Return the error of a process without a result, or one that a kill has not ended; `of`: its PID and status."""
     doing = folder / DOING
     when = doing.read_text(encoding="utf-8") if doing.exists() else "while Python was started"
+    pid, status = of
     lines = _last_lines(folder / "output")
-    if is_late:
+    if status is None:
+        msg = f"{what} was killed {when}, and process {pid} has not ended {_KILLED_S:g} s later"
+        hint, command_hint = f"a disk that does not answer, or a debugger, may keep it: see /proc/{pid}/status", ""
+    elif is_late:
         msg = f"{what} did not end within {timeout_s:g} s; it was stopped {when}"
         hint = "the stack below says where; a longer timeout_s= waits longer"
         command_hint = "the stack below says where; --timeout waits longer"
