@@ -1038,9 +1038,9 @@ class Store:
         """Give each checkpoint of a run as it becomes durable: for evaluators, and for processes that take new weights.
 
         First those that are there, by order of commits, then each new one. It costs a look at what is new, however many
-        there are. A checkpoint that is dropped before its turn is not given. Together with
-        ``load_into(target, info, since=report)`` only what differs from the one before is read. It is an iterator, and
-        holds a descriptor until it ends, is closed (also by ``with``), or is freed.
+        there are. A checkpoint that is dropped before its turn is not given; with `lacking` a warning names it.
+        Together with ``load_into(target, info, since=report)`` only what differs from the one before is read. It is an
+        iterator, and holds a descriptor until it ends, is closed (also by ``with``), or is freed.
 
         With `lacking` only checkpoints without that metric are given, and each to one of the evaluators of the store,
         whichever process or host they are in. The evaluator adds the metric (`annotate`) before it asks for the next

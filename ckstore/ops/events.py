@@ -33,13 +33,15 @@ def note(
     nbytes: int | None = None,
     why: str = "",
     seconds: float | None = None,
+    metrics: tuple[str, ...] | None = None,
 ) -> None:
     """Add an event to the journal, as far as that works; the store is writable by now."""
     if context.readonly:
         return
     now = text_of_time(datetime.now(UTC))
     run, step = of
-    _append(context.layout, Event(now, event, run, step, id, nbytes, why, context.own_pid, os.geteuid(), seconds))
+    pid, uid = context.own_pid, os.geteuid()
+    _append(context.layout, Event(now, event, run, step, id, nbytes, why, pid, uid, seconds, metrics))
 
 
 def events(context: Context, *, since: object = None, run: str | None = None) -> list[Event]:

@@ -18,6 +18,7 @@ from ckstore.model.manifest import encoding
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
 from ckstore.model.names import check_own_run, check_run
+from ckstore.model.reports.event import RENAMED
 from ckstore.objects import publish, trash
 from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
@@ -64,7 +65,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     digests: set[str] = set()
     # The oldest first: the copy of the newest is how another try knows that the run of the new name is this one.
     for info, copy in zip(moving, copies, strict=True):
-        digests |= set(drop(context, info, f"renamed to {copy.name}", last=partial(_take_later, context, copy)).digests)
+        digests |= set(drop(context, info, f"{RENAMED} {copy.name}", last=partial(_take_later, context, copy)).digests)
     reclaim.give_back(context, digests)
     rename_lineage(context, old, new, ids)
     events.note(context, "renamed", (new, None), why=f"it was {old}")

@@ -134,4 +134,22 @@ EVALUATING = [
         f"{_TESTS}::test_a_metric_from_elsewhere_ends_the_evaluation",
         "InUse",
     ),
+    Mutant(
+        "a checkpoint that is dropped before its evaluation is named",
+        "evaluation-dropped-quietly",
+        "follow.Follower._tell_dropped",
+        "evaluator.tell_dropped(self.run)\n",
+        "pass\n",
+        f"{_TESTS}::test_what_was_dropped_before_it_was_evaluated_is_named_once",
+        "DID NOT WARN",
+    ),
+    Mutant(
+        "the event of a drop has the metrics of that moment",
+        "drop-of-older-metrics",
+        "free.drop._metrics_of",
+        "return tuple(sorted({*info.metrics, *(() if added is None else added.metrics)}))",
+        "return ()",
+        f"{_TESTS}::test_what_is_dropped_but_not_lost_for_an_evaluation_is_not_named",
+        "dropped before they had bleu: gpt@5",
+    ),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ckstore.errors import BadInput
@@ -34,6 +34,8 @@ KINDS = (
     "compacted",
     "uncompacted",
 )
+RENAMED = "renamed to"
+"""How the reason of a `dropped` begins if the checkpoint is in another run now."""
 LINE_MOST_BYTES = 4096
 # A character outside the basic plane takes twelve bytes; the rest of a line is short.
 _WHY_CHARS = 280
@@ -53,6 +55,7 @@ class Event:
         run, step, id: Of which checkpoint; empty, None and empty where it is of none.
         nbytes: Bytes that a save added, that were freed or sent, or by which a compaction made files smaller.
         seconds: How long a save took.
+        metrics: The names of the metrics that a dropped checkpoint had; None if that is not known.
         why: By which rule, the reason of a failure, or which remote.
         pid, uid: Of the process that did it; of a save in the background, of the training process.
     """
@@ -67,6 +70,7 @@ class Event:
     pid: int = 0
     uid: int = 0
     seconds: float | None = None
+    metrics: tuple[str, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -77,7 +81,9 @@ class Event:
         """Return it as a line of the journal, of at most `LINE_MOST_BYTES`."""
         members = {one.name: getattr(self, one.name) for one in fields(self)}
         members["why"] = self.why[:_WHY_CHARS]
-        return canonical_json({name: value for name, value in members.items() if value not in ("", None)}) + b"\n"
+        line = canonical_json({name: value for name, value in members.items() if value not in ("", None)}) + b"\n"
+        # Without the names of hundreds of metrics: then it is not known which there were.
+        return line if self.metrics is None or len(line) <= LINE_MOST_BYTES else replace(self, metrics=None).line()
 
     def to_json(self) -> dict[str, Any]:
         """Return its members as JSON; what it does not say is null."""
@@ -110,6 +116,9 @@ def parse_line(line: bytes) -> Event | None:
     except (ValueError, RecursionError, BadInput):
         return None
     found = {name: members[name] for name, kind in _TYPES.items() if _fits(members.get(name), kind)}
+    metrics = members.get("metrics")
+    if isinstance(metrics, list) and all(type(name) is str for name in metrics):
+        found["metrics"] = tuple(metrics)
     return Event(time, members["event"], **found)
 
 

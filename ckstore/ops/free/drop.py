@@ -15,6 +15,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import reserve, store_locks, trash
 from ckstore.objects.checkpoints import id_at, look
+from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.generations import other_generations
 from ckstore.objects.layout import BLOBS, Layout, RunChange
 from ckstore.ops import events
@@ -203,6 +204,7 @@ def drop(
         if last is not None:
             last(lock)
         run_lock.check()
+        metrics = _metrics_of(layout, info)
         names = [trash.names_in(one.inside / BLOBS) for one in (lock, *(one for _, one in others))]
         digests = dict.fromkeys(name for of_one in names for name in of_one if is_digest(name))
         for key, other in others:  # before it: a process that dies in between leaves the checkpoint as it was
@@ -223,9 +225,19 @@ def drop(
             files.sync_directory(folder)
     context.known.directories.changed(info.key, None, change)
     if not is_former_form:
-        events.note(context, "dropped", info.key.run_step, id=info.id, why=why)
+        events.note(context, "dropped", info.key.run_step, id=info.id, why=why, metrics=metrics)
     keys = (info.key, *(key for key, _ in others))
     return Dropped(tuple(digests), catalogued=catalogue and all(_reconcile(context, key) for key in keys))
+
+
+def _metrics_of(layout: Layout, info: CheckpointInfo) -> tuple[str, ...] | None:
+    """Return the names of the metrics of a checkpoint that is locked; None if they cannot be read."""
+    # Read again: an evaluator may have added one since the checkpoint was looked at.
+    try:
+        added = read_annotations(layout.checkpoint(info.key))
+    except (CkstoreError, OSError):
+        return None
+    return tuple(sorted({*info.metrics, *(() if added is None else added.metrics)}))
 
 
 def _others_taken(

@@ -10,14 +10,16 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ckstore.errors import BadInput, InUse, NoSuchRef
+from ckstore.errors import BadInput, CkstoreError, InUse, NoSuchRef
 from ckstore.fs import locks
 from ckstore.model.checkpoint.evaluation import RecordName, metric_key
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.reports.event import RENAMED, Event
 from ckstore.model.times import seconds_text
 from ckstore.model.words import some_of
 from ckstore.objects.documents import evaluations
 from ckstore.objects.documents.evaluations import Running
+from ckstore.ops import events
 from ckstore.ops.config_file import EVALUATION_PATIENCE_S, setting_of
 from ckstore.ops.context import Context, annotation_problem
 from ckstore.ops.notices import warn
@@ -47,12 +49,48 @@ class Evaluator:
         self._waiting: dict[str, CheckpointInfo] = {}
         self._unreadable: set[str] = set()  # ids of those whose annotations cannot be read, as far as that was said
         self._given_up: list[str] = []  # what was left out after its attempts, and not said yet
+        self._journal = (0, 0)  # as it was when it was read last
+        # Ids of those whose drop is not named: it was, they were dropped before this follower began, or are not for it.
+        self._settled = {event.id for event in self._drops("")}
         # The records of the checkpoint that is being evaluated, one for each metric that it lacks.
         self._own: list[tuple[RecordName, locks.DirectoryLock]] = []
 
     def add(self, found: Iterable[CheckpointInfo]) -> None:
         """Take note of checkpoints that may lack the metric."""
         self._waiting |= {info.id: info for info in found if self._lacks(info)}
+
+    def pass_over(self, ids: Iterable[str]) -> None:
+        """Take note of checkpoints that are not to be given."""
+        self._settled.update(ids)
+
+    def tell_dropped(self, run: str) -> None:
+        """Warn, once, of checkpoints of the run that were dropped before they had the metric."""
+        named = []
+        for event in self._drops(run):
+            if event.id in self._settled or event.step is None:
+                continue
+            self._settled.add(event.id)
+            lacks = event.metrics is not None and not {*self._lacking} <= {*event.metrics}
+            # One that was replaced, renamed or brought back is still there to be evaluated.
+            if lacks and not event.why.startswith(RENAMED) and not self._context.layout.of_step(run, event.step):
+                named.append(event.name)
+        if named:
+            warn(
+                f"dropped before they had {some_of(self._lacking)}: {some_of([*dict.fromkeys(named)])}; keep more, "
+                "or begin with the newest (newest_first=True)"
+            )
+
+    def _drops(self, run: str) -> list[Event]:
+        """Return the drops in the journal, if it has changed since the last time; without a run those of all runs."""
+        stamp = events.journal_stamp(self._context.layout)
+        if stamp == self._journal:
+            return []
+        self._journal = stamp
+        try:
+            return [one for one in events.events(self._context, run=run or None) if one.event == "dropped" and one.id]
+        except (CkstoreError, OSError) as error:  # it decides nothing, and evaluations go on
+            warn(f"it cannot be told which checkpoints are dropped before their evaluation: {error}")
+            return []
 
     def _lacks(self, info: CheckpointInfo) -> list[str]:
         return [metric for metric in self._lacking if metric not in info.metrics]
@@ -86,6 +124,7 @@ class Evaluator:
             self._refused_count = 0
             if again is not None and self._lacks(again) == self._lacks(info):
                 del self._waiting[again.id]
+                self._settled.add(again.id)
                 return again
             self.end(tried=False)
         return None

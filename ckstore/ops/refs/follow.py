@@ -80,6 +80,8 @@ class Follower:
                 self._end_evaluation(self._evaluator)
             if not self._closed:
                 found = self._next()
+                if self._evaluator is not None:
+                    self._tell_dropped(self._evaluator)
                 if found is not None:
                     return found
         self.close()
@@ -172,7 +174,10 @@ class Follower:
         new = [info for info in {info.id: info for info in found}.values() if info.id not in self._ids]
         new = [info for info in new if not info.superseded]
         self._ids |= {info.id for info in new}
-        self._ready.extend(info for info in new if self._after is None or info.order > self._after.order)
+        wanted = [info for info in new if self._after is None or info.order > self._after.order]
+        if self._evaluator is not None:
+            self._evaluator.pass_over({info.id for info in new} - {info.id for info in wanted})
+        self._ready.extend(wanted)
 
     @act
     def _end_evaluation(self, evaluator: Evaluator) -> None:
@@ -183,6 +188,10 @@ class Follower:
         evaluator.add(self._ready)
         self._ready.clear()
         return evaluator.pick()
+
+    @act
+    def _tell_dropped(self, evaluator: Evaluator) -> None:
+        evaluator.tell_dropped(self.run)
 
     def _stamps(self, names: set[str] | None) -> dict[CheckpointKey, Stamp]:
         layout = self._context.layout

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,7 @@ POINTS = ("given", "loaded", "annotated")
 def _evaluate(path: Path, log: Path, kill: Callable[[str, int], bool], timeout_s: float, attempts: int | None) -> None:
     """Evaluate all that is given, note each evaluation, and die where `kill` says so."""
     store = Store.open(path)
+    warnings.filterwarnings("ignore", "dropped before they had bleu")  # in a process of its own
 
     def reached(point: str, step: int) -> None:
         with open(log, "a", encoding="ascii") as file:
@@ -279,6 +281,61 @@ def test_after_its_patience_a_rule_drops_what_is_being_evaluated_and_says_so(sto
         assert "its evaluation takes longer than 0 s (evaluation_patience_s): for bleu, by PID" in event.why
         with pytest.raises(LookupError):
             store.annotate(info, metrics={"bleu": 1})
+
+
+def test_what_was_dropped_before_it_was_evaluated_is_named_once(store: Store) -> None:
+    save(store, 0)
+    save(store, 1)
+    store.config.retention = RetentionPolicy(keep_last=1)
+    with lacking(store) as follower:
+        info = next(follower)
+        for step in (2, 3, 4):  # 1 was seen by the follower, 2 and 3 were not
+            save(store, step)
+        save(store, 5, "bert")
+        save(store, 6, "bert")
+        store.annotate(info, metrics={"bleu": 1})
+        with pytest.warns(CkstoreWarning, match=r"dropped before they had bleu: gpt@1, gpt@2, gpt@3; keep more"):
+            assert next(follower).step == 4
+        store.annotate("gpt@4", metrics={"bleu": 1})
+        save(store, 7)
+        assert [info.step for info in follower] == [7]  # and no other warning: 0 and 4 were evaluated
+    (first, *_) = [event for event in store.events() if event.event == "dropped" and event.step == 1]
+    assert first.metrics == ()
+    (last,) = [event for event in store.events() if event.event == "dropped" and event.step == 4]
+    assert last.metrics == ("bleu",)
+
+
+def test_what_is_dropped_but_not_lost_for_an_evaluation_is_not_named(store: Store) -> None:
+    for step in range(4):
+        save(store, step)
+    store.delete("gpt@3")  # before the follower began
+    save(store, 4)
+    with lacking(store, after="gpt@1") as follower:
+        info = next(follower)
+        store.delete("gpt@0")  # not asked for
+        save(store, 5)
+        store.annotate("gpt@5", metrics={"bleu": 1})  # by another evaluator
+        store.delete("gpt@5")
+        store.save({"w": np.zeros(7)}, 4, "gpt", if_exists="replace")
+        store.annotate(info, metrics={"bleu": 1})
+        store.delete(info)  # evaluated
+        assert next(follower).step == 4
+    with lacking(store) as follower:
+        store.rename_run("gpt", "bert")
+        assert [*follower] == []
+    assert [event.why for event in store.events() if event.event == "dropped"][-1].startswith("renamed to bert@")
+
+
+def test_evaluations_go_on_if_the_journal_cannot_be_read(store: Store) -> None:
+    save(store, 0)
+    save(store, 1)
+    with lacking(store) as follower:
+        next(follower)
+        (store.path / "events.jsonl").unlink()
+        (store.path / "events.jsonl").mkdir()
+        with pytest.warns(CkstoreWarning, match="cannot be told which checkpoints are dropped"):
+            assert next(follower).step == 1
+        assert [*follower] == []
 
 
 def test_a_user_deletes_it_after_the_patience(store: Store) -> None:
@@ -482,8 +539,9 @@ def test_a_checkpoint_that_is_being_dropped_is_not_given(store: Store, monkeypat
         thread.join(0.5)  # it would be given by now if the evaluator did not wait
 
     monkeypatch.setattr(drop_module, "check_not_evaluated", too_early)
-    store.delete("gpt@0")
-    thread.join(WAIT_S)
+    with pytest.warns(CkstoreWarning, match="dropped before they had bleu: gpt@0;"):  # noqa: PT031 - both may
+        store.delete("gpt@0")
+        thread.join(WAIT_S)
 
     assert given == [1]
 
@@ -671,7 +729,9 @@ def test_every_checkpoint_is_evaluated_whatever_is_killed(
         assert process.exitcode in (0, KILLED)
     killed = sum(process.exitcode == KILLED for process in crews)
     # One evaluation may have gone on when the last of them looked.
-    steps(store)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "dropped before they had bleu")
+        steps(store)
 
     given, done = noted(log, "given"), noted(log, "annotated")
     assert all("bleu" in info.metrics for info in store.checkpoints("gpt"))
