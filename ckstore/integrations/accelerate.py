@@ -27,6 +27,7 @@ from ckstore.model.reports.not_saved import NotSaved
 from ckstore.store import Store
 from ckstore.training.capture import warn_of_place
 from ckstore.training.conditions import Conditions
+from ckstore.training.hyperparameters import overwritten, settings_of
 from ckstore.training.loader import description, is_inside_epoch
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
 
@@ -61,7 +62,8 @@ class Installed:
     Attributes:
         last: The last checkpoint that was committed; on every process. A commit that failed with
             `StoreConfig.on_failed_save` leaves it as it was; the directory stays.
-        resumed_inexactly: What does not continue exactly since the last load from the store.
+        resumed_inexactly: What does not continue exactly since the last load from the store, and hyper-parameters of
+            optimizers that it has replaced.
     """
 
     def __init__(self, accelerator: Any, store: Store, run: str | None) -> None:
@@ -121,10 +123,15 @@ class Installed:
             sentences = inexact(self._store, info, self._conditions())
             return str(path), info.step, (*sentences, *self._lost_order())
 
-        path, step, self.resumed_inexactly = from_rank_zero(act)
+        path, step, sentences = from_rank_zero(act)
+        optimizers = self._accelerator._optimizers  # noqa: SLF001 - those that were prepared
+        given = settings_of(optimizers)
+        self._load(path, *arguments, **options)
+        has_scheduler = bool(self._accelerator._schedulers)  # noqa: SLF001
+        replaced = overwritten(given, settings_of(optimizers), has_scheduler=has_scheduler)
+        self.resumed_inexactly = (*sentences, *replaced)
         for sentence in self.resumed_inexactly if rank_and_world()[0] == 0 else ():
             warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
-        self._load(path, *arguments, **options)
         self._resumed = self._begun = True
         if self._names_itself:
             # Else accelerate counts from 0 again, and the next save takes a step that the run has.
@@ -182,6 +189,10 @@ class Installed:
             dataloader=description(loaders[0]) if loaders else {},
             dataloader_resumes=bool(self._accelerator.use_stateful_dataloader)
             or not any(map(is_inside_epoch, loaders)),
+            options={
+                "mixed_precision": str(self._accelerator.mixed_precision),
+                "gradient_accumulation_steps": self._accelerator.gradient_accumulation_steps,
+            },
         )
 
     def _lost_order(self) -> tuple[str, ...]:

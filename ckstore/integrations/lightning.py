@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.trainer.states import TrainerFn
 
 from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import files
 from ckstore.fs.memory_file import open_memory
 from ckstore.integrations import own_run
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
-from ckstore.integrations.directories import ref_of
+from ckstore.integrations.directories import CONDITIONS, inexact, last_save_s, ref_of
+from ckstore.integrations.lightning_trainer import ComparesSettings, calling_trainer, conditions_of, is_last_save
 from ckstore.model.checkpoint.pins import OF_A_FILE, Pin
 from ckstore.model.document import parse_foreign
 from ckstore.model.manifest.info import CheckpointInfo
@@ -58,6 +60,9 @@ class CkstoreCheckpointIO(CheckpointIO):
     goes on as always, ``ckpt_path="last"`` too. ``ckpt_path="ckstore:latest-valid"`` is the newest checkpoint of the
     store that is whole; ``ckstore:REF`` any other. All files of a training are in one run, ``last.ckpt`` as well.
 
+    A resume warns of what will not continue exactly: the settings of the Trainer, its loader and its optimizers are
+    compared with those of the checkpoint. `resumed_inexactly` has the sentences.
+
     A fit without a load begins a training: the first save raises `RunInUse` if the run has checkpoints of another one.
 
     A marker pins its checkpoint, so it stays when its step is saved again, as by another callback.
@@ -79,6 +84,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._run = run
         self.delete = delete
         self.background = background
+        self.resumed_inexactly: tuple[str, ...] = ()
         self._warned: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None, _Kept]] = deque()
         self._named: dict[Path, CheckpointInfo] = {}  # by the markers that this object wrote
@@ -113,9 +119,15 @@ class CkstoreCheckpointIO(CheckpointIO):
         step = int(checkpoint["global_step"])
         if not self._begun and (self._last_step < 0 or step <= self._last_step):
             own_run.begin(self.store, self._run)
+            self.resumed_inexactly = ()
         self._begun, self._last_step = True, step
         kept = self._keep_named(step)
         options: SaveOptions = {"metrics": _metrics(state), "if_exists": "replace", "if_run_in_use": "error"}
+        trainer = calling_trainer()
+        if trainer is not None:
+            options["metadata"] = {CONDITIONS: conditions_of(trainer).to_json()}
+        if is_last_save(trainer):
+            options["try_for_s"] = last_save_s(self.store)
         if self.background:
             # Only what is done already: waiting here would make the save a blocking one.
             self._settle(wait=False)
@@ -276,6 +288,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         if name.startswith(_PREFIX):
             self._continues()
             found = self.store.load(ref_of(self.store, self._run, name.removeprefix(_PREFIX)), device)
+            self._compare(name)
             return found
         if _is_plain_state(Path(path)):
             found = _OWN_FILES.load_checkpoint(Path(path), device, weights_only=True)
@@ -292,7 +305,23 @@ class CkstoreCheckpointIO(CheckpointIO):
             # Never another checkpoint of the step: its weights may be those of another training.
             msg = f"{name} names {ref} with the id {marker['id']}, which {self.store.path} does not have any more"
             raise NoSuchRef(msg, hint=f"ckpt_path='{_PREFIX}{ref}' loads what the step names now") from error
+        self._compare(name)
         return found
+
+    def _compare(self, name: str) -> None:
+        """Have the settings of a training compared with those of the checkpoint that was loaded, when it starts."""
+        trainer, parent = calling_trainer(), context_of(self.store).known.last_parents[""]
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+            return
+        info = self.store.info(parent.id)
+
+        def tell(sentences: tuple[str, ...]) -> None:
+            self.resumed_inexactly = sentences
+            if sentences and trainer.is_global_zero:
+                msg = f"resuming from {name}: {'; '.join(sentences)}"
+                warnings.warn(msg, CkstoreWarning, stacklevel=2)
+
+        ComparesSettings.add_to(trainer, lambda now: inexact(self.store, info, now), tell)
 
     def _continues(self) -> None:
         """Note that the training is that of what is loaded next; a fork begins if that is in another run."""

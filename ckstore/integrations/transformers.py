@@ -62,6 +62,8 @@ _SETTINGS = (
     "optim",
 )
 """Those that a resume replaces: what the optimizer and the schedule of the checkpoint have counts."""
+_OPTIONS = ("bf16", "fp16", "tf32", "num_train_epochs", "max_steps")
+"""Precision, and how long the schedule is."""
 _DIRECTORY = re.compile(r"checkpoint-(\d+)\Z")
 
 
@@ -428,12 +430,15 @@ def conditions(args: Any, dataset: Any) -> Conditions:
         "seed": args.seed if args.data_seed is None else args.data_seed,
         **({} if dataset is None else {"dataset": type(dataset).__name__, "dataset_length": length_of(dataset)}),
     }
-    settings = {name: _plain(getattr(args, name)) for name in _SETTINGS if hasattr(args, name)}
+    settings, options = (
+        {name: _plain(getattr(args, name)) for name in names if hasattr(args, name)} for names in (_SETTINGS, _OPTIONS)
+    )
     return Conditions(
         world_size=args.world_size,
         dataloader=loader,
         dataloader_resumes=not args.ignore_data_skip,
         settings=settings,
+        options=options,
     )
 
 

@@ -23,6 +23,8 @@ class Conditions:
     dataloader: Mapping[str, Any] = field(default_factory=dict)
     dataloader_resumes: bool = True  # whether the data loader goes on where it was
     settings: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters that a framework was given
+    # Settings that a resume leaves as the program has them, such as the precision.
+    options: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, ...] = ()  # what could not be kept, one sentence each, with what to do about it
 
     def to_json(self) -> dict[str, Any]:
@@ -40,8 +42,9 @@ class Conditions:
                 tuple(str(kind) for kind in members["rng_kinds"]),
                 dict(members["dataloader"]),
                 bool(members["dataloader_resumes"]),
-                # Older checkpoints have neither.
+                # Older checkpoints have none of these.
                 dict(members.get("settings", {})),
+                dict(members.get("options", {})),
                 tuple(str(sentence) for sentence in members.get("lost", ())),
             )
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -82,6 +85,10 @@ def _other_settings(before: Conditions, now: Conditions) -> Iterator[str]:
         old, new = before.settings[name], now.settings[name]
         if old != new:
             yield f"{name} is {new!r} now, {old!r} in the checkpoint, which has its own optimizer and schedule"
+    for name in sorted(before.options.keys() & now.options.keys()):
+        old, new = before.options[name], now.options[name]
+        if old != new:
+            yield f"{name} is {new!r} now, {old!r} in the checkpoint"
 
 
 def _processes(count: int) -> str:

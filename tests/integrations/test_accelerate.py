@@ -18,6 +18,7 @@ from tests.integrations.tiny_accelerate import train
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.requirements import require
+from tests.support.stores import check_store
 
 pytestmark = TRAINS
 
@@ -72,6 +73,25 @@ def test_a_limit_of_one_deletes_after_the_commit_and_a_rollback_and_changes_are_
     assert store.info("good").id == before[2]
     assert "the older checkpoint of main@2 stays: main@2 has the tag good" in caplog.text
     assert kept.resumed_inexactly[0].startswith("the data loader has another batch size: 8 now, 4 in the checkpoint")
+
+
+def test_settings_of_optimizers_and_the_precision_are_compared(tmp_path: Path, store: Store) -> None:
+    train(store, tmp_path / "out")
+    with pytest.warns(CkstoreWarning, match=r"param_groups\[0\]\['lr'\] is 0\.001 as in the checkpoint"):
+        _, kept = train(store, tmp_path / "out", "1", lr=0.5)
+
+    assert kept.resumed_inexactly == (
+        "optimizer[0].param_groups[0]['lr'] is 0.001 as in the checkpoint, your program gave 0.5",
+    )
+    before = store.info(3).metadata["training"]["options"]
+    assert before == {"mixed_precision": "no", "gradient_accumulation_steps": 1}
+    about = {**store.info(1).metadata["training"], "options": {**before, "mixed_precision": "bf16"}}
+    files = tmp_path / "files"
+    store.checkout(1, files)
+    store.commit(files, 9, parent="main@3", metadata={"training": about})
+    with pytest.warns(CkstoreWarning, match="mixed_precision is 'no' now, 'bf16' in the checkpoint"):
+        train(store, tmp_path / "again", "9")
+    check_store(store.path)
 
 
 def test_a_loader_that_keeps_no_place_is_named_at_the_first_save_inside_an_epoch_with_what_does(

@@ -16,17 +16,27 @@ from tests.support.look import files_of
 from tests.support.requirements import require
 
 _PROGRAM = """
-import os, sys
+import os, sys, warnings
+from types import SimpleNamespace
 import torch
 from pathlib import Path
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo
 from ckstore import BadInput, Store
 from ckstore.integrations.deepspeed import install, load
 
+group = {"params": [], "lr": 0.1}
 class Engine:  # what of deepspeed.DeepSpeedEngine is used
+    optimizer, lr_scheduler = SimpleNamespace(param_groups=[group]), None
+    _config = SimpleNamespace(
+        checkpoint_config={"checkpoint_serialization": True},
+        train_batch_size=4,
+        float16_config=SimpleNamespace(enabled=True),
+        scheduler_params={"warmup_num_steps": 10},
+    )
     checkpoint_engine = None
     found = ("path", {"step": 1})
     def load_checkpoint(self, folder, tag):
+        group["lr"] = 0.1
         self.loaded = torch.load(Path(folder, tag, "mp_rank_00_model_states.pt"))
         return self.found
 
@@ -42,7 +52,19 @@ for step in (5, 6, 5):
     value = torch.full((3,), float(step + len(store.checkpoints())))
     made.save({"w": value}, folder / "out" / info.tag / "mp_rank_00_model_states.pt")
     assert made.commit(info)
-assert load(engine, store, str(folder / "out"), "5")[0] == "path"
+engine._config = SimpleNamespace(train_batch_size=8, scheduler_params={"warmup_num_steps": 20})
+group["lr"] = 0.5
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    assert load(engine, store, str(folder / "out"), "5")[0] == "path"
+assert made.resumed_inexactly == (
+    "the checkpoint holds no random states: numbers drawn from here on will differ",
+    "the data loader has another train batch size: 8 now, 4 in the checkpoint",
+    "precision is 'fp32' now, 'fp16' in the checkpoint",
+    "scheduler_params is {'warmup_num_steps': 20} now, {'warmup_num_steps': 10} in the checkpoint",
+    "optimizer.param_groups[0]['lr'] is 0.1 as in the checkpoint, your program gave 0.5",
+), made.resumed_inexactly
+assert [one for one in told if all(sentence in str(one.message) for sentence in made.resumed_inexactly)]
 assert engine.loaded["w"][0] == 7, engine.loaded
 engine.found = (None, None)
 try:

@@ -81,6 +81,41 @@ def test_a_training_with_a_last_checkpoint_that_was_killed_resumes_by_the_recipe
     assert {info.run for info in store.checkpoints(superseded=True)} == {"main"}
 
 
+def test_a_resume_with_other_settings_is_named_as_inexact(tmp_path: Path, store: Store) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    fit(store, tmp_path, options={"max_steps": 4})
+    io, again = CkstoreCheckpointIO(store), CkstoreCheckpointIO(store)
+
+    with pytest.warns(CkstoreWarning, match="resuming from ckstore:latest: .*batch size: 8 now, 4 in") as told:
+        fit(store, tmp_path, "ckstore:latest", io=io, lr=0.5, batch_size=8, options={"gradient_clip_val": 0.5})
+    fit(store, tmp_path, "ckstore:4", io=again)
+
+    assert len([one for one in told if "resuming from" in str(one.message)]) == 1
+    assert io.resumed_inexactly == (
+        "the checkpoint holds no random states: numbers drawn from here on will differ",
+        "the data loader has another batch size: 8 now, 4 in the checkpoint",
+        "gradient_clip_val is 0.5 now, None in the checkpoint",
+        "optimizer[0].param_groups[0]['lr'] is 0.01 as in the checkpoint, your program gave 0.5",
+    )
+    assert again.resumed_inexactly == io.resumed_inexactly[:1]
+    fit(store, tmp_path, io=again, options={"max_steps": 0})  # no save: it resumes nothing
+    check_store(store.path)
+
+
+def test_a_checkpoint_of_an_older_ckstore_says_not_under_which_settings_it_was_saved(
+    tmp_path: Path, store: Store
+) -> None:
+    from ckstore.integrations.lightning import CkstoreCheckpointIO
+
+    fit(Store.init(tmp_path / "other"), tmp_path, options={"max_steps": 4})
+    store.save(Store.open(tmp_path / "other").load(4), 4)
+    io = CkstoreCheckpointIO(store)
+    fit(store, tmp_path, "ckstore:4", io=io)
+
+    assert io.resumed_inexactly == ("main@4 does not say under which conditions it was saved",)
+
+
 def test_hyperparameters_that_cannot_be_stored_end_no_training(tmp_path: Path, store: Store) -> None:
     more = {"make": functools.partial(torch.optim.AdamW, lr=0.1), "act": torch.nn.GELU, "depth": 2}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import CheckpointInfo, NotSaved, SaveFailed, Store
+from ckstore import BadInput, CheckpointInfo, NotSaved, SaveFailed, Store
 from ckstore.saver.client import process
 from tests.integrations import tiny_trainer
 from tests.integrations.marks import TRAINS
@@ -92,7 +92,11 @@ def test_lightning_goes_on_over_one_failed_sync(
 
 
 def test_lightning_deletes_no_best_checkpoint_for_one_that_was_not_saved(
-    tmp_path: Path, store: Store, fails: Fails, fit: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    store: Store,
+    fails: Fails,
+    fit: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     fails(4, 6)
 
@@ -100,7 +104,9 @@ def test_lightning_deletes_no_best_checkpoint_for_one_that_was_not_saved(
     assert steps(store) == [8]  # the loss falls, so each is better than those before it
 
     sync = fails(4, 6, 8)
-    _, callback = fit(tolerant(Store.init(tmp_path / "other")), tmp_path / "two", monitor="loss", save_top_k=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ckstore.integrations.directories._LAST_SAVE_S", 0.5)  # of step 8
+        _, callback = fit(tolerant(Store.init(tmp_path / "other")), tmp_path / "two", monitor="loss", save_top_k=1)
     other = Store.open(tmp_path / "other")
 
     assert steps(other) == [2]
@@ -111,6 +117,32 @@ def test_lightning_deletes_no_best_checkpoint_for_one_that_was_not_saved(
     sync.let_go()
     other.gc()
     check_store(other.path)
+
+
+@pytest.mark.parametrize("limit", [{"max_steps": 8}, {"max_steps": -1, "max_epochs": 4}])
+def test_the_last_save_of_lightning_has_more_patience(
+    tmp_path: Path, store: Store, fails: Fails, fit: Callable[..., Any], limit: dict[str, int]
+) -> None:
+    store.config.save_retries = 0
+    sync = fails(8, tries=2)
+
+    fit(Store.open(store.path), tmp_path, options=limit)
+
+    assert len(sync.failed) == 2
+    assert steps(store) == [2, 4, 6, 8]
+
+
+def test_the_save_of_lightning_after_an_exception_has_more_patience(
+    tmp_path: Path, store: Store, fails: Fails, fit: Callable[..., Any]
+) -> None:
+    store.config.save_retries = 0
+    sync = fails(5, tries=2)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fit(Store.open(store.path), tmp_path, fails_at=5, save_on_exception=True)
+
+    assert len(sync.failed) == 2
+    assert steps(store) == [2, 4, 5]
 
 
 def test_lightning_ends_when_too_many_saves_in_a_row_have_failed(
@@ -272,3 +304,43 @@ def test_dcp_tries_again_and_returns_no_checkpoint_where_it_may_go_on(
     assert isinstance(second, NotSaved)
     assert second.name == "main@2"
     assert steps(store) == [1]
+
+
+def test_dcp_goes_on_over_saves_in_the_background_that_fail(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+    from ckstore.integrations import dcp
+
+    sync = FailingSync()
+    monkeypatch.setattr(os, "fsync", sync)
+    training = tolerant(store, most=1)
+
+    def save(step: int, **options: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, that there is no group
+            state = {"w": torch.arange(300_000.0) + step}
+            return dcp.async_save(training, state, step, on_failure="warn", **options).result(60)
+
+    sync.arm(1, FOR_GOOD)
+    first = save(1)
+    with pytest.raises(SaveFailed, match="main@2"):  # one in a row at most
+        save(2)
+    sync.arm(0, 0)
+    save(3)
+    sync.arm(1, FOR_GOOD)
+    fourth = save(4)
+    sync.arm(0, 0)
+    sync.let_go()
+
+    assert (type(first), first.name, first.in_a_row) == (NotSaved, "main@1", 1)
+    assert (type(fourth), fourth.name, fourth.in_a_row) == (NotSaved, "main@4", 1)
+    assert [one for one in caplog.messages if one.startswith("main@1 was not saved: saving main@1 failed")]
+    assert steps(store) == [3]
+    with pytest.raises(BadInput, match="together with async_stager"):
+        save(5, async_stager=BlockingAsyncStager())
+    with pytest.raises(BadInput, match="needs a Store"):
+        dcp.async_save(store.path, {}, 5, on_failure="warn")
+    store.gc()
+    check_store(store.path)

@@ -14,7 +14,14 @@ EPOCHS = 4
 
 
 def train(
-    store: Store, folder: Path, ref: str = "", batch_size: int = 4, *, seedable: bool = False, **project: Any
+    store: Store,
+    folder: Path,
+    ref: str = "",
+    batch_size: int = 4,
+    *,
+    seedable: bool = False,
+    lr: float = 1e-3,
+    **project: Any,
 ) -> tuple[Any, Any]:
     """Train an epoch a step; return the model and what `install` returned.
 
@@ -36,7 +43,7 @@ def train(
     accelerator = Accelerator(cpu=True, project_config=configuration, dataloader_config=loading)
     kept = install(accelerator, store)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(), torch.nn.Linear(8, 1))
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     data = torch.utils.data.TensorDataset(torch.randn(32, 8, generator=torch.Generator().manual_seed(2)))
     loader = torch.utils.data.DataLoader(data, batch_size=batch_size, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)

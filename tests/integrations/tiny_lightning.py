@@ -24,9 +24,16 @@ def fit(
     seed: int = 1,
     io: Any = None,
     callbacks: Sequence[dict[str, Any]] = (),
+    lr: float = 0.01,
+    batch_size: int = 4,
+    fails_at: int | None = None,
+    options: dict[str, Any] | None = None,
     **checkpoint: Any,
 ) -> tuple[Any, Any]:
-    """Train; return the model and the callback, or the list of those that `callbacks` give the options of."""
+    """Train; return the model and the callback, or the list of those that `callbacks` give the options of.
+
+    `options` are those of the Trainer; the step `fails_at` raises an error.
+    """
     import torch
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -40,12 +47,14 @@ def fit(
             self.layer = torch.nn.Linear(width, 1)
 
         def training_step(self, batch: Any, _index: int) -> Any:
+            if self.global_step == fails_at:
+                raise RuntimeError("out of memory")
             loss = self.layer(batch).square().sum()
             self.log("loss", loss)
             return loss
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.Adam(self.parameters(), lr=0.01)
+            return torch.optim.Adam(self.parameters(), lr=lr)
 
     torch.manual_seed(seed)
     model = Model(more=more)
@@ -56,7 +65,7 @@ def fit(
     plugin = io if io is not None or store is None else CkstoreCheckpointIO(store, background=background)
     trainer = Trainer(
         default_root_dir=folder,
-        max_steps=STEPS,
+        **{"max_steps": STEPS, **(options or {})},
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
@@ -64,7 +73,7 @@ def fit(
         plugins=[] if plugin is None else [plugin],
         callbacks=made,
     )
-    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=4), ckpt_path=ckpt_path)
+    trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=batch_size), ckpt_path=ckpt_path)
     return model, made if callbacks else made[0]
 
 

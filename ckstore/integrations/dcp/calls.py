@@ -30,17 +30,21 @@ from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.replicas import check_rule, digests_of
 from ckstore.integrations.dcp.state_keys import own_keys
 from ckstore.integrations.dcp.writer import CkstoreWriter
+from ckstore.interpreter import log
 from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
 from ckstore.model.settings.patience import OnFailure, check_on_failure
 from ckstore.ops.acts import act
+from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.ops.read.load_into import LoadReport
-from ckstore.ops.save.tolerance import or_not_saved
+from ckstore.ops.save.tolerance import or_not_saved, tolerated
 from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
 from ckstore.ranks.meeting import failed_on_all
 from ckstore.store import RefLike, Store, context_of
+
+_WARNING = 30  # of `logging`
 
 
 @overload
@@ -108,10 +112,7 @@ def save(
         RankMismatch: The ranks do not mean the same checkpoint, or have different values under one name.
         RankFailed: The save failed at a rank; the causes of all ranks are in it. After both nothing was published.
     """
-    check_on_failure(on_failure)
-    if on_failure == "warn" and not isinstance(store, Store):
-        msg = "on_failure='warn' needs a Store, which counts the saves that fail in a row; got a path"
-        raise BadInput(msg, hint="store = Store.open(path), once")
+    _check_on_failure(on_failure, store)
 
     def save_together() -> CheckpointInfo:
         ranks = GroupMeeting(f"saving {run}@{step}", process_group)
@@ -143,6 +144,7 @@ def async_save(
     planner: SavePlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
     if_ranks_differ: str = "error",
+    on_failure: OnFailure = "raise",
     about: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
@@ -156,22 +158,30 @@ def async_save(
         planner: As in `save`.
         process_group: As in `save`.
         if_ranks_differ: As in `save`.
+        on_failure: As in `save`. With ``"warn"`` a failure is logged.
         about: What `save` takes by name: metrics, tags …
         options: Of `dcp.async_save`, such as ``async_checkpointer_type``.
 
     Returns:
-        A future, as `dcp.async_save` returns one. Its ``result()`` raises the same errors as `save`.
+        A future, as `dcp.async_save` returns one. Its ``result()`` raises the same errors as `save`; with
+        ``on_failure="warn"`` it returns `NotSaved`, on every rank, if the save failed.
     """
+    _check_on_failure(on_failure, store)
+    if on_failure == "warn" and options.get("async_stager") is not None:
+        msg = "on_failure='warn' together with async_stager: torch returns no future that tells how the save ended"
+        raise BadInput(msg, hint="leave one of the two out")
     options = {"planner": planner, "process_group": process_group, **options}
+    # Only where it counts: a path would be opened for it.
+    tolerant = context_of(store) if isinstance(store, Store) and on_failure == "warn" else None
     try:
         writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ)
-        return _followed(state_dict_saver.async_save(plain, storage_writer=writer, **options), writer)
+        return _followed(state_dict_saver.async_save(plain, storage_writer=writer, **options), writer, tolerant)
     except FAILURES as error:
         if is_alone():
             raise
         # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
         refused = _RefusedWriter(step, run, sendable(error))
-        return _followed(state_dict_saver.async_save({}, storage_writer=refused, **options), refused)
+        return _followed(state_dict_saver.async_save({}, storage_writer=refused, **options), refused, tolerant)
 
 
 def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -> tuple[CkstoreWriter, dict[str, Any]]:
@@ -184,8 +194,18 @@ def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -
     return writer, plain
 
 
-def _followed(saving: Any, writer: CkstoreWriter) -> Any:
-    """Return a future that ends when the store of this node has taken what was saved, too."""
+def _check_on_failure(on_failure: OnFailure, store: object) -> None:
+    check_on_failure(on_failure)
+    if on_failure == "warn" and not isinstance(store, Store):
+        msg = "on_failure='warn' needs a Store, which counts the saves that fail in a row; got a path"
+        raise BadInput(msg, hint="store = Store.open(path), once")
+
+
+def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> Any:
+    """Return a future that ends when the store of this node has taken what was saved, too.
+
+    With a `tolerant` store a failure of the storage is its result, as long as the training may go on without the save.
+    """
     if not isinstance(saving, Future):  # of torch's own stagers
         return saving
     followed: Future[Any] = Future()
@@ -195,9 +215,22 @@ def _followed(saving: Any, writer: CkstoreWriter) -> Any:
             metadata = saved.result()
             if isinstance(getattr(metadata, "storage_data", None), Joined):
                 writer.ended(metadata.storage_data)
+            if tolerant is not None:
+                tolerant.totals.worked()
             followed.set_result(metadata)
-        except CheckpointException as error:  # callers expect an `Exception`, which this class is not
-            followed.set_exception(failed_on_all(f"saving {writer.checkpoint_id}", causes_of(error)))
+        except (CkstoreError, CheckpointException) as error:
+            raised: CkstoreError
+            if isinstance(error, CkstoreError):
+                raised = error
+            else:  # callers expect an `Exception`, which that class is not
+                raised = failed_on_all(f"saving {writer.checkpoint_id}", causes_of(error))
+            # All ranks have the same error, and so all of them go on or none.
+            found = None if tolerant is None else tolerated(tolerant, raised, writer.run, writer.step)
+            if found is None:
+                followed.set_exception(raised)
+            else:
+                log(_WARNING, f"{found}; the program goes on ({found.in_a_row} in a row)")
+                followed.set_result(found)
         except BaseException as error:  # noqa: BLE001 - the caller's `result` raises it
             followed.set_exception(error)
         finally:

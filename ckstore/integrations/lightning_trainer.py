@@ -1,0 +1,106 @@
+"""What a Trainer of Lightning says about itself: its settings, and whether a save is its last one.
+
+Lightning gives a `CheckpointIO` no Trainer. It is found among the callers, since methods of a Trainer call the
+`CheckpointIO`. Elsewhere, as in the thread of `AsyncCheckpointIO`, there is none, and nothing is compared.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+
+from ckstore.tensors.kinds import is_stateful
+from ckstore.training.conditions import Conditions
+from ckstore.training.hyperparameters import Settings, overwritten, settings_of
+from ckstore.training.loader import description
+
+_SEED = "PL_GLOBAL_SEED"
+"""What `lightning.seed_everything` sets in the environment."""
+_OPTIONS = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
+
+
+def calling_trainer() -> Trainer | None:
+    """Return the Trainer that calls; None: it is not among the callers."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        # Only of these frames: to read the variables of a frame keeps their values until it ends.
+        if frame.f_globals.get("__name__") == Trainer.__module__:
+            found = frame.f_locals.get("self")
+            if isinstance(found, Trainer):
+                return found
+        frame = frame.f_back
+    return None
+
+
+def is_last_save(trainer: Trainer | None) -> bool:
+    """Whether the training ends after what is saved now, at its end or by an exception."""
+    if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+        return False
+    if trainer.state.status == TrainerStatus.INTERRUPTED or trainer.should_stop or trainer.received_sigterm:
+        return True
+    loop = trainer.fit_loop
+    if 0 <= loop.max_steps <= trainer.global_step:
+        return True
+    # An epoch counts as processed after the saves of its last batch and of its validation.
+    current: Any = loop.epoch_progress.current
+    epochs = current.processed + bool(loop.epoch_loop.batch_progress.is_last_batch)
+    return loop.max_epochs is not None and 0 <= loop.max_epochs <= epochs
+
+
+def conditions_of(trainer: Trainer) -> Conditions:
+    """Return what the run depends on besides its state; Lightning keeps no random states."""
+    loader: Any = trainer.train_dataloader
+    about: dict[str, Any] = {"class": type(loader).__name__}
+    if hasattr(loader, "dataset"):
+        about = description(loader)
+    about["accumulate_grad_batches"] = trainer.accumulate_grad_batches
+    about["seed"] = os.environ.get(_SEED)
+    return Conditions(
+        world_size=trainer.world_size,
+        dataloader=about,
+        dataloader_resumes=is_stateful(loader) or bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch),
+        options={name: getattr(trainer, name) for name in _OPTIONS},
+    )
+
+
+class ComparesSettings(Callback):
+    """Compares the settings of a training with those of the checkpoint that it resumes from, once all are known.
+
+    Args:
+        inexact: Returns what does not continue exactly under these conditions; one sentence each.
+        tell: Called with that, and with the settings of optimizers that the checkpoint has replaced.
+    """
+
+    def __init__(self, inexact: Callable[[Conditions], Sequence[str]], tell: Callable[[tuple[str, ...]], None]) -> None:
+        self._inexact = inexact
+        self._tell = tell
+        self._given: Settings | None = None
+        self._is_over = False
+
+    @classmethod
+    def add_to(cls, trainer: Trainer, *arguments: Any) -> None:
+        """Add it to a Trainer, in the place of an earlier one."""
+        others = [one for one in trainer.callbacks if not isinstance(one, cls)]  # type: ignore[attr-defined]
+        trainer.callbacks[:] = [cls(*arguments), *others]  # type: ignore[attr-defined]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Take note of what the program gives its optimizers: the state of these is loaded next."""
+        del pl_module
+        self._given = settings_of(trainer.optimizers)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Compare."""
+        del pl_module
+        # Not again in the next fit of the same Trainer.
+        if self._is_over:
+            return
+        self._is_over = True
+        now = settings_of(trainer.optimizers)
+        has_scheduler = bool(trainer.lr_scheduler_configs)
+        replaced = overwritten(self._given or {}, now, has_scheduler=has_scheduler)
+        self._tell((*self._inexact(conditions_of(trainer)), *replaced))
