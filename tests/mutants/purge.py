@@ -88,4 +88,13 @@ PURGE = [
         f"{_TESTS}test_a_write_after_touch_has_listed_a_checkpoint_is_not_hidden",
         "assert",
     ),
+    Mutant(
+        "doctor names remotes in directories that are often purged",
+        "remotes-purged-quietly",
+        "report.doctor._remote_ages",
+        'one.get("kind") == "directory"',
+        "False",
+        "tests/ops/report/test_doctor.py::test_a_remote_in_a_directory_that_is_often_purged_is_named",
+        "not enough values",
+    ),
 ]

@@ -178,7 +178,7 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
     `owner`: whose that file is, where another user's, who alone can renew its times; else empty.
     """
     told = f"the oldest file of the newest checkpoint has times of {age_words(oldest_s)} ago"
-    named = next((name for name in _OFTEN_PURGED if f"/{name}/" in f"{path}/"), "")
+    named = _often_purged(path)
     if oldest_s < _PURGED_FROM_S and not named:
         return ok("purge by age", told)
     do = "a save renews the times of the blobs that it uses, and ckstore touch those of other checkpoints"
@@ -187,6 +187,21 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
     if named:
         told += f", and files in /{named} are often deleted by age"
     return DoctorFinding("note", "purge by age", told, f"{do}; or push to a remote: ckstore push")
+
+
+def check_remote_ages(directories: Mapping[str, str]) -> DoctorFinding | None:
+    """Return what is to be said of remotes whose directory may be purged by age; `directories`: by their names."""
+    told = [f"{name} ({path})" for name, path in directories.items() if _often_purged(path)]
+    if not told:
+        return None
+    do = "keep the remote elsewhere, or a second one: ckstore remote add; ckstore touch renews a store, and no remote"
+    what = "files there are often deleted by age, and nothing renews those of a remote"
+    return DoctorFinding("warning", "purge of remotes", f"{_listed(told)}: {what}", do)
+
+
+def _often_purged(path: str) -> str:
+    """Return the name of a directory in a path whose files are often purged by age; empty if there is none."""
+    return next((name for name in _OFTEN_PURGED if f"/{name}/" in f"{path}/"), "")
 
 
 def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:

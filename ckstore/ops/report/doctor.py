@@ -262,6 +262,19 @@ def _ages(context: Context) -> Findings:
     yield contents.check_ages(str(context.layout.path), max(time.time() - oldest.st_mtime, 0.0), owner)
 
 
+def _remote_ages(context: Context) -> Findings:
+    # An invalid entry is passed over: opening that remote raises an error.
+    known = read_config(context.layout).get("remotes") or {}
+    targets = {name: one.get("target") for name, one in known.items() if isinstance(one, dict)}
+    directories = {
+        name: str(one.get("address"))
+        for name, one in targets.items()
+        if isinstance(one, dict) and one.get("kind") == "directory"
+    }
+    if (finding := contents.check_remote_ages(directories)) is not None:
+        yield finding
+
+
 def _hashes(context: Context) -> Findings:
     layout = context.layout
     strangers = []
@@ -308,5 +321,6 @@ _LOOKS: tuple[Look, ...] = (
     ("damage", _damage),
     ("last readings", _readings),
     ("purge by age", _ages),
+    ("purge of remotes", _remote_ages),
     ("hash", _hashes),
 )

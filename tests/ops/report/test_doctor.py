@@ -229,3 +229,17 @@ def test_a_rule_that_keeps_the_worst_by_the_name_of_its_metric_is_named(tmp_path
         kept = store.config.retention
         assert kept is not None
         assert Best("accuracy", "min") in kept.bests
+
+
+def test_a_remote_in_a_directory_that_is_often_purged_is_named(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store") as store:
+        store.save(STATE, step=1)
+        store.remotes.add("near", tmp_path / "near")
+        assert "purge of remotes" not in levels(store)
+        (tmp_path / "scratch").mkdir()
+        store.remotes.add("far", tmp_path / "scratch" / "far")
+
+        found = told(store, "purge of remotes")
+
+    assert found.startswith(f"warning: far ({tmp_path}/scratch/far): files there are often deleted by age")
+    assert "near" not in found
