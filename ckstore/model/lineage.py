@@ -23,6 +23,7 @@ class Parent(NamedTuple):
     training: str = ""  # what its manifest says; empty: it was saved by an older ckstore, or is not known
     sequence: int = 0  # of a checkpoint that this process saved
     origin: Literal["loaded", "saved", "begun", "lost"] = "loaded"
+    step: int | None = None  # of a checkpoint that this process saved
 
     @classmethod
     def loaded(cls, manifest: Manifest, checkpoint_id: str) -> Parent:
@@ -32,7 +33,7 @@ class Parent(NamedTuple):
     @classmethod
     def saved(cls, info: CheckpointInfo) -> Parent:
         """Return that a checkpoint was saved."""
-        return cls(info.id, info.run, info.training, info.sequence, "saved")
+        return cls(info.id, info.run, info.training, info.sequence, "saved", info.step)
 
 
 LOST = Parent("", origin="lost")

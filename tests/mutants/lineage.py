@@ -27,6 +27,15 @@ LINEAGE = [
         "assert",
     ),
     Mutant(
+        "a loop that starts again in its process replaces nothing",
+        "starts-again-unseen",
+        "RunGuard.check",
+        "            self._check_order([other for other in replaced if other.manifest.content != manifest.content])\n",
+        "            pass\n",
+        f"{_TABLE}::test_a_loop_that_starts_again_in_one_process_replaces_nothing",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a training stops if another process goes on with it",
         "two-at-once-go-on",
         "RunGuard._check_alone",

@@ -186,6 +186,25 @@ class RunGuard:
             if other.manifest.training != manifest.training and other.manifest.content != manifest.content:
                 msg = f"{_named(other)} belongs to another training: only one that continues it can replace it"
                 raise _refused(self.context, msg, other)
+        if self.if_run_in_use == "error":
+            self._check_order([other for other in replaced if other.manifest.content != manifest.content])
+
+    def _check_order(self, replaced: Sequence[Published]) -> None:
+        """Raise if this process goes back to a step, and has loaded nothing: then it is another training."""
+        if not replaced:
+            return
+        manifest, parent = self.manifest, self.parent
+        if begins(parent, manifest.run):  # by another handle of this process, which has saved nothing yet
+            newest = _newest_in(self.context, manifest.run)
+            last = None if newest is None else newest.key.step
+        else:
+            last = None if parent is None else parent.step
+        if last is None or manifest.step >= last:
+            return
+        other = replaced[0]
+        went_back = f"this process has saved {manifest.run}@{last}, and goes back to step {manifest.step}"
+        msg = f"{went_back} without loading a checkpoint: that begins another training, and replaces {_named(other)}"
+        raise _refused(self.context, msg, other)
 
     def _check_begin(self) -> None:
         """Look for a checkpoint of another training in a run in which one begins."""
@@ -263,13 +282,19 @@ def _whole_at(context: Context, key: CheckpointKey | None) -> Published | None:
 
 def _other_in(context: Context, run: str, training: str) -> Published | None:
     """Return the checkpoint of the highest step of a run that is whole, if it belongs to another training."""
+    found = _newest_in(context, run)
+    return None if found is None or found.manifest.training == training else found
+
+
+def _newest_in(context: Context, run: str) -> Published | None:
+    """Return the checkpoint of the highest step of a run that is whole."""
     # A damaged one is no training's: who found none whole begins again. The highest step decides: a process that opens
     # the store for each save would else read thousands of manifests.
     keys = [key for name in _names_in(context, run) if (key := key_of(run, name)) is not None]
     for key in sorted(keys, reverse=True):
         found = _whole_at(context, key)
         if found is not None and is_sound(context.layout, found):
-            return None if found.manifest.training == training else found
+            return found
     return None
 
 

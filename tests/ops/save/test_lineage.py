@@ -92,6 +92,38 @@ def test_a_fresh_training_is_refused_and_told_the_lines_that_work(store: Store, 
 
 
 @pytest.mark.parametrize("saving", [save, save_async])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_loop_that_starts_again_in_one_process_replaces_nothing(store: Store, saving: Saving, again: bool) -> None:
+    before = ids(store)
+    handle = opened(store) if again else store
+
+    with handle, pytest.raises(RunInUse, match=r"has saved gpt@3, and goes back to step 1 without") as refused:
+        saving(handle, 7, 1)
+
+    assert "run='gpt-2', or run=\"auto\"" in refused.value.hint
+    assert "--run gpt-2 keeps both" in refused.value.command_hint
+    assert ids(store) == before
+    check_store(store.path)
+
+
+def test_a_process_may_go_back_to_what_it_loaded_or_names_and_save_earlier_steps_that_are_new(store: Store) -> None:
+    first, second, third = ids(store).values()
+
+    content = store.info("gpt@2").content
+    assert save(store, 2, 2).content == content  # the same content again
+    assert save(store, 9, 3).id != third
+    assert save(store, 8, 3).step == 3  # the last step once more
+    assert store.save({"w": 1}, 2, if_exists="replace").id != second  # of no training
+    assert save(store, 10, 0).step == 0
+    assert save(store, 10, 3).step == 3
+    assert save(store, 11, 2, parent="gpt@1").parent == first  # a copy in memory
+    assert save(store, 10, 3).step == 3
+    store.load("gpt@1")
+    assert save(store, 12, 2).parent == first
+    check_store(store.path)
+
+
+@pytest.mark.parametrize("saving", [save, save_async])
 @pytest.mark.parametrize("ref", ["latest", "1"])
 def test_a_resumed_and_a_rolled_back_training_replace_what_comes_after(store: Store, saving: Saving, ref: str) -> None:
     before = ids(store)
@@ -363,7 +395,7 @@ def test_a_training_goes_on_in_the_new_name_of_its_run(store: Store) -> None:
     before = store.info("gpt@3")
     (*_, newest) = store.rename_run("gpt", "chosen")
 
-    info = save(store, 4, 2, run="chosen")
+    info = save(store, 4, 4, run="chosen")
     assert info.parent == newest.id
     assert before.content == newest.content
     assert save(store, 1, 1).training != info.training
