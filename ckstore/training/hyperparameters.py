@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ckstore.tensors.kinds import is_tensor
@@ -35,8 +35,12 @@ def settings_of(optimizers: Any, path: str = "optimizer") -> Settings:
         for name, one in items:
             found |= settings_of(one, f"{path}[{name!r}]")
         return found
-    groups = getattr(optimizers, "param_groups", ())
-    return {path: [{name: _plain(value) for name, value in group.items() if name != "params"} for group in groups]}
+    return {path: settings_in(getattr(optimizers, "param_groups", ()))}
+
+
+def settings_in(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the settings in the groups of one optimizer, or of its state dict."""
+    return [{name: _plain(value) for name, value in group.items() if name != "params"} for group in groups]
 
 
 def overwritten(before: Settings, after: Settings, *, has_scheduler: bool) -> Iterator[str]:

@@ -45,7 +45,9 @@ store = Store.init(folder / "store")
 engine = Engine()
 made = install(engine, store)
 assert engine.checkpoint_engine is made
-for step in (5, 6, 5):
+for step in (5, 6, 6):
+    if len(store.checkpoints()) == 2:  # a rollback
+        made.load(str(folder / "out" / "global_step5" / "mp_rank_00_model_states.pt"))
     info = CheckpointCommitInfo(f"global_step{step}", str(folder / "out"), True)
     made.create(info)
     made.makedirs(folder / "out" / info.tag, exist_ok=True)
@@ -56,7 +58,7 @@ engine._config = SimpleNamespace(train_batch_size=8, scheduler_params={"warmup_n
 group["lr"] = 0.5
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
-    assert load(engine, store, str(folder / "out"), "5")[0] == "path"
+    assert load(engine, store, str(folder / "out"), "6")[0] == "path"
 assert made.resumed_inexactly == (
     "the checkpoint holds no random states: numbers drawn from here on will differ",
     "the data loader has another train batch size: 8 now, 4 in the checkpoint",
@@ -65,7 +67,7 @@ assert made.resumed_inexactly == (
     "optimizer.param_groups[0]['lr'] is 0.1 as in the checkpoint, your program gave 0.5",
 ), made.resumed_inexactly
 assert [one for one in told if all(sentence in str(one.message) for sentence in made.resumed_inexactly)]
-assert engine.loaded["w"][0] == 7, engine.loaded
+assert engine.loaded["w"][0] == 8, engine.loaded
 engine.found = (None, None)
 try:
     load(engine, store, str(folder / "out"))
@@ -94,7 +96,7 @@ def test_a_tag_is_committed_when_it_is_written_and_loading_nothing_is_an_error(t
         [sys.executable, "-c", _PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=280, check=False
     )
 
-    assert "ENDED [6, 5, 7]" in done.stdout, done.stdout + done.stderr
+    assert "ENDED [5, 6, 7]" in done.stdout, done.stdout + done.stderr
     assert Store.open(tmp_path / "store").latest() is not None
 
 

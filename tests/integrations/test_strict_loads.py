@@ -427,3 +427,23 @@ def test_an_attribute_of_a_tensor_is_named_once(store: Store, background: bool) 
     store.close()
     said = [str(one.message) for one in told if "power cut" not in str(one.message)]
     assert said == [f"attributes of tensors are not stored: {name} (tag); store them under keys of their own"]
+
+
+def test_a_resume_by_dcp_names_the_settings_of_optimizers_that_it_replaces(store: Store) -> None:
+    model, optimizer = make()
+    train(model, optimizer, range(2))
+    dcp.save(store, {"model": model, "optim": optimizer}, 1)
+    again, its = make()
+    train(again, its, range(1))
+    its.param_groups[0]["lr"] = 0.5
+
+    with pytest.warns(CkstoreWarning) as told:
+        dcp.load(store, {"model": again, "optim": its}, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CkstoreWarning)
+        dcp.load(store, {"model": again, "optim": its}, 1)
+
+    (said,) = [str(one.message) for one in told if one.category is CkstoreWarning]
+    assert said == (
+        "resuming from main@1: optim.param_groups[0]['lr'] is 0.1 as in the checkpoint, your program gave 0.5"
+    )

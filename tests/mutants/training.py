@@ -325,4 +325,14 @@ TRAINING = [
         "tests/integrations/test_lightning.py::test_a_resume_with_other_settings_is_named_as_inexact",
         "assert io.resumed_inexactly",
     ),
+    Mutant(
+        "DCP names what the checkpoint has replaced of an optimizer",
+        "settings-of-dcp",
+        "integrations.dcp.calls._resumed_inexactly",
+        "if not given or reader.info is None:",
+        "if True:",
+        "tests/integrations/test_strict_loads.py::"
+        "test_a_resume_by_dcp_names_the_settings_of_optimizers_that_it_replaces",
+        "DID NOT WARN",
+    ),
 ]

@@ -25,6 +25,7 @@ from ckstore.errors import (
     RankFailed,
 )
 from ckstore.integrations.dcp.group import FAILURES, GroupMeeting, causes_of, is_alone, sendable
+from ckstore.integrations.dcp.optimizers import own_groups
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
 from ckstore.integrations.dcp.replicas import check_rule, digests_of
@@ -43,6 +44,8 @@ from ckstore.ops.save.tolerance import or_not_saved, tolerated
 from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
 from ckstore.ranks.meeting import failed_on_all
 from ckstore.store import RefLike, Store, context_of
+from ckstore.training.conditions import Conditions, differences
+from ckstore.training.hyperparameters import Settings, overwritten, settings_in
 
 _WARNING = 30  # of `logging`
 
@@ -281,7 +284,9 @@ def load(
         process_group: The ranks; None: all.
 
     Returns:
-        What was loaded on this rank, and what was not.
+        What was loaded on this rank, and what was not. If that is not empty, it is also a warning. If the state of an
+        optimizer is loaded, the warning also names hyper-parameters that the checkpoint replaces, and another number of
+        ranks.
 
     Raises:
         NoSuchRef: There is no such checkpoint.
@@ -320,6 +325,7 @@ def _load_once(
     process_group: dist.ProcessGroup | None,
 ) -> LoadReport:
     state, plain = states
+    given = _settings_in(plain)
     with ranks.failing_together():
         state_dict_loader.load(
             plain, storage_reader=reader, planner=planner, process_group=process_group, no_dist=ranks.is_alone
@@ -330,11 +336,27 @@ def _load_once(
     if isinstance(planner, ComparingPlanner):
         planner.begin_afresh()
         report = planner.report(reader.info, reader.read_bytes, reader.beyond)
-    ranks.agree(lambda: _apply(state, plain), lambda _: report.summary)
+    said = [report.summary, _resumed_inexactly(reader, given, plain, ranks.who.world_size)]
+    text = "; ".join(one for one in said if one)
+    ranks.agree(lambda: _apply(state, plain), lambda _: text)
     # Only the first rank with this text warns: most often it is the same on all ranks.
-    if report.summary and report.summary not in ranks.told[: ranks.who.rank]:
-        warn(report.summary)
+    if text and text not in ranks.told[: ranks.who.rank]:
+        warn(text)
     return report
+
+
+def _settings_in(plain: dict[str, Any]) -> Settings:
+    """Return the settings of the optimizers whose state is in a state dict."""
+    return {name or "state": settings_in(groups) for name, groups in own_groups(plain)}
+
+
+def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, Any], world_size: int) -> str:
+    """Say what differs from the training that was saved, if an optimizer was loaded; empty if nothing does."""
+    if not given or reader.info is None:
+        return ""
+    before, now = Conditions(reader.world_size, (0,)), Conditions(world_size)
+    sentences = [*differences(before, now, (0,)), *overwritten(given, _settings_in(plain), has_scheduler=False)]
+    return f"resuming from {reader.info.name}: {'; '.join(sentences)}" if sentences else ""
 
 
 @act

@@ -73,6 +73,7 @@ class CkstoreReader(StorageReader):
         self.info: CheckpointInfo | None = None
         self.tried: Collection[str] = ()
         self.read_bytes = 0
+        self.world_size = 1
         self.beyond: Counter[str] = Counter()
         self.load_id = str(uuid.uuid4())
         self._store: Store | None = store if isinstance(store, Store) else None
@@ -105,7 +106,8 @@ class CkstoreReader(StorageReader):
         del args, kwargs
         self.info = untried(self.store, self.ref, self.tried)
         ids = StorageMeta(checkpoint_id=self.info.name, save_id=self.info.id, load_id=self.load_id)
-        return replace(_metadata(self.store, self.info), storage_meta=ids)
+        metadata, self.world_size = _metadata(self.store, self.info)
+        return replace(metadata, storage_meta=ids)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing: `read_metadata` has found the checkpoint."""
@@ -139,8 +141,9 @@ class CkstoreReader(StorageReader):
 
 
 @act
-def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
+def _metadata(store: Store, info: CheckpointInfo) -> tuple[Metadata, int]:
     with open_directory(context_of(store), info) as directory:
+        ranks = directory.manifest.ranks
         found = entries_of(directory.manifest)
         optimizers = SavedOptimizers(directory.manifest, tuple(found))
     described: dict[str, Any] = {}
@@ -153,7 +156,8 @@ def _metadata(store: Store, info: CheckpointInfo) -> Metadata:
         chunks = [ChunkStorageMetadata(torch.Size([0] * len(shape)), shape)]
         described[name] = TensorStorageMetadata(TensorProperties(dtype=DTYPES[leaf.dtype]), shape, chunks)
     paths = {name: one.path for name, one in found.items()}
-    return Metadata(state_dict_metadata=described, planner_data=paths, storage_data=optimizers)
+    metadata = Metadata(state_dict_metadata=described, planner_data=paths, storage_data=optimizers)
+    return metadata, 1 if ranks is None else ranks.world_size
 
 
 @act
