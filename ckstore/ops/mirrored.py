@@ -174,11 +174,13 @@ def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> Non
         _change(layout, remote, uuid, lambda known: replace(known, documents=known.documents | dict(documents)))
 
 
-def note_looked(layout: Layout, remote: str, missing: Mapping[str, str]) -> None:
-    """Note what a mirror was found to lack of checkpoints that it had; those with bytes here are to be pushed again."""
+def note_looked(layout: Layout, remote: str, missing: Mapping[str, str], documents: Container[str]) -> None:
+    """Note what a mirror was found to lack of checkpoints and documents that it had; what is here is pushed again."""
 
     def noted(known: Mirrored) -> Mirrored:
-        return replace(known, looked=text_of_time(now()), missing=dict(missing), ids=known.ids - missing.keys())
+        still = {key: digest for key, digest in known.documents.items() if key not in documents}
+        ids = known.ids - missing.keys()
+        return replace(known, looked=text_of_time(now()), missing=dict(missing), ids=ids, documents=still)
 
     _change(layout, remote, uuid_now(layout, remote), noted)
 

@@ -200,9 +200,12 @@ class Remotes:
             RemoteError: It does not answer.
         """
         from ckstore.remote.documents.claims import store_claims
+        from ckstore.remote.documents.info import read_info
         from ckstore.remote.reach import open_remote
 
-        return store_claims(self._context, open_remote(self._context, name))
+        remote = open_remote(self._context, name)
+        read_info(remote.objects, remote.name)  # of a bucket that was emptied nothing is known
+        return store_claims(self._context, remote)
 
     @act
     def release(self, name: str, store: str) -> StoreClaims:

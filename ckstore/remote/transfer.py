@@ -18,13 +18,14 @@ from ckstore.remote import push_plan as planning
 from ckstore.remote.beside import Said
 from ckstore.remote.choice import HINT, Choice, ChoiceOptions, TransferOptions
 from ckstore.remote.documents.claims import end_claims
+from ckstore.remote.documents.info import read_info
 from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.find_there import find_there, newest_of_steps
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull
 from ckstore.remote.push import Manner
-from ckstore.remote.reach import RemoteLike, near, reach, reach_remote, source_of
+from ckstore.remote.reach import OtherStore, RemoteLike, near, reach, reach_remote, source_of
 from ckstore.remote.source import Source
 
 Refs = AnyRef | Iterable[AnyRef] | None
@@ -70,7 +71,9 @@ def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> dic
 
 def plan_pull(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
     """See `ckstore.Store.plan_pull`."""
-    source = source_of(reach(context, remote))
+    there = reach(context, remote)
+    _check_is_remote(there)
+    source = source_of(there)
     return pulling.plan_pull(context, source, _places(context, source, Choice(refs, options)))
 
 
@@ -81,6 +84,7 @@ def pull(
     how = _manner(options)
     context.check_writable()
     there = reach(context, remote)
+    _check_is_remote(there)
     source = source_of(there, near(context.layout))
     work = Pull(context, source, how, if_exists)
     report = work.bring(_places(context, source, Choice(refs, options)))
@@ -102,6 +106,12 @@ def evict(
         raise BadInput("no checkpoint was named", **HINT)
     infos = choice.of(context)
     return evicting.evict(context, infos, reach_remote(context, remote, writing=not dry_run), dry_run=dry_run)
+
+
+def _check_is_remote(there: Remote | OtherStore) -> None:
+    """Raise if a remote is not at its place any more: one without checkpoints would say that there is none."""
+    if isinstance(there, Remote):
+        read_info(there.objects, there.name)
 
 
 def _places(context: Context, source: Source, choice: Choice) -> list[Place]:

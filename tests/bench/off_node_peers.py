@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.case import sync_tree
+from tests.support.object_services import rclone_program
 from tests.support.s3_server import BUCKET, KEY, SECRET, Service
 
 CHUNK_BYTES = 32 * 2**20
@@ -100,7 +99,7 @@ def pull(folder: Path, port: int, prefix: str) -> list[float]:
 
 
 def _rclone(port: int, *arguments: str) -> None:
-    program = shutil.which("rclone") or str(Path(sys.executable).with_name("rclone"))
+    program = rclone_program() or "rclone"
     options = {
         "provider": "Other",
         "endpoint": f"http://127.0.0.1:{port}",

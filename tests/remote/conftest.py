@@ -16,6 +16,7 @@ from ckstore.remote.objects import Remote
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
 from tests.remote.double import REMOTES
+from tests.support.object_services import CephService, ceph_service
 from tests.support.s3_proxy import Proxy, faulty_proxy
 from tests.support.s3_server import KEY, SECRET, Service, s3_service
 
@@ -94,13 +95,11 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 @pytest.fixture(scope="session")
-def ceph() -> Iterator[Service]:
-    """Return a real S3 service: Ceph RGW."""
-    from tests.support.object_services import ceph_service
-
+def ceph() -> Iterator[CephService]:
+    """Return a real S3 service: Ceph RGW, with two gateways."""
     # bluestore writes past the page cache, which a directory in memory does not take.
     with (
         tempfile.TemporaryDirectory(prefix="ckstore-ceph-", dir="/var/tmp") as root,
-        ceph_service(Path(root)) as running,
+        ceph_service(Path(root), gateways=2) as running,
     ):
         yield running

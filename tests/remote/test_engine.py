@@ -474,7 +474,10 @@ def test_a_full_bucket_is_told_from_wrong_credentials(through: Target, service: 
     with pytest.raises(RemoteFull, match=r"the bucket is full.*QuotaExceeded") as raised:
         objects.put("x", b"1")
 
-    assert raised.value.hint == "raise its quota, or free space there: ckstore remote prune NAME"
+    assert (
+        raised.value.hint
+        == "raise its quota, or free space there: ckstore remote prune NAME, which writes a little first"
+    )
     assert raised.value.exit_status == 6
     with pytest.raises(RemoteFull):
         objects.create("x", b"1")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from ckstore import RemoteError, RetentionPolicy, Store
+from ckstore import BytesElsewhere, NoSuchRemote, RemoteError, RetentionPolicy, Store
+from ckstore.model.times import time_of_text
 from ckstore.ops import mirrored
 from ckstore.remote import keys
+from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.mirror import work
 from ckstore.remote.mirror.work import Mirror
 from ckstore.store import context_of
@@ -28,6 +31,7 @@ def mirroring(tmp_path: Path) -> tuple[Store, Double, str]:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     objects, name = new_remote(store.settings)
     store.remotes.add(name, tmp_path / "place")  # the name leads to the double
+    objects.held[keys.INFO] = (tmp_path / "place" / keys.INFO).read_bytes()
     store.config.mirror = name
     store.config.keep_local = RetentionPolicy(keep_last=2)
     for step in (1, 2, 3):
@@ -78,8 +82,8 @@ def test_verify_lists_the_remote_and_says_what_left_it(mirroring: tuple[Store, D
     report = store.verify()
     assert not report.ok
     assert f"{name}: 1 of" in report.elsewhere[0].missing
-    assert "main@1  cannot be loaded" in str(report)
-    assert "1 checkpoint cannot be loaded" in str(report)
+    assert "main@1  cannot be fetched" in str(report)
+    assert "1 checkpoint cannot be fetched" in str(report)
     assert all(not key.startswith(keys.BLOBS) for key in objects.keys_read)
     assert not store.verify(quick=True).ok
 
@@ -127,6 +131,10 @@ def test_the_mirror_lists_once_a_day_and_pushes_again_what_is_here(
     assert status is not None
     assert status.ok
     assert "it listed them as of" in str(status)
+    listed_s = time_of_text(status.looked).timestamp()
+    assert (
+        f'ckstore_mirror_listed_timestamp_seconds{{remote="{name}",store="{store.path}"}} {listed_s}' in store.metrics()
+    )
     lost = own_blobs(store, objects, 3)[:2]
     objects.delete(lost)
     objects.delete([key for key in objects.held if key.startswith(f"{keys.CHECKPOINTS}main/2/")])
@@ -175,7 +183,11 @@ def test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics(
     assert status.missing == ("main@1",)
     finding = next(one for one in store.doctor().findings if one.what == "mirror")
     assert finding.level == "warning"
-    assert "nowhere else, such as main@1" in finding.found
+    assert "lacks bytes of 1 checkpoint whose bytes this store let go of, such as main@1 (it listed" in finding.found
+    assert "has every checkpoint" not in finding.found
+    finding = next(one for one in store.doctor().findings if one.what == "elsewhere")
+    assert finding.level == "warning"
+    assert "lacks some of 1 checkpoint, such as main@1" in finding.found
     assert f'ckstore_mirror_missing{{remote="{name}",store="{store.path}"}} 1' in store.metrics()
     with pytest.raises(RemoteError):
         store.load(1)
@@ -189,3 +201,92 @@ def test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics(
     assert status is not None
     assert status.ok
     assert same(store.load(1), state(1))
+
+
+def test_of_an_emptied_remote_every_statement_is_true_and_the_hint_makes_it_again(
+    mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, objects, name = mirroring
+    store.tag("good", 3)
+    all_steps(store)
+    store.gc()
+    objects.delete([*objects.held])
+
+    report = store.verify()
+    assert not report.ok
+    assert [one.step for one in report.elsewhere if "there is no remote" in one.missing] == [1]
+    acts: list[Callable[[], object]] = [
+        lambda: store.remotes.claims(name),
+        lambda: store.push(all=True, remote=name),
+        lambda: store.evict(2, name),
+        lambda: store.pull(1, name),
+    ]
+    for act in acts:
+        with pytest.raises(NoSuchRemote, match="there is no remote") as raised:
+            act()
+        assert f"ckstore remote add {name} URL" in str(raised.value.hint)
+    with pytest.raises(BytesElsewhere, match=f"ckstore remote add {name} URL"):
+        store.load(1)
+    later(monkeypatch)
+    mirror = Mirror(context_of(store))
+    mirror.tidy()
+    status = store.mirror_status()
+    assert status is not None
+    assert status.missing == ("main@1",)
+    assert [info.step for info in status.behind] == [3, 2]
+
+    # What the hint says: the same name and address. What is here is pushed, and the rest goes on to be named.
+    del REMOTES[name]
+    (store.path.parent / "place" / keys.INFO).unlink()
+    store.remotes.add(name, store.path.parent / "place")
+    all_steps(store)
+    status = store.mirror_status()
+    assert status is not None
+    assert (status.missing, status.behind) == (("main@1",), ())
+    elsewhere = next(one for one in store.doctor().findings if one.what == "elsewhere")
+    assert elsewhere.level == "warning"
+    assert "another remote has the name" in elsewhere.found
+    assert not store.verify().ok
+    fresh = Store.clone(store.path.parent / "place", store.path.parent / "fresh")
+    assert same(fresh.load("good"), state(3))
+    assert [info.step for info in fresh.checkpoints()] == [2, 3]
+    check_store(store.path)
+
+
+def test_a_remote_restored_from_before_an_eviction_gets_claims_notes_and_checkpoints_again(
+    mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, objects, _ = mirroring
+    store.config.undo_by_hand_s = 86400.0
+    backup = dict(objects.held)
+    store.annotate(1, metrics={"loss": 0.5})
+    for step in (4, 5):
+        store.save(state(step), step=step)
+    all_steps(store)
+    store.delete(3)
+    store.gc()
+    assert {info.step for info in store.checkpoints() if info.elsewhere} == {1, 2}
+    objects.delete(objects.held.keys() - backup.keys())
+    for key, data in backup.items():
+        objects.put(key, data)
+    assert {claim.place.step for claim in claims_at(objects)} == {1}
+
+    later(monkeypatch)
+    all_steps(store)
+    # The deleted one can be brought back, so it is claimed as well.
+    assert {claim.place.step for claim in claims_at(objects)} == {1, 2, 3}
+    assert keys.Place("main", 1, store.info(1).id).annotations in objects.held
+    assert {place.step for key in objects.held if (place := keys.place_in(key)) is not None} >= {1, 2, 4, 5}
+    status = store.mirror_status()
+    assert status is not None
+    assert status.ok
+    assert store.verify().ok
+    store.undelete(3)
+    for step in range(1, 6):
+        assert same(store.load(step), state(step))
+    # Nothing is left to do for another look, and nothing is claimed twice.
+    later(monkeypatch, days=2)
+    before = {claim.uuid for claim in claims_at(objects)}
+    all_steps(store)
+    assert {claim.uuid for claim in claims_at(objects)} == before
+    check_store(store.path)

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.requirements import require
@@ -50,10 +51,25 @@ osd data = {root}/osd
 osd objectstore = bluestore
 bluestore block size = 24G
 osd memory target = 1G
-[client.rgw.a]
-rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
+# Of all clients: the commands of an administrator as well.
+[client]
 rgw enable usage log = false
+# A day of a lifecycle rule, in seconds.
+rgw lc debug interval = 1
+# How long a gateway believes what it counted for a quota, in seconds.
+rgw bucket quota ttl = 0
+rgw user quota bucket sync interval = 0
 """
+_CEPH_GATEWAY = """
+[client.rgw.{name}]
+rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
+"""
+
+
+def rclone_program() -> str | None:
+    """Return rclone: that of this environment, or else that of the machine, which may be years older."""
+    own = Path(sys.executable).with_name("rclone")
+    return str(own) if own.exists() else shutil.which("rclone")
 
 
 def free_port() -> int:
@@ -71,43 +87,64 @@ def _wait_for(port: int, what: str, host: str = "127.0.0.1") -> None:
     raise TimeoutError(f"{what} did not listen on port {port} within {_START_S:g} s")
 
 
+@dataclass
+class CephService(Service):
+    """A cluster with gateways that serve the same buckets; `port` is that of the first.
+
+    Attributes:
+        conf: Its configuration, for its own commands.
+        ports: Of all gateways.
+    """
+
+    conf: Path = Path()
+    ports: tuple[int, ...] = ()
+
+    def admin(self, *command: object) -> None:
+        """Do what an administrator does with ``radosgw-admin``."""
+        _call("radosgw-admin", "-c", self.conf, *command)
+
+
+def _call(*command: object) -> None:
+    for left in reversed(range(_TRIES)):
+        done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, timeout=60)
+        if done.returncode == 0:
+            return
+        # On a busy machine a client asks before the monitor has told it which cluster this is.
+        if not left or "wrong fsid" not in done.stderr:
+            raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-1000:]}")
+        time.sleep(0.5)
+
+
 @contextmanager
-def ceph_service(root: Path) -> Iterator[Service]:
-    """Run one monitor, one OSD on bluestore, and an RGW, below a directory."""
+def ceph_service(root: Path, gateways: int = 1) -> Iterator[CephService]:
+    """Run one monitor, one OSD on bluestore, and some gateways, below a directory."""
     require(shutil.which("radosgw") and shutil.which("ceph-osd"), "Ceph is not installed (radosgw ceph-mon ceph-osd)")
     for name in ("mon", "osd", "log", "run"):
         (root / name).mkdir(parents=True)
-    port, mon_port = free_port(), free_port()
+    ports, mon_port = [free_port() for _ in range(gateways)], free_port()
     fsid, osd = str(uuid.uuid4()), str(uuid.uuid4())
     conf, keyring, monmap = root / "ceph.conf", root / "keyring", root / "monmap"
-    conf.write_text(_CEPH_CONF.format(root=root, port=port, mon_port=mon_port, fsid=fsid))
-
-    def call(*command: object) -> None:
-        for left in reversed(range(_TRIES)):
-            done = subprocess.run([*map(str, command)], check=False, capture_output=True, text=True, timeout=60)
-            if done.returncode == 0:
-                return
-            # On a busy machine a client asks before the monitor has told it which cluster this is.
-            if not left or "wrong fsid" not in done.stderr:
-                raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}: {done.stderr[-1000:]}")
-            time.sleep(0.5)
+    served = [_CEPH_GATEWAY.format(name=f"g{port}", port=port) for port in ports]
+    conf.write_text(_CEPH_CONF.format(root=root, mon_port=mon_port, fsid=fsid) + "".join(served))
 
     try:
-        call("ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
-        call("monmaptool", "--create", "--clobber", "--fsid", fsid, "--addv", "a", f"[v1:127.0.0.1:{mon_port}]", monmap)
-        call("ceph-mon", "-c", conf, "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring)
-        call("ceph-mon", "-c", conf, "-i", "a")
+        _call("ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
+        monitor = f"[v1:127.0.0.1:{mon_port}]"
+        _call("monmaptool", "--create", "--clobber", "--fsid", fsid, "--addv", "a", monitor, monmap)
+        _call("ceph-mon", "-c", conf, "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring)
+        _call("ceph-mon", "-c", conf, "-i", "a")
         # One uuid in all three places, or the OSD finds another filesystem than it expects.
-        call("ceph-osd", "-c", conf, "-i", 0, "--mkfs", "--osd-uuid", osd)
-        call("ceph", "-c", conf, "osd", "new", osd, 0)
-        call("ceph", "-c", conf, "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=h")
-        call("ceph-osd", "-c", conf, "-i", 0, "--osd-uuid", osd)
-        call("radosgw", "-c", conf, "-n", "client.rgw.a")
-        _wait_for(port, "radosgw")
+        _call("ceph-osd", "-c", conf, "-i", 0, "--mkfs", "--osd-uuid", osd)
+        _call("ceph", "-c", conf, "osd", "new", osd, 0)
+        _call("ceph", "-c", conf, "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=h")
+        _call("ceph-osd", "-c", conf, "-i", 0, "--osd-uuid", osd)
+        for port in ports:
+            _call("radosgw", "-c", conf, "-n", f"client.rgw.g{port}")
+            _wait_for(port, "radosgw")
         user = ("--uid", "ck", "--display-name", "ck", "--access-key", KEY, "--secret-key", SECRET)
-        call("radosgw-admin", "-c", conf, "user", "create", *user)
-        make_bucket(port)
-        yield Service(port)
+        _call("radosgw-admin", "-c", conf, "user", "create", *user)
+        make_bucket(ports[0])
+        yield CephService(ports[0], conf=conf, ports=(*ports,))
     finally:
         for pid_file in (root / "run").glob("*.pid"):
             with suppress(OSError, ValueError):
@@ -117,8 +154,8 @@ def ceph_service(root: Path) -> Iterator[Service]:
 @contextmanager
 def rclone_service(root: Path, host: str = "127.0.0.1") -> Iterator[Service]:
     """Run ``rclone serve s3``, which ignores conditions."""
-    program = shutil.which("rclone") or Path(sys.executable).with_name("rclone")
-    require(Path(program).exists(), "rclone is not installed")
+    program = rclone_program()
+    require(program is not None, "rclone is not installed")
     (root / BUCKET).mkdir(parents=True)
     port = free_port()
     command = [program, "serve", "s3", root, "--addr", f"{host}:{port}", "--auth-key", f"{KEY},{SECRET}"]

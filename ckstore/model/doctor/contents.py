@@ -279,14 +279,40 @@ def check_cache(kept_bytes: int, most_bytes: int) -> DoctorFinding:
     return ok("cache", f"keeps {size_text(kept_bytes)} {most} that reads of checkpoints elsewhere fetched")
 
 
-def check_elsewhere(counts: Mapping[str, int], unknown: Sequence[str]) -> DoctorFinding:
-    """Judge checkpoints whose bytes are at remotes alone: how many are at each, and which of these the store lacks."""
-    found = ", ".join(f"{counted(count, 'checkpoint')} at {name}" for name, count in counts.items())
-    if not unknown:
-        return ok("elsewhere", f"bytes of {found}: reads fetch them")
-    do = f"add it again: ckstore remote add {unknown[0]} s3://BUCKET/PREFIX"
-    lacks = ", ".join(unknown)
-    return DoctorFinding("warning", "elsewhere", f"bytes of {found}, but the store has no remote {lacks}", do)
+@dataclass(frozen=True, slots=True)
+class EvictedFacts:
+    """What is known, without asking a remote, of checkpoints whose bytes are at remotes alone.
+
+    Attributes:
+        counts: How many have their bytes at each remote.
+        unknown: Names of remotes among these that the store does not have.
+        replaced: Checkpoints evicted to a remote whose name another remote has now.
+        missing: Checkpoints that lacked bytes when the mirror was listed last.
+    """
+
+    counts: Mapping[str, int]
+    unknown: Sequence[str] = ()
+    replaced: Sequence[str] = ()
+    missing: Sequence[str] = ()
+
+
+def check_elsewhere(facts: EvictedFacts) -> DoctorFinding:
+    """Judge checkpoints whose bytes are at remotes alone, by what is known of these remotes."""
+    found = ", ".join(f"{counted(count, 'checkpoint')} at {name}" for name, count in facts.counts.items())
+    found = f"bytes of {found}"
+    if facts.unknown:
+        do = f"add it again: ckstore remote add {facts.unknown[0]} s3://BUCKET/PREFIX"
+        lacks = ", ".join(facts.unknown)
+        return DoctorFinding("warning", "elsewhere", f"{found}, but the store has no remote {lacks}", do)
+    names = "ckstore verify names what cannot be fetched"
+    if facts.replaced:
+        such_as = f"{counted(len(facts.replaced), 'checkpoint')}, such as {facts.replaced[0]}"
+        told = f"{found}, but another remote has the name of that to which {such_as} went"
+        return DoctorFinding("warning", "elsewhere", told, f"{names}; ckstore delete REF removes a lost one from lists")
+    if facts.missing:
+        such_as = f"{counted(len(facts.missing), 'checkpoint')}, such as {facts.missing[0]}"
+        return DoctorFinding("warning", "elsewhere", f"{found}, but the mirror lacks some of {such_as}", names)
+    return ok("elsewhere", f"{found}, which had them when they were evicted: reads fetch them")
 
 
 def check_mirror(status: MirrorStatus) -> DoctorFinding:

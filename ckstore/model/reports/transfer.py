@@ -96,7 +96,7 @@ class MirrorStatus:
         problem: Why the last try to push failed; empty if it did not.
         failing_since: When the first try failed since one worked, as `CheckpointInfo.created`; empty if `problem` is.
         looked: When the mirror last listed all that it has, as `CheckpointInfo.created`; empty: not yet.
-        missing: Checkpoints without bytes here of which it lacked some then; they cannot be loaded.
+        missing: Checkpoints without bytes here of which it lacked some then; they cannot be fetched from it.
     """
 
     remote: str
@@ -122,12 +122,14 @@ class MirrorStatus:
         why = f"; the last push failed: {self.problem}" if self.problem else ""
         if self.failing_since:
             why += f"; none has worked since {self.failing_since[:19].replace('T', ' ')} UTC"
-        if self.missing:
-            lost = counted(len(self.missing), "checkpoint")
-            why += f"; it lacks bytes of {lost} that are nowhere else, such as {self.missing[0]}"
+        seen = f" (it listed them as of {self.looked[:16].replace('T', ' ')} UTC)" if self.looked else ""
+        lost = f"{counted(len(self.missing), 'checkpoint')} whose bytes this store let go of" if self.missing else ""
+        such_as = f", such as {self.missing[0]}{seen}" if self.missing else ""
         if not self.behind:
-            seen = f" (it listed them as of {self.looked[:16].replace('T', ' ')} UTC)" if self.looked else ""
-            return printable(f"{mirror_named(self.remote)} has every checkpoint{seen}{why}")
+            found = f"lacks bytes of {lost}{such_as}" if lost else f"has every checkpoint{seen}"
+            return printable(f"{mirror_named(self.remote)} {found}{why}")
+        if lost:
+            why += f"; it lacks bytes of {lost}{such_as}"
         verb = "is" if len(self.behind) == 1 else "are"
         oldest = f"the oldest for {self.oldest_s:.0f} s of {self.age_s:.0f} s allowed"
         count = counted(len(self.behind), "checkpoint")

@@ -173,7 +173,7 @@ class Away:
     def __str__(self) -> str:
         at = f", at {' and '.join(self.remotes)}" if self.remotes else ""
         if self.missing:
-            return printable(f"{self.name}  cannot be loaded: {self.missing} (as of {_minute(self.as_of)})")
+            return printable(f"{self.name}  cannot be fetched: {self.missing} (as of {_minute(self.as_of)})")
         known = f"listed there as of {_minute(self.as_of)}" if self.as_of else f"not looked at: {self.unasked}"
         return printable(f"{self.name}  bytes of it are elsewhere{at}, and were not read; {known}")
 
@@ -264,7 +264,7 @@ def summary(report: VerifyReport) -> Iterator[str]:
     elif report.mode == "quick":
         read = f"{checkpoints}, no data read"
     if lost := sum(bool(one.missing) for one in report.elsewhere):
-        yield f"{counted(lost, 'checkpoint')} cannot be loaded: the remote that should have the bytes lacks some"
+        yield f"{counted(lost, 'checkpoint')} cannot be fetched: the remote that should have the bytes lacks some"
     bad_count = len({damage.name for damage in report.damage})
     yield f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
 

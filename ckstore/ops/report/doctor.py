@@ -26,7 +26,7 @@ from ckstore.model.names import key_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.objects.documents.elsewhere import holder_names_at
+from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.objects.layout import BLOBS, Layout
 from ckstore.ops import fetched
 from ckstore.ops.acts import why_of
@@ -42,7 +42,7 @@ from ckstore.ops.config_file import (
 from ckstore.ops.context import Context
 from ckstore.ops.free.waiting import waiting
 from ckstore.ops.index.catalog_place import place_of
-from ckstore.ops.mirrored import status_of
+from ckstore.ops.mirrored import status_of, uuid_now
 from ckstore.ops.refs.labels import pins
 from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.refs.protection import doubtful_tags, way_out
@@ -225,7 +225,7 @@ def _checkpoints(context: Context) -> Findings:
     status = status_of(context, listed)
     if status is not None:
         yield contents.check_mirror(status)
-    yield from _elsewhere(context, every)
+    yield from _elsewhere(context, every, () if status is None else status.missing)
 
 
 def _rules(context: Context) -> Findings:
@@ -286,13 +286,18 @@ def _hashes(context: Context) -> Findings:
     yield contents.check_hashes(sorted(strangers), context.settings.hash)
 
 
-def _elsewhere(context: Context, listed: Sequence[CheckpointInfo]) -> Findings:
-    away = [context.layout.checkpoint(info.key) for info in listed if info.elsewhere]
-    counts = Counter(name for path in away for name in holder_names_at(path))
+def _elsewhere(context: Context, listed: Sequence[CheckpointInfo], missing: Sequence[str]) -> Findings:
+    layout = context.layout
+    away = [info for info in listed if info.elsewhere]
+    holders = [(info.name, holder) for info in away for holder in holders_at(layout.checkpoint(info.key))]
+    counts = Counter(holder.name for _, holder in holders)
     if counts:
-        known = read_config(context.layout).get("remotes") or {}
+        known = read_config(layout).get("remotes") or {}
         unknown = [name for name in counts if os.sep not in name and name not in known]
-        yield contents.check_elsewhere(counts, unknown)
+        replaced = [
+            name for name, holder in holders if holder.name in known and uuid_now(layout, holder.name) != holder.uuid
+        ]
+        yield contents.check_elsewhere(contents.EvictedFacts(counts, unknown, replaced, missing))
     kept_bytes = fetched.cached_bytes(context.layout)
     if counts or kept_bytes:
         yield contents.check_cache(kept_bytes, fetched.limit_bytes(context.layout, kept_bytes))

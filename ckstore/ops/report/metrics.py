@@ -12,6 +12,7 @@ from pathlib import Path
 from ckstore.errors import BadInput
 from ckstore.fs import peek
 from ckstore.model.reports.metrics import Metric, openmetrics
+from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.times import time_of_text
 from ckstore.ops.acts import describe_os_error
 from ckstore.ops.context import Context
@@ -108,9 +109,14 @@ def store_metrics(context: Context) -> list[Metric]:
             ("mirror_oldest_seconds", "For how long the oldest of them has been only here", status.oldest_s),
             ("mirror_age_seconds", "For how long one may be, by the settings", status.age_s),
             ("mirror_missing", "Checkpoints whose bytes were let go here and are missing there", len(status.missing)),
+            ("mirror_listed_timestamp_seconds", "When it was last listed for them; 0: not yet", _seconds_of(status)),
         )
         metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
     return metrics
+
+
+def _seconds_of(status: MirrorStatus) -> float:
+    return _seconds(status.looked) if status.looked else 0.0
 
 
 def _seconds(created: str) -> float:

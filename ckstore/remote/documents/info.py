@@ -6,7 +6,7 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from ckstore.errors import BadInput, RemoteError
+from ckstore.errors import BadInput, NoSuchRemote, RemoteError
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import algorithm_named
 from ckstore.model.document import check_created, check_requires, parse_document
@@ -67,11 +67,12 @@ def _parse(data: bytes, where: str) -> RemoteInfo:
 
 
 def read_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return what a remote is; `RemoteError` if there is none at that place."""
+    """Return what a remote is; `NoSuchRemote` if there is none at that place."""
     data = objects.get(keys.INFO, _MAX_BYTES)
     if data is None:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
-        raise RemoteError(msg, hint=f"make one: ckstore remote add {name} URL")
+        hint = f"if its objects were removed, ckstore remote add {name} URL makes it again; ckstore verify names losses"
+        raise NoSuchRemote(msg, hint=hint)
     return read_document(data, _parse, f"{keys.INFO} of {name}")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, NoSuchRemote
 from ckstore.model.checkpoint.elsewhere import Holder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
@@ -106,6 +106,10 @@ def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
 
 def _missing_at_holder(context: Context, holder: Holder, listed: Sequence[CheckpointInfo]) -> Mapping[str, str]:
     there = reach(context, holder.name)
-    if uuid_of(there) != holder.uuid:
+    try:
+        uuid = uuid_of(there)
+    except NoSuchRemote as error:  # the place answered, and holds no remote any more
+        return {info.id: error.message for info in listed}
+    if uuid != holder.uuid:
         return {info.id: "another remote has this name by now" for info in listed}
     return missing_at(context, there, listed)

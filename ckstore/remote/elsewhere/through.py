@@ -12,6 +12,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
 from ckstore.remote.reach import near, reach, source_of, uuid_of
+from ckstore.remote.service.entries import entries
 from ckstore.remote.source import Source
 
 
@@ -57,9 +58,9 @@ class Through:
                 problems.append(f"{holder.name} lacks it")
             except CkstoreError as error:
                 problems.append(f"{holder.name}: {error.message}")
-                if isinstance(error, NoSuchRemote):
+                if isinstance(error, NoSuchRemote) and holder.name not in entries(self._context.layout):
                     hint = f"add it again under its name: ckstore remote add {holder.name} PLACE"
-                elif isinstance(error, RemoteDenied | RemoteUnavailable):
+                elif isinstance(error, NoSuchRemote | RemoteDenied | RemoteUnavailable):
                     hint = error.hint
         if old is not None:
             return None

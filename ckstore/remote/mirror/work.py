@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef, RemoteUnavailable
+from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef, NoSuchRemote, RemoteUnavailable
 from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
 from ckstore.objects.documents.elsewhere import holder_names_at
@@ -21,6 +21,7 @@ from ckstore.remote import transfer
 from ckstore.remote.asking import PAGE_ASKS, look
 from ckstore.remote.beside import annotations_of, pins_of, tags_of
 from ckstore.remote.documents.claims import end_claims
+from ckstore.remote.elsewhere.claim_again import claim_again
 from ckstore.remote.elsewhere.evict import keep_local
 from ckstore.remote.elsewhere.listing import missing_at
 from ckstore.remote.mirror.ownership import Ownership
@@ -238,8 +239,13 @@ class Mirror:
         ]
         if not had:
             return
-        missing = missing_at(context, reach_remote(context, name, writing=False), had)
-        note_looked(context.layout, name, missing)
+        there = reach_remote(context, name, writing=False)
+        # First: other stores do not remove what is listed after it. Where the remote itself is gone, all is missing.
+        with suppress(NoSuchRemote):
+            claim_again(context, there)
+        missing = missing_at(context, there, had)
+        documents, _ = look(there.objects, known.documents, len(known.ids))
+        note_looked(context.layout, name, missing, known.documents.keys() - documents)
         names = {info.id: info for info in had}
         for id, why in missing.items():
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")

@@ -40,7 +40,7 @@ _FULL_CODES = (
     "InsufficientStorage",
     "QuotaLimit",
 )
-_FULL_HINT = "raise its quota, or free space there: ckstore remote prune NAME"
+_FULL_HINT = "raise its quota, or free space there: ckstore remote prune NAME, which writes a little first"
 _CREDENTIALS_HINT = "check the credentials of this process: environment, profile or role"
 
 

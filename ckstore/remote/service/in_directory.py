@@ -421,7 +421,8 @@ def _translated(error: OSError | InUse, what: str, target: Target) -> RemoteErro
         return RemoteUnavailable(f"{where} failed: {error.message}", hint=error.hint)
     said = error.strerror or str(error)
     if error.errno in files.NO_SPACE:
-        return RemoteFull(f"{where} failed: {said}", hint="free space there: ckstore remote prune NAME")
+        hint = "free space there: ckstore remote prune NAME, which writes a little first"
+        return RemoteFull(f"{where} failed: {said}", hint=hint)
     if error.errno in _DENIED:
         return RemoteDenied(f"{where} failed: {said}", hint="let this user write to the directory and all below it")
     if isinstance(error, NotInStore) or error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):

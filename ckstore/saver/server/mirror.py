@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import peek
-from ckstore.ops.acts import why_of
+from ckstore.ops.acts import describe_error
 from ckstore.ops.context import Context
 from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem
@@ -125,9 +125,9 @@ def _push_all(
                 continue
             mirror.tidy()
             problem = mirror.problem
-            _tell(context, mirror, "" if problem is None else why_of(problem))
+            _tell(context, mirror, "" if problem is None else describe_error(problem))
         except (CkstoreError, OSError) as error:
-            _tell(context, mirror, why_of(error))
+            _tell(context, mirror, describe_error(error))
             page.at("waiting")
             return pushed, True
         page.at("idle" if problem is None else "waiting")

@@ -1,0 +1,79 @@
+"""Claims of this store that left a remote, as where it was emptied or restored from a backup, are written again.
+
+Without them another store removes there what this store reads from nowhere else. Source: docs/format/remote-v1.md,
+"Evict".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckstore.errors import CkstoreError, RemoteError
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.objects import trash
+from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.ops.context import Context
+from ckstore.ops.failures import OF_ALL
+from ckstore.ops.refs.listing import infos
+from ckstore.remote.documents.claims import claims_at
+from ckstore.remote.documents.info import check_takes
+from ckstore.remote.elsewhere.attest import Attest
+from ckstore.remote.keys import Place
+from ckstore.remote.objects import Remote
+from ckstore.remote.push import Manner
+
+
+def claim_again(context: Context, remote: Remote) -> int:
+    """Claim at a remote what this store let go of because of it, and has no claim on there; return how many it were.
+
+    Checkpoints that the remote does not have any more are left out.
+
+    Raises:
+        RemoteError: The remote does not answer, or another remote is at its place.
+    """
+    uuid = check_takes(remote, context.settings).uuid
+    own = {
+        path: claim
+        for path in _evicted(context)
+        for claim in (holder.claim for holder in holders_at(path) if holder.uuid == uuid)
+        if claim
+    }
+    if not own:
+        return 0
+    there = {claim.uuid for claim in claims_at(remote.objects) if claim.store == context.settings.uuid}
+    lost = {path: claim for path, claim in own.items() if claim not in there}
+    if not lost:
+        return 0
+    attest = Attest(context, remote, Manner())
+    wanted = [*_lacking(context, attest, lost)]
+    attest.claim(wanted)
+    return len(wanted)
+
+
+def _evicted(context: Context) -> Iterator[Inside]:
+    """Give the directories of checkpoints, listed or dropped, that may have let go of bytes."""
+    layout = context.layout
+    yield from (layout.checkpoint(info.key) for info in infos(context, superseded=True) if info.elsewhere)
+    dropped = (layout.trash / name for name in trash.names_in(layout.trash))
+    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be brought back
+
+
+def _lacking(
+    context: Context, attest: Attest, claims: dict[Inside, str]
+) -> Iterator[tuple[Place, str, Sequence[BlobRecord]]]:
+    for path, claim in claims.items():
+        try:
+            with CheckpointDirectory.at(path, context.layout.hash_prefix) as directory:
+                manifest, id = directory.manifest, directory.manifest_id
+        except (CkstoreError, OSError):  # dropped meanwhile, or damaged here, which `verify` reports
+            continue
+        place = Place(manifest.run, manifest.step, id)
+        try:
+            if attest.finds(place):
+                yield place, claim, manifest.blobs
+        except OF_ALL:
+            raise
+        except RemoteError:  # its manifest is damaged there, which reads report
+            continue
