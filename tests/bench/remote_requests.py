@@ -1,8 +1,9 @@
 """``python -m tests.bench.remote_requests``: what tiny checkpoints cost at a bucket, beside a copy of the same files.
 
-The service is the small S3 of the tests, in a process of its own, which counts its requests. The copy sends each file
-of the store's checkpoints by one request with as many threads, as ``rclone copy`` does; ``rclone copy`` itself is
-measured too where it is installed. Push and copy are run in turn; the figures are medians.
+The service is the small S3 of the tests, in a process of its own, which counts its requests; or Ceph RGW, which takes
+the time that a real one takes (`--service ceph`). The copy sends each file of the store's checkpoints by one request
+with as many threads, as ``rclone copy`` does; ``rclone copy`` itself is measured too where it is installed. Push and
+copies are run in turn, each first in one round; figures are medians, ratios those of pairs in one round.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,8 +29,10 @@ from ckstore import Store
 from ckstore.remote.objects import THREADS
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
+from tests.support.object_services import CephService, ceph_service, rclone_program
 from tests.support.s3_server import BUCKET, KEY, SECRET, s3_service
 
+Peer = Callable[[Path, Target], None]
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -42,7 +46,7 @@ def serve(asked: Connection) -> None:
 
 
 class Bucket:
-    """A service in a process of its own."""
+    """The small S3 in a process of its own."""
 
     def __init__(self) -> None:
         self._ours, theirs = _SPAWN.Pipe()
@@ -61,6 +65,20 @@ class Bucket:
         self._process.join()
 
 
+class CephBucket:
+    """Ceph RGW, which runs until all rounds are over; its requests are not counted."""
+
+    def __init__(self, service: CephService) -> None:
+        self.endpoint = service.target().endpoint
+
+    def requests(self) -> Counter[str]:
+        """Return nothing."""
+        return Counter()
+
+    def close(self) -> None:
+        """Let the service run."""
+
+
 def _copy(store: Path, target: Target) -> None:
     objects = ServiceObjects(target)
     files = [path for path in (store / "checkpoints").rglob("*") if path.is_file()]
@@ -75,15 +93,17 @@ def _rclone(store: Path, target: Target) -> None:
     environment = {f"RCLONE_CONFIG_S_{name}": value for name, value in keys.items()}
     environment |= {"RCLONE_CONFIG_S_TYPE": "s3", "RCLONE_CONFIG_S_PROVIDER": "Other", "PATH": os.environ["PATH"]}
     where = f"s:{target.bucket}/{target.prefix}"
-    command = ["rclone", "copy", f"--transfers={THREADS}", str(store / "checkpoints"), where]
-    subprocess.run(command, check=True, env=environment, capture_output=True)
+    command = [rclone_program() or "rclone", "copy", f"--transfers={THREADS}", "--s3-no-check-bucket"]
+    subprocess.run([*command, str(store / "checkpoints"), where], check=True, env=environment, capture_output=True)
 
 
-def run(store: Store, folder: Path, number: int, peers: dict[str, Callable[[Path, Target], None]]) -> dict[str, float]:
+def run(
+    store: Store, folder: Path, number: int, bucket: Bucket | CephBucket, peers: dict[str, Peer], *, clones: bool
+) -> dict[str, float]:
     """Return the requests of each act, and the seconds of the push and of its peers."""
-    bucket, found = Bucket(), dict[str, float]()
+    found = dict[str, float]()
     try:
-        target = Target("url", f"s3://{BUCKET}/run", bucket.endpoint)
+        target = Target("url", f"s3://{BUCKET}/run-{number}", bucket.endpoint)
         name = f"cold-{number}"
         store.remotes.add(name, target.address, endpoint=target.endpoint)
         bucket.requests()
@@ -94,15 +114,18 @@ def run(store: Store, folder: Path, number: int, peers: dict[str, Callable[[Path
             found[f"{what}, s"] = time.monotonic() - begun_s
             found[what] = bucket.requests().total()
 
-        counted("push", lambda: store.push(all=True, remote=name))
+        acts: list[tuple[str, Callable[[], object]]] = [("push", lambda: store.push(all=True, remote=name))]
         for peer, copy in peers.items():
-            there = Target("url", f"s3://{BUCKET}/{peer.replace(' ', '-')}", bucket.endpoint)
-            counted(peer, lambda copy=copy, there=there: copy(store.path, there))  # type: ignore[misc]
+            there = Target("url", f"s3://{BUCKET}/{peer.replace(' ', '-')}-{number}", bucket.endpoint)
+            acts.append((peer, lambda copy=copy, there=there: copy(store.path, there)))  # type: ignore[misc]
+        at = number % len(acts)
+        for what, act in acts[at:] + acts[:at]:
+            counted(what, act)
         counted("push of nothing new", lambda: store.push(all=True, remote=name))
         clone = folder / f"clone-{number}"
-        for what in ("clone", "second clone"):
+        for what in ("clone", "second clone") if clones else ():
             counted(what, lambda: Store.clone(target.address, clone, endpoint=target.endpoint).close())
-        shutil.rmtree(clone)
+        shutil.rmtree(clone, ignore_errors=True)
     finally:
         bucket.close()
     return found
@@ -113,24 +136,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.remote_requests", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--count", type=int, default=5000)
+    parser.add_argument("--push-only", action="store_true", help="leave out the clones, which take the longest")
+    parser.add_argument("--service", choices=("small", "ceph"), default="small")
     options = parser.parse_args()
     os.environ |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ALLOW_HTTP": "true"}
-    peers: dict[str, Callable[[Path, Target], None]] = {"copy by the same engine": _copy}
-    if shutil.which("rclone"):
+    peers: dict[str, Peer] = {"copy by the same engine": _copy}
+    if rclone_program() is not None:
         peers["rclone copy"] = _rclone
     with (
+        ExitStack() as opened,
         tempfile.TemporaryDirectory(prefix="ckstore-bench-") as folder,
         warnings.catch_warnings(action="ignore"),
         Store.init(Path(folder) / "store") as store,
     ):
         for step in range(options.count):
             store.save({"w": b"%d" % step * 500, "step": step}, step=step)
-        rounds = [run(store, Path(folder), number, peers) for number in range(options.rounds)]
+        ceph, clones = None, not options.push_only
+        if options.service == "ceph":
+            root = opened.enter_context(tempfile.TemporaryDirectory(prefix="ckstore-ceph-", dir="/var/tmp"))
+            ceph = opened.enter_context(ceph_service(Path(root)))
+        rounds = [
+            run(store, Path(folder), number, Bucket() if ceph is None else CephBucket(ceph), peers, clones=clones)
+            for number in range(options.rounds)
+        ]
     print(f"| act, {options.count:,} checkpoints | requests | for each checkpoint | s |")
     print("| --- | --- | --- | --- |")
-    for what in [name for name in rounds[0] if not name.endswith(", s")]:
+    acts = ["push", *peers, "push of nothing new", *(("clone", "second clone") if clones else ())]
+    for what in acts:
         count, passed_s = (statistics.median(one[name] for one in rounds) for name in (what, f"{what}, s"))
-        print(f"| {what} | {count:g} | {count / options.count:.2f} | {passed_s:.1f} |")
+        requests = f"{count:g} | {count / options.count:.2f}" if ceph is None else "– | –"
+        print(f"| {what} | {requests} | {passed_s:.1f} |")
+    for peer in peers:
+        ratios = sorted(one["push, s"] / one[f"{peer}, s"] for one in rounds)
+        print(f"push / {peer}: {statistics.median(ratios):.2f} ({ratios[0]:.2f} – {ratios[-1]:.2f})")
     return 0
 
 

@@ -994,4 +994,13 @@ REMOTES = [
         f"{_REMOTES}::test_a_directory_is_a_remote",
         "DID NOT RAISE",
     ),
+    Mutant(
+        "a push of many checkpoints lists only the steps near them",
+        "whole-run-listed-for-each-batch",
+        "Push._removed",
+        "hundreds if len(hundreds) <= max(2 * len(runs), request_count) else runs",
+        "runs",
+        "tests/remote/test_push.py::test_a_push_of_many_checkpoints_lists_their_hundreds_and_not_all_of_the_run",
+        "assert",
+    ),
 ]

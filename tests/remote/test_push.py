@@ -19,6 +19,7 @@ from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
 from ckstore.remote.push import Manner, Push, push
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.record import read_record
 from ckstore.remote.source import ObjectSource
 from ckstore.store import context_of
@@ -619,3 +620,21 @@ def test_a_compacted_checkpoint_is_pushed_as_it_was_saved(tmp_path: Path) -> Non
 
         assert objects.held[keys.Place("main", 0, report.checkpoints[0].id).manifest] == manifest
         assert {name: objects.held[keys.blob(name)] for name in plain} == plain
+
+
+def test_a_push_of_many_checkpoints_lists_their_hundreds_and_not_all_of_the_run(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    objects, name = new_remote(store.settings)
+    steps = range(1080, 1120)
+    infos = [store.save({"step": step}, step=step) for step in steps]
+    removed = place_of(infos[7])
+    objects.put(removed.dropped, b"")
+    listed: list[str] = []
+    objects.fault = lambda call, key: listed.append(key) if call == "list" else None
+    store.push(all=True, remote=name)
+    assert {key for key in listed if key.startswith(f"{keys.CHECKPOINTS}main/")} == {
+        f"{keys.CHECKPOINTS}main/10",
+        f"{keys.CHECKPOINTS}main/11",
+    }
+    assert removed.dropped not in objects.held
+    assert {place.step for key in objects.held if (place := keys.place_in(key)) is not None} == {*steps}

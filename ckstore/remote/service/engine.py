@@ -192,6 +192,7 @@ class ServiceObjects:
         import obstore
 
         # The engine lists by whole names between slashes; what is left of the prefix is compared here.
+        top = self._target.prefix
         folder, _, rest = self._path(prefix).rpartition("/")
         offset = self._path(prefix) if rest else None
         what = f"listing {prefix or 'all'}"
@@ -204,8 +205,8 @@ class ServiceObjects:
             if count > MOST_LISTED:  # else a service that makes up names would be listened to for ever
                 raise RemoteError(f"{what} at {self._target} gave more than {MOST_LISTED:,} objects")
             for meta in found:
-                key = meta["path"].removeprefix(self._target.prefix)
-                if key.startswith(prefix) and meta["path"].startswith(self._target.prefix):
+                key = meta["path"].removeprefix(top)
+                if key.startswith(prefix) and meta["path"].startswith(top):
                     yield _of(key, meta)
                 elif rest and key > prefix:
                     return  # keys come in their order, so no other one begins with the prefix
