@@ -310,7 +310,7 @@ class Publication:
         counters = None if self.counters is None else replace(self.counters, **times)
         return replace(self.checkpoint, warnings=tuple(self.notes), counters=counters)
 
-    @cached_property
+    @LazyProperty
     def settings(self) -> Mapping[str, Any]:
         """What ``config.json`` says; it is read once, and raises what `read_config` does."""
         # After the commit: rules that were changed during the save must hold for what is dropped now.
