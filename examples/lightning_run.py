@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from ckstore import Store
-from ckstore.integrations.lightning import CkstoreCheckpointIO
+from ckstore.integrations.lightning import CkstoreCheckpointIO, ExactResume
 
 
 class Model(LightningModule):
@@ -29,7 +29,7 @@ trainer = Trainer(
     accelerator="cpu",
     logger=False,
     plugins=[CkstoreCheckpointIO(store)],
-    callbacks=[ModelCheckpoint(save_top_k=-1)],
+    callbacks=[ModelCheckpoint(save_top_k=-1), ExactResume()],
 )
 data = torch.utils.data.TensorDataset(torch.randn(64, 8))
 resume = "ckstore:latest-valid" if store.latest() is not None else None

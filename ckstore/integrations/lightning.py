@@ -25,6 +25,7 @@ from ckstore.fs.memory_file import open_memory
 from ckstore.integrations import own_run
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import CONDITIONS, inexact, last_save_s, ref_of
+from ckstore.integrations.lightning_exact import KEY, ExactResume
 from ckstore.integrations.lightning_trainer import ComparesSettings, calling_trainer, conditions_of, is_last_save
 from ckstore.model.checkpoint.pins import OF_A_FILE, Pin
 from ckstore.model.document import parse_foreign
@@ -38,7 +39,10 @@ from ckstore.saver.client.pending import PendingSave
 from ckstore.store import Store, context_of
 from ckstore.training.history import run_of
 
+__all__ = ["CkstoreCheckpointIO", "ExactResume", "read_marker"]
+
 _PREFIX = "ckstore:"
+_NOT_SET = "the random states of the checkpoint are not set: add ExactResume() to the callbacks of the Trainer"
 # A marker has some 200 bytes; a real .ckpt of Lightning at the same path has gigabytes, and is not read.
 _MARKER_MOST_BYTES = 4096
 _VERSION = b"pytorch-lightning_version"
@@ -115,6 +119,10 @@ class CkstoreCheckpointIO(CheckpointIO):
         if not isinstance(checkpoint.get("global_step"), int):
             _OWN_FILES.save_checkpoint(checkpoint, Path(path))
             return
+        if "loops" in checkpoint and KEY not in checkpoint and KEY not in self._warned:
+            self._warned.add(KEY)
+            msg = "a training that is resumed from this checkpoint will differ: Lightning saves no random states"
+            warnings.warn(f"{msg}; add ExactResume() of {__name__} to its callbacks", CkstoreWarning, stacklevel=2)
         state = self._storable(checkpoint)
         step = int(checkpoint["global_step"])
         if not self._begun and (self._last_step < 0 or step <= self._last_step):
@@ -125,7 +133,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         options: SaveOptions = {"metrics": _metrics(state), "if_exists": "replace", "if_run_in_use": "error"}
         trainer = calling_trainer()
         if trainer is not None:
-            options["metadata"] = {CONDITIONS: conditions_of(trainer).to_json()}
+            options["metadata"] = {CONDITIONS: conditions_of(trainer, checkpoint).to_json()}
         if is_last_save(trainer):
             options["try_for_s"] = last_save_s(self.store)
         if self.background:
@@ -288,7 +296,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         if name.startswith(_PREFIX):
             self._continues()
             found = self.store.load(ref_of(self.store, self._run, name.removeprefix(_PREFIX)), device)
-            self._compare(name)
+            self._compare(name, found)
             return found
         if _is_plain_state(Path(path)):
             found = _OWN_FILES.load_checkpoint(Path(path), device, weights_only=True)
@@ -305,17 +313,20 @@ class CkstoreCheckpointIO(CheckpointIO):
             # Never another checkpoint of the step: its weights may be those of another training.
             msg = f"{name} names {ref} with the id {marker['id']}, which {self.store.path} does not have any more"
             raise NoSuchRef(msg, hint=f"ckpt_path='{_PREFIX}{ref}' loads what the step names now") from error
-        self._compare(name)
+        self._compare(name, found)
         return found
 
-    def _compare(self, name: str) -> None:
+    def _compare(self, name: str, checkpoint: Mapping[str, Any]) -> None:
         """Have the settings of a training compared with those of the checkpoint that was loaded, when it starts."""
         trainer, parent = calling_trainer(), context_of(self.store).known.last_parents[""]
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return
         info = self.store.info(parent.id)
+        is_lacking = KEY in checkpoint and not any(isinstance(one, ExactResume) for one in trainer.callbacks)  # type: ignore[attr-defined]
 
         def tell(sentences: tuple[str, ...]) -> None:
+            if is_lacking:
+                sentences = (_NOT_SET, *sentences)
             self.resumed_inexactly = sentences
             if sentences and trainer.is_global_zero:
                 msg = f"resuming from {name}: {'; '.join(sentences)}"

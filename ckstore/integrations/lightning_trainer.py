@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch.utils._pytree import tree_leaves
 
+from ckstore.integrations.lightning_exact import KEY
 from ckstore.tensors.kinds import is_stateful
 from ckstore.training.conditions import Conditions
 from ckstore.training.hyperparameters import Settings, overwritten, settings_of
-from ckstore.training.loader import description
+from ckstore.training.loader import description, is_of_torchdata, losses
+from ckstore.training.rng import random_states
 
 _SEED = "PL_GLOBAL_SEED"
 """What `lightning.seed_everything` sets in the environment."""
@@ -52,20 +55,37 @@ def is_last_save(trainer: Trainer | None) -> bool:
     return loop.max_epochs is not None and 0 <= loop.max_epochs <= epochs
 
 
-def conditions_of(trainer: Trainer) -> Conditions:
-    """Return what the run depends on besides its state; Lightning keeps no random states."""
-    loader: Any = trainer.train_dataloader
+def conditions_of(trainer: Trainer, checkpoint: Mapping[str, Any] | None = None) -> Conditions:
+    """Return what the run depends on besides its state: of a checkpoint that is saved now, else of a resumed run."""
+    loader: Any = next(iter(tree_leaves(trainer.train_dataloader)), None)  # the first of several
     about: dict[str, Any] = {"class": type(loader).__name__}
     if hasattr(loader, "dataset"):
         about = description(loader)
     about["accumulate_grad_batches"] = trainer.accumulate_grad_batches
     about["seed"] = os.environ.get(_SEED)
+    options = {name: getattr(trainer, name) for name in _OPTIONS}
+    options["number of schedulers"] = len(trainer.lr_scheduler_configs)
+    states = {} if checkpoint is None else checkpoint.get(KEY, {}).get("random_states", {})
+    kinds = random_states() if checkpoint is None else states.get("0", {})
     return Conditions(
         world_size=trainer.world_size,
+        rng_ranks=tuple(sorted(map(int, states))),
+        rng_kinds=tuple(kinds),
         dataloader=about,
-        dataloader_resumes=is_stateful(loader) or bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch),
-        options={name: getattr(trainer, name) for name in _OPTIONS},
+        dataloader_resumes=is_stateful(loader) or trainer.is_last_batch,
+        options=options,
+        lost=() if checkpoint is None or not is_stateful(loader) else tuple(_losses(trainer, loader)),
     )
+
+
+def _losses(trainer: Trainer, loader: Any) -> Iterator[str]:
+    yield from losses(loader)
+    # To find that the saved epoch has ended, it makes an iterator, and then another for the next epoch: each draws.
+    if trainer.is_last_batch and is_of_torchdata(loader):
+        yield (
+            "Lightning resumes a StatefulDataLoader with other random numbers if it was saved at the end of an epoch: "
+            "save inside an epoch, or use a DataLoader"
+        )
 
 
 class ComparesSettings(Callback):

@@ -443,7 +443,8 @@ def conditions(args: Any, dataset: Any) -> Conditions:
 
 
 def _plain(value: Any) -> str | float | None:
-    return value if isinstance(value, str | float | int | None) else str(getattr(value, "value", value))
+    value = getattr(value, "value", value)  # a member of an enumeration, which may be a `str` that prints as its name
+    return value if isinstance(value, str | float | int | None) else str(value)
 
 
 def _directories(folder: Path) -> dict[int, Path]:

@@ -147,6 +147,11 @@ def first_private(state: Mapping[str, Any]) -> dict[str, Any]:
     return {} if generator is None else {"dataloader.generator": {"kind": "torch cpu", "state": generator}}
 
 
+def is_of_torchdata(loader: Any) -> bool:
+    """Whether a loader is a `StatefulDataLoader`."""
+    return _is_of(_TORCHDATA, "StatefulDataLoader", loader)
+
+
 def losses(loader: Any) -> Iterator[str]:
     """Say what of a data loader that has begun cannot be kept where it is now, and the cure; one sentence each."""
     if _is_prepared(loader):

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from ckstore import Store
-from ckstore.integrations.lightning import CkstoreCheckpointIO
+from ckstore.integrations.lightning import CkstoreCheckpointIO, ExactResume
 
 
 def main(store: str, folder: str, strategy: str, background: str) -> None:
@@ -26,6 +26,7 @@ def main(store: str, folder: str, strategy: str, background: str) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         plugins=[CkstoreCheckpointIO(Store.open(store), background=bool(int(background)))],
+        callbacks=[ExactResume()],
     )
     trainer.fit(model)
     # What the main process has got from the process that trained.

@@ -93,12 +93,11 @@ def test_a_resume_with_other_settings_is_named_as_inexact(tmp_path: Path, store:
 
     assert len([one for one in told if "resuming from" in str(one.message)]) == 1
     assert io.resumed_inexactly == (
-        "the checkpoint holds no random states: numbers drawn from here on will differ",
         "the data loader has another batch size: 8 now, 4 in the checkpoint",
         "gradient_clip_val is 0.5 now, None in the checkpoint",
         "optimizer[0].param_groups[0]['lr'] is 0.01 as in the checkpoint, your program gave 0.5",
     )
-    assert again.resumed_inexactly == io.resumed_inexactly[:1]
+    assert again.resumed_inexactly == ()
     fit(store, tmp_path, io=again, options={"max_steps": 0})  # no save: it resumes nothing
     check_store(store.path)
 

@@ -38,7 +38,7 @@ def fit(
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from ckstore.integrations.lightning import CkstoreCheckpointIO
+    from ckstore.integrations.lightning import CkstoreCheckpointIO, ExactResume
 
     class Model(LightningModule):
         def __init__(self, width: int = 8, more: Any = None) -> None:
@@ -71,7 +71,7 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         plugins=[] if plugin is None else [plugin],
-        callbacks=made,
+        callbacks=[*made, ExactResume()],
     )
     trainer.fit(model, torch.utils.data.DataLoader(data, batch_size=batch_size), ckpt_path=ckpt_path)
     return model, made if callbacks else made[0]

@@ -15,6 +15,7 @@ _RANKS = (
 )
 _CHECK = "tests/training/test_resume_check.py::test_"
 _BROKEN = f"{_CHECK}what_a_broken_loop_lacks_is_the_first_difference"
+_LIGHTNING = "tests/integrations/test_lightning_exact.py::test_"
 _OWN_DRAWS = f"{_CHECK}what_a_loop_draws_keeps_and_saves_by_itself_is_exact_after_a_resume"
 
 TRAINING = [
@@ -334,5 +335,23 @@ TRAINING = [
         "tests/integrations/test_strict_loads.py::"
         "test_a_resume_by_dcp_names_the_settings_of_optimizers_that_it_replaces",
         "DID NOT WARN",
+    ),
+    Mutant(
+        "a resumed training of Lightning draws the same random numbers",
+        "lightning-draws-others",
+        "integrations.lightning_exact.ExactResume.on_fit_start",
+        "self._set_random_states()",
+        "pass",
+        f"{_LIGHTNING}a_training_with_dropout_and_shuffle_continues_with_the_same_bits",
+        "assert torch.equal(weight, again",
+    ),
+    Mutant(
+        "a missing scheduler of a resumed training of Lightning is reported",
+        "lightning-lacks-a-scheduler",
+        "integrations.lightning_trainer.conditions_of",
+        '    options["number of schedulers"] = len(trainer.lr_scheduler_configs)\n',
+        "",
+        f"{_LIGHTNING}what_does_not_continue_exactly_is_one_warning[scheduler]",
+        "number of schedulers",
     ),
 ]

@@ -1,0 +1,51 @@
+"""Lightning: a callback that adds random states to its checkpoints, which Lightning does not save."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from ckstore.training.processes import of_all_ranks, rank_and_world
+from ckstore.training.rng import random_states, set_random_states
+
+KEY = "ckstore_resume"
+"""The member of a checkpoint of Lightning that this callback writes."""
+
+
+class ExactResume(Callback):
+    """``Trainer(callbacks=[…, ExactResume()])``: a resumed training draws the random numbers that it would have drawn.
+
+    It adds the random states of all ranks to each checkpoint of a training: those of Python, NumPy, torch and the GPUs
+    in use. A resume sets them. `CkstoreCheckpointIO.resumed_inexactly` says what does not continue exactly.
+    """
+
+    def __init__(self) -> None:
+        self._saved: dict[str, Any] | None = None
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the random states of all ranks; every rank calls it."""
+        states = of_all_ranks(random_states())
+        checkpoint[KEY] = {
+            "random_states": {str(rank): of_rank for rank, of_rank in states.items()},
+            "is_inside_epoch": not trainer.is_last_batch,
+        }
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Keep the states until the training begins."""
+        self._saved = checkpoint.get(KEY)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Set the random states, before the data loader draws the order of an epoch from them."""
+        self._set_random_states()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Set the random states again if the data loader drew numbers to continue inside an epoch."""
+        if self._saved is not None and self._saved["is_inside_epoch"]:
+            self._set_random_states()
+        self._saved = None
+
+    def _set_random_states(self) -> None:
+        states = None if self._saved is None else self._saved["random_states"].get(str(rank_and_world()[0]))
+        if states is not None:
+            set_random_states(states)
