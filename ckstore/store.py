@@ -173,20 +173,20 @@ class Store:
                 listed, `follow` also gives what is new there, and loads fetch what they read.
             run: Binds this handle to a run: saves and commits go to it, and where a call or a ref names no run, this
                 one is meant. Tags and ids name a checkpoint of any run. None: saves go to ``main``, and
-                ``latest`` without a run is refused when the store has several runs. ``auto``: a new run, ``main`` or
-                the first of ``main-2``, ``main-3`` … that no process has taken; `run` of the handle has its name.
+                ``latest`` without a run is refused when the store has several runs. ``auto`` makes a new run: ``main``,
+                or the first of ``main-2``, ``main-3`` … that no process has taken. `run` of the handle is its name.
             readonly: Change nothing, now and later.
             recover: False: leave everything as it is found now; for `reindex`, which sets it right itself.
             catalog_path: The file of the index, on a disk of this host; its directory is made. None: ``catalog.db`` in
                 the store, or where that is on a shared filesystem, or other users may write to it,
                 ``ckstore/UUID/catalog.db`` in the user's cache. A path outside the store says that other hosts are
                 at work with theirs: see `gc`.
-            continue_from: The checkpoint that what is saved by this handle continues, as if it had been loaded. It also
-                holds for the frameworks that save by it.
+            continue_from: The checkpoint that saves of this handle continue, as if it had been loaded. It also applies
+                to frameworks that save through the handle.
 
         Raises:
             StoreNotFound: There is none.
-            NoSuchRef: There is no checkpoint `continue_from`.
+            NoSuchRef: The checkpoint `continue_from` does not exist.
             NewerFormat: It was made by a newer ckstore.
             UnsafePlace: It is to be written to, and the filesystem cannot do what a store needs; or the catalog would
                 lie on a shared filesystem.
@@ -236,8 +236,8 @@ class Store:
     ) -> Store:
         """Open the store at `path`; make it if there is none. Several processes may do so at once.
 
-        That a new store was made is logged. If a store of a similar name lies beside it, a `CkstoreWarning` names that
-        one: a mistyped path would otherwise begin a training again.
+        A new store is logged. If a store of a similar name exists in the same directory, a `CkstoreWarning` names it,
+        since a mistyped path would otherwise begin a training again.
 
         Args:
             path: Its directory. Missing parents of a new store are made.
@@ -246,10 +246,10 @@ class Store:
             chunk_bytes: Of a new store: see `init`.
             catalog_path: See `open`.
             mirror: What gets every checkpoint after it is durable here: a URL (``s3://BUCKET/PREFIX``), a directory,
-                which is made if it is missing, or the name of a remote of the store. A new store lists what is there
-                at once, as one of `clone` does, with its hash and chunk size: so a training goes on on another
-                machine. It is kept as the setting `StoreConfig.mirror`; where it is set already, no request is made.
-                None: as the setting says.
+                which is made if it is missing, or the name of a remote of the store. A new store lists the checkpoints
+                of the remote at once, like one made by `clone`, and has the same hash and chunk size. So a training
+                continues on another machine. The mirror is stored as the setting `StoreConfig.mirror`. If it is already
+                set, no request is made. If None, the setting applies.
             continue_from: See `open`.
 
         Raises:
@@ -359,18 +359,18 @@ class Store:
         The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and
         None; objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
         state dict. It must not be changed until this returns. Bytes that the store has are not written again. After a
-        failure of the storage that can pass it is tried again: see `SaveOptions` and `StoreConfig.save_retries`.
+        transient failure of the storage the save is retried: see `SaveOptions` and `StoreConfig.save_retries`.
 
         Args:
             state: What to save.
             step: Step number; None: one more than the highest of the run.
-            run: Name of the run; None: that of `open`, else ``main``. ``auto``: a new run, made from that name, in
-                which all saves of this handle with ``auto`` go.
+            run: Name of the run. If None, that of `open`, otherwise ``main``. ``auto`` makes a new run from that name,
+                and all saves of this handle with ``auto`` use it.
             progress: Called now and then with the bytes that are stored and those to be stored.
             ranks: This process is one of several that each save a part, without a process group.
-            on_failure: What a failure of the storage does that did not pass. ``raise``: it is raised. ``warn``: this
-                warns and returns `NotSaved`, until more than `StoreConfig.failed_saves_most` saves in a row have
-                failed. Other errors, and `UnknownOutcome`, are raised in any case.
+            on_failure: Reaction to a failure of the storage after all retries. ``raise`` raises it. ``warn`` warns and
+                returns `NotSaved`, until more than `StoreConfig.failed_saves_most` saves in a row have failed. Other
+                errors, and `UnknownOutcome`, are always raised.
             options: metrics, metadata, message, tags, parent, if_exists, retries, wait_for_space_s, try_for_s: see
                 `SaveOptions`.
 
@@ -382,7 +382,7 @@ class Store:
             CannotStore: A value in the state cannot be stored; nothing was written.
             StateChanged: The state was changed meanwhile.
             StepExists: The run has another checkpoint at that step.
-            RunInUse: The checkpoint that it would replace, or the run, is another training's; see `SaveOptions`.
+            RunInUse: The checkpoint that it would replace, or the run, belongs to another training. See `SaveOptions`.
             InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
                 much. See `StoreConfig.make_room`.
             MissingRanks: With `ranks`: others did not come in time; it says which.
@@ -450,7 +450,7 @@ class Store:
                 queued on the devices, and for the copy.
             on_failure: As in `save`: with ``warn`` a failure of the storage is logged, and later calls do not raise it.
                 `PendingSave.result` does.
-            options: As in `save`; the saver tries again, from the copy.
+            options: As in `save`. The saver retries from its copy.
 
         Returns:
             The save under way: `PendingSave.result` waits for its end.
@@ -584,7 +584,7 @@ class Store:
             CannotStore: There is a socket, a pipe or a device, or a name that cannot be kept.
             StateChanged: A file was changed while it was read.
             StepExists: The run has another checkpoint at that step.
-            RunInUse: The checkpoint that it would replace is another training's; see `SaveOptions`.
+            RunInUse: The checkpoint that it would replace belongs to another training. See `SaveOptions`.
             InsufficientSpace: Not enough bytes or inodes; says what is needed and what is free.
             MissingRanks: With `ranks`: others did not come in time; it says which.
             RankMismatch: With `ranks`: two processes are one rank, or the ranks do not mean the same checkpoint.
@@ -758,15 +758,15 @@ class Store:
         """Read every file of an export that was made with ``sums=True``, and compare it with its SHA-256.
 
         It needs no store, so a recipient of the files can run it. The report names the files that differ, the
-        tensors in them, and the checkpoint that the export came from. Files that were added later are not read.
+        tensors in them, and the checkpoint that the export came from. Files that were added later are not checked.
 
         Args:
             export: The directory of the export, or its torch file.
-            progress: Called now and then with the bytes that were read and those to be read.
+            progress: Called from time to time with the number of bytes read and the total.
 
         Raises:
             BadInput: The export has no sums, or they name a file outside it.
-            DamagedBlob: What is written about the files cannot be read.
+            DamagedBlob: The record of the files cannot be read.
             NewerFormat: It was written by a newer ckstore.
         """
         from ckstore.ops.read.export_check import verify_export
@@ -804,7 +804,7 @@ class Store:
                 written to.
             verify: Check every byte against its digest. With `mmap` this reads everything once, now; with
                 ``verify=False`` a mapped tensor is never checked.
-            progress: Called now and then with the bytes that were read and those to be read.
+            progress: Called from time to time with the number of bytes read and the total.
             rank: Of a checkpoint that ranks saved with ``save(ranks=…)``: the state of this one; None: a dict of
                 rank -> state. `select` names what is in it.
             file: Of a checkpoint of files: the path of one that `torch.save` or safetensors wrote. What it holds is
@@ -817,7 +817,7 @@ class Store:
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
-            NoWholeCheckpoint: The newest was asked for, and of those that exist none is whole.
+            NoWholeCheckpoint: The newest checkpoint was requested, and no existing one is whole.
             CannotLoad: The file holds no state, or values that are not loaded; the error has the paths of all.
             DamagedBlob: Bytes are damaged or missing, and no remote has them; the message names the tensor, and what
                 each remote said.
@@ -865,9 +865,9 @@ class Store:
         Args:
             target: What to load into.
             ref: Which checkpoint; as in `load`.
-            strict: If False, load what fits, leave the rest as it is and report it. If globs, as in `select`, these
-                parts have to fit, and the others may differ: ``strict="model"``. Another dtype, tensors on the meta
-                device, and a module of which no name fits, are always refused.
+            strict: If False, load the values that fit, leave the others unchanged and report them. If globs, as in
+                `select`, these parts must fit, and the others may differ: ``strict="model"``. Another dtype, tensors on
+                the meta device, and a module without a matching name, are always refused.
             select: As in `load`, by the names in the checkpoint; everything else in the target stays as it is. What has
                 a ``load_state_dict``, modules apart, is loaded whole or not at all.
             rename: Beginnings of the checkpoint's names -> what replaces them: ``{"_orig_mod.": "", "module.": ""}``.
@@ -881,7 +881,7 @@ class Store:
             verify: As in `load`.
             since: What the target holds: what the load before it returned, or the checkpoint. Only what differs from it
                 is read and written, so a target that was changed meanwhile keeps its changes. None: everything is.
-            progress: Called now and then with the bytes that were read and those to be read.
+            progress: Called from time to time with the number of bytes read and the total.
             file: Of a checkpoint of files: the path of the one to load, as in `load`.
 
         Raises:
@@ -949,9 +949,9 @@ class Store:
             valid: See above.
 
         Raises:
-            NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole: an error and not None, so
-                that no training begins again at step 1. Where an older checkpoint is whole, a `CkstoreWarning` names
-                the newer ones.
+            NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole. This is an error and not
+                None, so that no training begins again at step 1. If an older checkpoint is whole, a `CkstoreWarning`
+                names the newer ones.
             AmbiguousRef: No run is given, and the store has several; ``checkpoints(newest=1)`` looks at all of them.
             InUse: There would be one if a save that replaces it had finished.
             BadInput: `run` has no form of a run's name.
@@ -966,14 +966,14 @@ class Store:
     ) -> CheckpointInfo | None:
         """Return the checkpoint of a run with the best number of a metric; of equal ones the newest; None without one.
 
-        As a ref it is ``RUN@best:METRIC``, ``RUN@best:METRIC:min`` or ``RUN@best:METRIC:max``. One that is marked as
-        damaged is passed over where another one has the metric.
+        As a ref it is ``RUN@best:METRIC``, ``RUN@best:METRIC:min`` or ``RUN@best:METRIC:max``. A checkpoint that is
+        marked as damaged is skipped if another one has the metric.
 
         Args:
             metric: Its name, as given to `save` or `annotate`; nan never counts.
             run: None: that of `open`, else the only one.
-            mode: With ``min`` the smallest number is best, with ``max`` the greatest. If None, it is what the name
-                plainly says: ``min`` for a loss or an error, ``max`` for an accuracy or another score.
+            mode: With ``min`` the smallest number is best, with ``max`` the greatest. If None, the name decides:
+                ``min`` for a loss or an error, ``max`` for an accuracy or another score.
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
@@ -1042,10 +1042,10 @@ class Store:
         Together with ``load_into(target, info, since=report)`` only what differs from the one before is read. It is an
         iterator, and holds a descriptor until it ends, is closed (also by ``with``), or is freed.
 
-        With `lacking` only checkpoints without that metric are given, and each to one of the evaluators of the store,
-        whichever process or host they are in. The evaluator adds the metric (`annotate`) before it asks for the next
-        one. If it fails, or is killed, another evaluator, or the same one after a restart, gets the checkpoint. Rules
-        and `delete` leave it alone meanwhile, for `StoreConfig.evaluation_patience_s` at most.
+        With `lacking` only checkpoints without that metric are yielded, each to one evaluator of the store, in any
+        process on any host. The evaluator adds the metric (`annotate`) before it requests the next checkpoint. If it
+        fails or is killed, another evaluator, or the same one after a restart, gets the checkpoint. Rules and `delete`
+        do not remove it during the evaluation, for at most `StoreConfig.evaluation_patience_s`.
 
         Args:
             run: None: that of `open`, else the only one, else ``main``; it need not be there yet.
@@ -1056,17 +1056,17 @@ class Store:
                 `clone`, and loads fetch what they read. None: only what is here; of a store that was opened by a URL,
                 what is there.
             poll_s: Ask the remote so often, by one request when nothing is new. None: every 5 seconds.
-            lacking: Give only checkpoints that lack this metric, or at least one of these metrics. One evaluation of a
-                checkpoint for a metric goes on at a time.
-            newest_first: Of the checkpoints that lack the metric give the newest one first, not the oldest.
-            attempts: After so many evaluations in a row that ended without the metric, in whatever process, a
-                checkpoint is left out, and a warning names it. None: it is given each time.
+            lacking: Yield only checkpoints that lack this metric, or at least one of these metrics. A checkpoint has
+                only one evaluation for a metric at a time.
+            newest_first: Yield the newest checkpoint that lacks the metric first, not the oldest.
+            attempts: After this number of evaluations in a row that ended without the metric, in any process, a
+                checkpoint is skipped, and a warning names it. If None, it is never skipped.
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
             NoSuchRef: `after` names none.
-            BadInput: An argument is invalid; or `lacking` is given for a remote, where evaluators of other stores
-                would not be seen.
+            BadInput: An argument is invalid, or `lacking` is given for a remote, which does not record evaluators of
+                other stores.
             ReadOnlyStore: `lacking` is given, and the store was opened for reading only.
             UnsafePlace: `lacking` is given, and files cannot be locked on the filesystem of the store.
             NoSuchRemote: There is no remote of that name.
@@ -1093,7 +1093,7 @@ class Store:
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
         """Delete a checkpoint durably; `undelete` brings it back for a day, then the bytes that only it used go.
 
-        ``RUN@STEP`` also deletes what is left of a checkpoint that is not whole; that cannot be brought back.
+        ``RUN@STEP`` also deletes a checkpoint that is not whole. That cannot be undone.
 
         Args:
             ref: Which checkpoint.
@@ -1129,7 +1129,7 @@ class Store:
         unused blobs, the catalog, settings, tags, pins; lost names and a wrong catalog are set right. A
         store that was opened for reading remembers and mends nothing.
 
-        Of checkpoints whose bytes are at a remote alone nothing is read: the remote is asked what it lists.
+        Bytes that are only on a remote are not read. The remote is listed instead.
 
         Args:
             ref: Which checkpoint; None: all.
@@ -1139,16 +1139,16 @@ class Store:
             budget_s: Read, those first that were read longest ago, what can be done in so many seconds; at least one
                 blob. Repeated, it comes round to all of them.
             rate_bytes_s: Limit of the reading, in bytes a second.
-            repair: Put damaged blobs into ``quarantine/``, and in their place right copies that the store or one of its
-                remotes has.
-            repair_from: Another store, any directory, or the URL of a remote, or several, with right bytes: copies of
-                checkpoints, files. They are read and compared before they are used. Implies `repair`.
-            progress: Called now and then with the bytes that were read and those to be read.
+            repair: Move damaged blobs into ``quarantine/``, and replace them with intact copies from the store or one
+                of its remotes.
+            repair_from: Another store, any directory, or the URL of a remote, or several, with intact copies of
+                checkpoints or files. They are read and compared before they are used. Implies `repair`.
+            progress: Called from time to time with the number of bytes read and the total.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             BadInput: An option is out of range, two do not go together, or a directory cannot be read.
-            RemoteError: There is no remote at a URL of `repair_from`, or it does not answer.
+            RemoteError: A URL of `repair_from` has no remote, or the remote does not answer.
             SaveFailed: A repair was asked for and the store cannot be written.
         """
         from ckstore.ops.verify.verify import Options, verify
@@ -1181,7 +1181,7 @@ class Store:
         Args:
             relink: Make files that hold the same blob one again, in a store that was copied without its hardlinks.
                 Each file that is kept for others is read whole first.
-            progress: Called now and then with the bytes that were read and those to be read.
+            progress: Called from time to time with the number of bytes read and the total.
 
         Raises:
             InUse: Others hold the lock of the catalog all the time.
@@ -1198,12 +1198,12 @@ class Store:
     def migrate(self) -> MigrateReport:
         """Convert a store that a draft of ckstore made; `open` does the same, unless it is told not to recover.
 
-        Each checkpoint gets a directory that is named after its id, and tags name that. No data is copied. A directory
-        without a manifest that can be read keeps its name.
+        The directory of each checkpoint is renamed after its id, and tags are rewritten. No data is copied. A directory
+        without a readable manifest keeps its name.
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
-            OSError: The system refused; another call, or the next opening, goes on.
+            OSError: A system call failed. Another call, or the next opening, continues.
         """
         from ckstore.ops.open.convert import convert
 
@@ -1214,20 +1214,20 @@ class Store:
     def touch(self, ref: RefLike | Iterable[RefLike] | None = None, *, run: str | None = None) -> TouchReport:
         """Renew the modification and access times of checkpoints, so that a filesystem that purges by age keeps them.
 
-        Saves do this for the blobs that they use, at most once a day. This is for checkpoints that no save uses any
-        more: older ones, and those of runs that ended. No data is read or written.
+        Saves do this for the blobs that they use, at most once a day. Use it for checkpoints that no save uses any
+        more: older ones, and those of finished runs. No data is read or written.
 
         Args:
-            ref: Which checkpoint, or several. None: all of the store, or of the run that the handle is bound to.
+            ref: One checkpoint or several. If None, all of the store, or of the run that the handle is bound to.
             run: All checkpoints of this run.
 
         Returns:
-            How many files have current times now, and which could not be renewed: those of other users. If there are
-            such files, a `CkstoreWarning` says the same.
+            The number of renewed files, and the files of other users, which cannot be renewed. If there are such files,
+            a `CkstoreWarning` says the same.
 
         Raises:
             BadInput: Refs and a run were given.
-            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint, or there is no such run.
+            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint, or the run does not exist.
             ReadOnlyStore: The store was opened for reading only.
         """
         from ckstore.ops.touch import touch
@@ -1377,13 +1377,12 @@ class Store:
 
         Args:
             ref: Which checkpoint, or several; None: the newest, unless an option says which.
-            remote: Name of a remote; None: the only remote that there is.
+            remote: Name of a remote. If None, the only remote.
             options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-            BadInput: The remote names its blobs by another hash, or it is a store, or the arguments contradict each
-                other.
+            BadInput: The remote uses another hash, it is a store, or the arguments contradict each other.
             DamagedBlob: Bytes are damaged here; they were not sent.
             RemoteError: There is no such remote, or it does not take something.
         """
@@ -1433,8 +1432,8 @@ class Store:
             ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id; None:
                 the newest there, unless an option says which.
             remote: As in `push`.
-            if_exists: As in `save`: what to do where another checkpoint has that run and step here. With ``replace``
-                newer ones are dropped as well, with `undo_by_rule_s` to bring them back. If a tag, a pin or a reader
+            if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops newer ones,
+                which can be undone for `undo_by_rule_s`. If a tag, a pin or a reader
                 keeps a newer one, the step still names that one, and the `warnings` of the report say so.
             options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
 
@@ -1718,7 +1717,7 @@ class Store:
         """Protect a checkpoint from retention and `delete`, durably.
 
         Args:
-            ref: Which checkpoint. It is protected by its id, so also when its step is saved again.
+            ref: The checkpoint. It is protected by its id, so it is also kept when its step is saved again.
             reason: Why; shown wherever it is kept because of the pin.
             expires: ``36h``, ``7d`` and the like, seconds, or a datetime with a time zone; None: never.
 

@@ -51,7 +51,7 @@ def install(accelerator: Any, store: Store, run: str | None = None) -> Installed
     Args:
         accelerator: An `accelerate.Accelerator`.
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
+        run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each training.
     """
     return Installed(accelerator, store, run)
 

@@ -30,7 +30,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
     Args:
         config: That of the engine.
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
+        run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each training.
 
     Attributes:
         resumed_inexactly: What does not continue exactly since the last `load`, and hyper-parameters of the optimizer
@@ -109,7 +109,7 @@ def install(engine: Any, store: Store, run: str | None = None) -> CkstoreCheckpo
     Args:
         engine: The engine.
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
+        run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each training.
     """
     made = CkstoreCheckpointEngine(getattr(engine, "_config", None), store, run)
     engine.checkpoint_engine = made

@@ -69,15 +69,16 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     A fit without a load begins a training: the first save raises `RunInUse` if the run has checkpoints of another one.
 
-    A marker pins its checkpoint, so it stays when its step is saved again, as by another callback.
-    When `ModelCheckpoint` removes a marker, its pin goes, and the checkpoint is deleted from the store, unless a tag, a
-    pin or another marker names it. A copy of a marker protects it only in the same directory.
+    A marker pins its checkpoint, so the checkpoint is kept when another callback saves the same step again.
+    When `ModelCheckpoint` removes a marker, its pin is removed, and the checkpoint is deleted from the store, unless a
+    tag, a pin or another marker names it. A copy of a marker protects it only in the same directory.
 
     Args:
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
-        delete: False: `ModelCheckpoint` removes markers only, and the store's own policy says what is kept. Only what
-            another callback replaces at its step is pinned then, until its marker is removed.
+        run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each training.
+        delete: If False, `ModelCheckpoint` removes only markers, and the policy of the store decides which checkpoints
+            are kept. Then only a checkpoint whose step another callback saves again is pinned, until its marker is
+            removed.
         background: Save while training goes on, by a process of its own. A marker is written, and what was to be
             removed meanwhile is, when the save before it is durable: at the next save, or at the end of the run. What
             a save raises is raised there.

@@ -72,14 +72,14 @@ class CkstoreTrainerMixin:
 
     ``train(resume_from_checkpoint=…)`` then takes ``True``: the newest valid checkpoint of the store; ``"auto"``: that,
     or the beginning where there is none; ``"ckstore:REF"``: that one, also an older one; or a directory, as always.
-    Without it a training begins: `RunInUse` if the run has checkpoints of another one.
+    Without it a new training begins, and `RunInUse` is raised if the run has checkpoints of another training.
 
     With ``save_total_limit=N`` the N newest directories and that of the best stay; others are deleted when the newest
     is durable in the store. After a resume `resumed_inexactly` has what does not continue exactly.
 
     Attributes:
         ckstore: The store. Set it on the class or the object before training.
-        ckstore_run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each
+        ckstore_run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each
             training.
         ckstore_saves: ``files``: those that the Trainer writes are committed. ``state``: weights and optimizer are
             saved themselves, and are no file in between. ``background``: so, too, by a process of its own while

@@ -19,8 +19,8 @@ class ElasticSampler:
 
     Args:
         dataset: A data set with a length, or the length.
-        shuffle: Whether each epoch has an order of its own; the program calls `set_epoch` in front of each.
-        seed: Of the order; the same on all ranks.
+        shuffle: Whether each epoch has a different order. The program calls `set_epoch` before each epoch.
+        seed: Seed of the order. It must be the same on all ranks.
         remainder: How the last samples are shared if there are fewer of them than ranks. ``repeat`` reads other samples
             of the epoch a second time, so that all ranks read the same number. ``drop`` leaves them out. ``share``
             gives some ranks one more, so that each sample is read once; `DistributedDataParallel` then needs its

@@ -113,14 +113,14 @@ def restore(
     Args:
         store: The store.
         ref: Which checkpoint; as in `Store.load`, ``latest-valid`` passes over damaged ones.
-        model: As given to `capture`, wrapped or not; so for all others.
+        model: The object that was given to `capture`, wrapped or not. The same applies to all other parts.
         optimizer: See `model`.
         scheduler: See `model`.
         scaler: See `model`.
         dataloader: See `model`.
         rng: Whether to set the random states of this rank.
-        strict: False: a part that the checkpoint lacks is reported and left as it is, and a data loader that cannot
-            take its place begins an epoch.
+        strict: If False, a part that the checkpoint lacks is reported and left unchanged, and a data loader that cannot
+            continue at its position begins an epoch.
         parts: Any other part by the name that it had in `capture`, such as ``ema=ema``.
 
     Raises:
