@@ -42,8 +42,8 @@ rule_options = adding(
         "--keep-best",
         metavar="METRIC[:min|max[:N]]",
         multiple=True,
-        help="Keep the best, or the N best, by a metric. Without min or max its name must plainly be that of a loss "
-        "(min) or a score (max). Repeatable.",
+        help="Keep the best, or the N best, by a metric. Without min or max the name decides, if it is "
+        "that of a known loss (min) or score (max). Repeatable.",
     ),
     click.option("--keep-hourly", metavar="N", type=_COUNT, help="Keep the newest of each of the last N hours."),
     click.option("--keep-daily", metavar="N", type=_COUNT, help="Keep the newest of each of the last N days."),

@@ -27,16 +27,21 @@ from ckstore_cli._types import Number, WholeNumber
 @click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for the checkpoint. Repeatable.")
 @if_exists_option("What to do if the run has another checkpoint at that step.")
 @click.option(
-    "--retries", type=WholeNumber(min=0), metavar="N", help="How often to try again. Default: as the store says."
+    "--retries",
+    type=WholeNumber(min=0),
+    metavar="N",
+    help="How many times to retry. Default: the setting of the store.",
 )
 @click.option(
-    "--wait-for-space", metavar="TIME", help="How long to wait on a full disk: 10m. Default: as the store says."
+    "--wait-for-space",
+    metavar="TIME",
+    help="How long to wait on a full disk, such as 10m. Default: the setting of the store.",
 )
 @click.option(
     "--parent",
     metavar="REF",
     shell_complete=complete_ref,
-    help="The checkpoint that this one continues; only one of the same training is replaced.",
+    help="The checkpoint that this one continues. Only checkpoints of the same training are replaced.",
 )
 @click.option("--times", is_flag=True, help="Keep modification times as well.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")

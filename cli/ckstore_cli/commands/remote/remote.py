@@ -167,10 +167,10 @@ def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -
 @click.argument("name")
 @framed
 def claims(frame: Frame, name: str) -> None:
-    """Say which stores rely on checkpoints at the remote NAME.
+    """Show which stores rely on checkpoints on the remote NAME.
 
-    A store that evicts a checkpoint claims the copy at the remote. No store removes
-    it there until the first one has the bytes again or drops the checkpoint.
+    A store that evicts a checkpoint claims the copy on the remote. No store removes
+    that copy until the first one has the bytes again or drops the checkpoint.
 
     \b
     Example:
@@ -199,11 +199,11 @@ def claims(frame: Frame, name: str) -> None:
 @click.argument("uuid")
 @framed
 def release(frame: Frame, name: str, uuid: str) -> None:
-    """End the claims of a store that is gone for good.
+    """End the claims of a store that is lost for good.
 
-    UUID is that of the store: ckstore remote claims shows it. What it relied on may then
-    be removed from the remote NAME. If the store still exists, it loses those
-    checkpoints when that happens.
+    UUID is that of the store, as shown by ckstore remote claims. The checkpoints that it
+    relied on may then be removed from the remote NAME. If the store still exists, it
+    loses these checkpoints when they are removed.
 
     \b
     Example:
@@ -230,9 +230,9 @@ def release(frame: Frame, name: str, uuid: str) -> None:
 def take_over(frame: Frame, name: str, run: str) -> None:
     """Mirror RUN to the remote NAME from this store, not from another one.
 
-    One store mirrors a run. When its node died, another store takes the run over
-    by itself ten minutes later; this command does it at once. If the former store
-    still runs, its checkpoints stay on its own disk from then on.
+    Only one store mirrors a run. If its node dies, another store takes over the run
+    automatically after ten minutes. This command does so at once. If the former store
+    is still in use, its later checkpoints remain on its own disk.
 
     \b
     Example:

@@ -32,11 +32,9 @@ def _timeout(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     show_default=True,
     help="exact: the same bits; tolerant: losses and tensors within --rtol and --atol.",
 )
+@click.option("--steps", type=WholeNumber(min=1), default=3, show_default=True, help="Number of steps before the save.")
 @click.option(
-    "--steps", type=WholeNumber(min=1), default=3, show_default=True, help="Train this many steps before the save."
-)
-@click.option(
-    "--compare", type=WholeNumber(min=1), default=5, show_default=True, help="Compare this many steps after it."
+    "--compare", type=WholeNumber(min=1), default=5, show_default=True, help="Number of steps to compare after it."
 )
 @click.option(
     "--point",
@@ -45,8 +43,8 @@ def _timeout(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     multiple=True,
     help="Save after --steps, or at the first end of an epoch. Repeatable. Default: both, if an epoch ends in time.",
 )
-@click.option("--rtol", type=Number(min=0), help="Of the profile tolerant: relative.  [default: 0.001]")
-@click.option("--atol", type=Number(min=0), help="Of the profile tolerant: absolute.  [default: 1e-06]")
+@click.option("--rtol", type=Number(min=0), help="Relative tolerance of the profile tolerant.  [default: 0.001]")
+@click.option("--atol", type=Number(min=0), help="Absolute tolerance of the profile tolerant.  [default: 1e-06]")
 @click.option("--ignore", metavar="NAME", multiple=True, help="This part or variable may differ. Repeatable.")
 @click.option("--seed", type=WholeNumber(min=0), default=0, show_default=True, help="Seed the random generators.")
 @click.option(
@@ -56,12 +54,12 @@ def _timeout(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     default="10m",
     show_default=True,
     callback=_timeout,
-    help="How long one process may take.",
+    help="Time limit of each process.",
 )
 @click.option(
     "--directory",
     type=UserPath(path_type=Path, exists=True, file_okay=False),
-    help="Put the temporary store here; it takes twice the space of a checkpoint.",
+    help="Directory for the temporary store, which takes twice the space of a checkpoint.",
 )
 @json_option
 @pass_frame
@@ -77,9 +75,9 @@ def check_resume(
     """Check that a training continues exactly after a resume.
 
     FUNCTION returns a ckstore.training.Loop. MODULE is the name of a module that
-    Python finds from here, or a file.py. Fresh processes run the training
-    without a stop, twice, save it to a temporary store, resume it, and compare
-    each step. What differs first is named. Needs torch, and no store.
+    Python can import in the current directory, or a file.py. Fresh processes run
+    the training twice without a stop, save it to a temporary store, resume it, and
+    compare each step. The first difference is named. Needs torch, but no store.
 
     \b
     Example:

@@ -82,7 +82,7 @@ _THREADS_HOW = "ckstore config threads --count 8"
 @click.argument("setting", required=False, metavar="[SETTING]", type=OneOf(_SETTINGS))
 @click.argument("name", required=False)
 @rule_options
-@click.option("--run", metavar="RUN", help="For retention: the policy of this run, or of those that a glob fits.")
+@click.option("--run", metavar="RUN", help="For retention: the policy of this run, or of the runs that match a glob.")
 @click.option(
     "--on/--off", "wanted", default=None, help="Turn a setting on or off. Give a policy by its rules instead of --on."
 )
@@ -94,25 +94,24 @@ _THREADS_HOW = "ckstore config threads --count 8"
     "processor.",
 )
 @click.option(
-    "--auto", "unset", is_flag=True, help="For shared, threads, cache: as the filesystem, or the machine, is."
+    "--auto", "unset", is_flag=True, help="For shared, threads, cache: detect from the filesystem or the machine."
 )
 @click.option(
     "--count",
     type=WholeNumber(min=0),
     metavar="N",
-    help="For threads: how many. For mirror and compact: how many stay. For retry: how often. For failures: how "
-    "many in a row.",
+    help="For threads: how many. For mirror and compact: how many to keep. For retry: how many times. For failures: "
+    "how many in a row.",
 )
 @click.option(
     "--time",
     "wait",
     metavar="TIME",
-    help="For undo and grace: how long dropped data waits: 30m, 2h, 1d; for evaluation: "
-    "how long an evaluator keeps its checkpoint; for mirror: "
-    "how long a checkpoint may be here alone before ckstore doctor warns; for compact: how old it is; for retry: how "
-    "long a save waits on a full disk.",
+    help="For undo and grace: how long dropped data is kept, such as 30m, 2h or 1d. For evaluation: how long an "
+    "evaluator keeps its checkpoint. For mirror: how long a checkpoint may be missing on the mirror before ckstore "
+    "doctor warns. For compact: the minimum age. For retry: how long a save waits on a full disk.",
 )
-@click.option("--bwlimit", metavar="SIZE", help="For mirror: bytes a second that it sends at most, such as 200MB.")
+@click.option("--bwlimit", metavar="SIZE", help="For mirror: the maximum upload rate per second, such as 200MB.")
 @framed
 def config(  # noqa: PLR0917 - one for each option
     frame: Frame,

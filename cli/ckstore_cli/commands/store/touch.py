@@ -16,10 +16,10 @@ from ckstore_cli._refs import complete_ref, complete_run
 def touch(frame: Frame, refs: tuple[str, ...], run: str | None) -> int:
     """Renew the times of the checkpoints REF, or of all.
 
-    Places for temporary data, such as /scratch, delete files that were not
-    modified or read for some weeks. A save renews the times of the blobs that it
-    uses. Run this for checkpoints that no save uses any more, if the rules of the
-    place allow it. No data is read or written.
+    Some filesystems for temporary data, such as /scratch, delete files that were
+    not modified or read for some weeks. A save renews the times of the blobs that
+    it uses. Run this for checkpoints that no save uses any more, if the rules of
+    the filesystem allow it. No data is read or written.
 
     \b
     Example:
