@@ -10,6 +10,7 @@ _CACHE, _TEMPORARY, _CROSSING = (
     "tests/remote/test_temporary.py",
     "tests/machines/test_crossing.py",
 )
+_KILLED = "tests/remote/test_killed_evict.py::test_a_gc_after_a_kill_anywhere_frees_what_is_free"
 
 PARTIES = [
     Mutant(
@@ -110,5 +111,33 @@ PARTIES = [
         "    if facts.links is None:\n",
         f"{_CROSSING}::test_a_save_into_a_run_with_a_project_of_its_own_names_the_projects",
         "assert",
+    ),
+    Mutant(
+        "a catalog looks again at a checkpoint before its blobs go",
+        "evict-touched-late",
+        "evict._let_go",
+        "        touch(lock)\n"
+        "        # One rename: its directory has all of its blobs, or none and the word where they are.\n",
+        "        # One rename: its directory has all of its blobs, or none and the word where they are.\n",
+        f"{_KILLED}[_evict]",
+        "assert",
+    ),
+    Mutant(
+        "a catalog looks again at a checkpoint before it stops saying that its blobs are elsewhere",
+        "restored-touched-late",
+        "ops.save.restore_blobs.restore_blobs",
+        "        touch(lock)\n        if is_local:\n",
+        "        if is_local:\n",
+        f"{_KILLED}[_pull]",
+        "assert",
+    ),
+    Mutant(
+        "names of blobs in an evicted checkpoint are inside the store",
+        "evicted-names-outside",
+        "_Names.__init__",
+        "known.get(key) != stamp or peek.exists(layout.checkpoint(key) / ELSEWHERE)",
+        "known.get(key) != stamp",
+        f"{_KILLED}[_pull]",
+        "LinkedBlob",
     ),
 ]

@@ -21,7 +21,7 @@ from ckstore.objects import trash
 from ckstore.objects.collector import Collected
 from ckstore.objects.generations import other_generations
 from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
-from ckstore.objects.layout import BLOBS
+from ckstore.objects.layout import BLOBS, ELSEWHERE
 from ckstore.ops.acts import describe_error
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.refs.listing import with_superseded
@@ -120,13 +120,14 @@ class _Names:
     def __init__(self, context: Context, dropping: Collection[CheckpointKey]) -> None:
         layout = self._layout = context.layout
         known = context.catalog.listing()
+        # A pull that was killed leaves names in an evicted checkpoint, and its row stays.
         self.listing = (
             tuple(layout.staging / name for name in trash.names_in(layout.staging)),
             tuple(layout.trash / name for name in trash.names_in(layout.trash)),
             tuple(
                 layout.checkpoint(key)
                 for key, stamp in layout.stamps().items()
-                if key in dropping or known.get(key) != stamp
+                if key in dropping or known.get(key) != stamp or peek.exists(layout.checkpoint(key) / ELSEWHERE)
             ),
         )
 
