@@ -140,4 +140,22 @@ PARTIES = [
         f"{_KILLED}[_pull]",
         "LinkedBlob",
     ),
+    Mutant(
+        "names of blobs that wait in trash since an eviction are inside the store",
+        "trashed-names-outside",
+        "_Names.outside",
+        "        inside += [folder / digest for folder in self.listing[1]]\n",
+        "",
+        "tests/remote/test_killed_evict.py::test_what_an_eviction_moved_to_trash_has_no_names_outside_the_store",
+        "LinkedBlob",
+    ),
+    Mutant(
+        "keep_remote drops locally only what has no bytes there",
+        "whole-dropped",
+        "KeepRemote._forget_here",
+        "if is_whole or document is None",
+        "if document is None",
+        "tests/remote/test_killed_evict.py::test_keep_remote_drops_nothing_here_that_a_killed_eviction_left_whole",
+        "assert",
+    ),
 ]

@@ -1,4 +1,4 @@
-"""An eviction or a pull that is killed anywhere: gc frees what is free, and says nothing false of what is not."""
+"""During and after an eviction or a pull, gc frees what is free and says nothing false about the rest."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import Store
+from ckstore import RetentionPolicy, Store
+from ckstore.remote.elsewhere import attest
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
-from tests.support.crashing import run_and_kill
+from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.stores import check_links
 
 pytestmark = pytest.mark.usefixtures("no_mirror_process")
@@ -59,3 +60,42 @@ def test_a_gc_after_a_kill_anywhere_frees_what_is_free(tmp_path: Path, act: Call
         shutil.rmtree(path)
         if not was_killed:
             return
+
+
+def test_what_an_eviction_moved_to_trash_has_no_names_outside_the_store(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    Store.init(path, chunk_bytes=MIB).close()
+    # With a catalog of its own: other hosts may use the store, and what is in trash waits for the grace.
+    with Store.open(path, catalog_path=tmp_path / "own" / "catalog.db") as store:
+        store.remotes.add(_REMOTE, tmp_path / "remote")
+        for step in (1, 2):
+            store.save(state(step), step=step)
+        store.push(all=True, remote=_REMOTE)
+        _evict(store)
+
+        report = store.gc()
+
+        assert report.trash_left != ()
+        assert report.linked_elsewhere == ()
+        assert store.gc(exclusive=True).trash_left == ()
+        assert same(store.load(1), state(1))
+    check_links(path)
+
+
+def test_keep_remote_drops_nothing_here_that_a_killed_eviction_left_whole(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.remotes.add(_REMOTE, tmp_path / "remote")
+        store.config.mirror = _REMOTE
+        store.config.keep_remote = RetentionPolicy(keep_last=1)
+        for step in (1, 2):
+            store.save(state(step), step=step)
+        store.push(all=True, remote=_REMOTE)
+        assert run_and_kill_instead(lambda: _evict(Store.open(store.path)), attest, "write_claim")
+
+        report = store.remotes.prune(_REMOTE)
+
+        assert report.retention is not None
+        assert [info.step for info in report.retention.dropped] == [1]
+        assert [info.step for info in store.checkpoints()] == [1, 2]
+        assert same(store.load(1), state(1))
+    check_links(tmp_path / "store")

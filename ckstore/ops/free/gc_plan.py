@@ -145,6 +145,8 @@ class _Names:
         """Return how many names outside the store the canonical blob has; no checkpoint that stays uses it."""
         canonical = self._layout.blob(digest)
         inside = [folder / BLOBS / digest for folders in self.listing for folder in folders]
+        # What an eviction moves to trash is the directory of the blobs itself.
+        inside += [folder / digest for folder in self.listing[1]]
         names = NameCount()
         for path in (canonical, *inside, *self._loose):
             names.add(digest, path)

@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from functools import partial
 
 from ckstore.errors import CkstoreError, InUse, NoSuchRef, RemoteError
-from ckstore.fs import locks
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.seal import read
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
+from ckstore.objects.checkpoints import judge_blobs
 from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.ops.acts import why_of
 from ckstore.ops.config_file import MIRROR, setting_of
@@ -30,6 +30,7 @@ from ckstore.ops.failures import OF_ALL
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.mirrored import note_pruned
+from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_id
 from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims
@@ -217,9 +218,12 @@ class KeepRemote:
             return ""
         context = self.context
         try:
-            with locks.lock_shared(context.layout.checkpoint(info.key)) as lock:
+            with open_directory(context, info) as directory:
+                lock = directory.lock
                 document = read_elsewhere(lock.fd)
-            if document is None or any(holder.uuid != uuid for holder in document.remotes):
+                is_whole = not judge_blobs(lock.inside, lock.fd, directory.manifest).elsewhere
+            # An eviction that was killed before the bytes went left its word: what is whole here stays here.
+            if is_whole or document is None or any(holder.uuid != uuid for holder in document.remotes):
                 return ""
             make_kept_durable(context, info.run)
             why = f"it is only at {self.remote.name}, and goes there by keep_remote: {'; '.join(entry.reasons)}"
