@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,8 +121,9 @@ def judge(mutants: Sequence[Mutant], folder: Path) -> list[Outcome]:
     return outcomes
 
 
-def run(mutant: Mutant) -> Outcome:
-    """Make the mutant in a copy of the sources, and run the test that catches it."""
+@contextmanager
+def copied(mutants: Sequence[Mutant]) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Give a copy of the sources with mutants, of which no two change one file, and an environment that uses it."""
     with tempfile.TemporaryDirectory(prefix="ckstore-mutant-") as folder:
         copy = Path(folder)
         copy.chmod(0o755)  # tests of several users use it as each of them
@@ -129,11 +131,20 @@ def run(mutant: Mutant) -> Outcome:
             left_out = ["__pycache__"] if name == "docs" else ["__pycache__", "*.md"]
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(*left_out))
         shutil.copy2(ROOT / "pyproject.toml", copy)
-        file, sources = mutant.changed()
-        (copy / "ckstore" / file).write_text(sources, encoding="utf-8")
+        changed = dict(mutant.changed() for mutant in mutants)
+        if len(changed) != len(mutants):
+            raise ValueError(f"two of {[mutant.name for mutant in mutants]} change one file")
+        for file, sources in changed.items():
+            (copy / "ckstore" / file).write_text(sources, encoding="utf-8")
         unset = ("CKSTORE_CRASH", "CKSTORE_CRASH_REPORT", "PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment["PYTHONPATH"] = os.pathsep.join([str(copy), str(copy / "cli"), str(copy / "migrations")])
+        yield copy, environment
+
+
+def run(mutant: Mutant) -> Outcome:
+    """Make the mutant in a copy of the sources, and run the test that catches it."""
+    with copied([mutant]) as (copy, environment):
         environment["HYPOTHESIS_PROFILE"] = "mutants"  # so that it is no chance whether a law meets it
         if mutant.caught_by.startswith(_SAMPLED_LANES):
             environment["CKSTORE_CRASH"] = "full"  # whether a sample meets the call would be chance

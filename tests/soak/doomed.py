@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ckstore import Store
-from ckstore.errors import InUse, NoSuchRef
+from ckstore.errors import CkstoreError, InUse, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.settings.retention import RetentionPolicy
 from tests.soak.ledger import Ledger, Place
@@ -60,11 +60,17 @@ def token_of(loaded: dict[str, Any], name: str) -> int:
     return token
 
 
-def check_promised(store: Store, ledger: Ledger, draw: random.Random | None = None, run: str | None = None) -> int:
+def check_promised(
+    store: Store,
+    ledger: Ledger,
+    draw: random.Random | None = None,
+    run: str | None = None,
+    gone: tuple[type[CkstoreError], ...] = (NoSuchRef,),
+) -> int:
     """Load every checkpoint that was promised (of one run), while others go on; return how many there were.
 
     With `draw`, some that it chooses: members that look at all of them are killed before they do anything else, the
-    store grows, and the next ones look even longer.
+    store grows, and the next ones look even longer. `gone` is what the load of one may say that was dropped meanwhile.
 
     Raises:
         RuntimeError: One is gone, or holds something else.
@@ -72,19 +78,20 @@ def check_promised(store: Store, ledger: Ledger, draw: random.Random | None = No
     places = [place for place in ledger.read().promised if run in (None, place[0])]
     if draw is not None and len(places) > _LOOKED_AT_MOST:
         places = draw.sample(places, _LOOKED_AT_MOST)
-    return sum(_check_place(store, ledger, place) for place in places)
+    return sum(_check_place(store, ledger, place, gone) for place in places)
 
 
-def _check_place(store: Store, ledger: Ledger, place: Place) -> int:
+def _check_place(store: Store, ledger: Ledger, place: Place, gone: tuple[type[CkstoreError], ...]) -> int:
     name = f"{place[0]}@{place[1]}"
     for _ in range(_TRIES):
         since = ledger.read().last_acknowledged(place)
         try:
             token = token_of(store.load(name), name)
-        except NoSuchRef as error:
+        except gone as error:
             if ledger.read().may_be_gone(place):
                 return 0
-            if place in {(info.run, info.step) for info in store.checkpoints(place[0])}:
+            is_replaced = isinstance(error, NoSuchRef) or len(ledger.read().tokens(place, since=since)) > 1
+            if is_replaced and place in {(info.run, info.step) for info in store.checkpoints(place[0])}:
                 time.sleep(_PAUSE_S)  # replaced between two looks at it
                 continue
             raise RuntimeError(f"{name} was acknowledged, not dropped, and is gone") from error
@@ -95,9 +102,10 @@ def _check_place(store: Store, ledger: Ledger, place: Place) -> int:
     raise RuntimeError(f"{name} could not be loaded in {_TRIES} tries")
 
 
-def check_warnings(store: Store) -> None:
-    """Raise if the store found something that is not whole, which no kill may leave."""
-    bad = [warning for warning in store.warnings if "damaged" in warning or "incomplete checkpoint" in warning]
+def check_warnings(store: Store, but: str = "") -> None:
+    """Raise if the store found something that is not whole, which no kill may leave; `but`: a run that was spoilt."""
+    found = [warning for warning in store.warnings if not but or f"{but}@" not in warning]
+    bad = [warning for warning in found if "damaged" in warning or "incomplete checkpoint" in warning]
     if bad:
         raise RuntimeError(f"the store warns: {bad}")
 
@@ -107,12 +115,11 @@ def _token() -> int:
     return _TOKENS.getrandbits(50)
 
 
-def saver(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> Callable[[], None]:
+def saver(store: Store, ledger: Ledger, run: str, draw: random.Random) -> Callable[[], None]:
     """Save: the next step of a run of its own, or of one that two share; the newest one again, or another instead.
 
     It waits while the run has too many, else the savers would outrun those who drop, and nothing would be freed.
     """
-    run = SHARED_RUN if slot >= 6 else "abcdef"[slot]
 
     def save(step: int | None, token: int, **how: Any) -> None:
         ledger.trying(run, step, token)
@@ -120,7 +127,8 @@ def saver(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> Calla
         ledger.acknowledged(run, info.step, token)
 
     def act() -> None:
-        if len(store.checkpoints(run)) > RUN_MOST:
+        infos = store.checkpoints(run)
+        if len(infos) > RUN_MOST:
             time.sleep(_PAUSE_S)
             return
         token = _token()
@@ -130,7 +138,8 @@ def saver(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> Calla
         newest = store.latest(run=run)
         if newest is None or draw.random() < 0.7:
             tags = (f"best-{run}",) if draw.random() < 0.2 else ()
-            save(0 if newest is None else newest.step + 1, token, tags=tags)
+            # A store that was set back can have a greater step than the newest one.
+            save(1 + max((info.step for info in infos), default=-1), token, tags=tags)
         elif draw.random() < 0.5:
             save(newest.step, token, if_exists="replace", parent=newest)
         else:
@@ -148,7 +157,7 @@ def _same_again(store: Store, ledger: Ledger, newest: CheckpointInfo) -> None:
     ledger.did(same_again=1)
 
 
-def collector(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> Callable[[], None]:
+def collector(store: Store, ledger: Ledger, run: str, draw: random.Random) -> Callable[[], None]:
     """Keep the last three of each run, now and then drop one more, or compact older ones; free what they leave."""
     policy = RetentionPolicy(keep_last=KEEP_LAST)
 
@@ -186,7 +195,7 @@ def _delete(store: Store, ledger: Ledger, info: CheckpointInfo) -> None:
     ledger.did(deleted=1)
 
 
-def reader(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> Callable[[], None]:
+def reader(store: Store, ledger: Ledger, run: str, draw: random.Random) -> Callable[[], None]:
     """Map checkpoints and look at them again while others drop them; or keep one open and read it bit by bit."""
     mapped: deque[tuple[str, dict[str, Any], int]] = deque(maxlen=_MAPPED_AT_ONCE)
 
@@ -220,7 +229,7 @@ def reader(store: Store, ledger: Ledger, slot: int, draw: random.Random) -> Call
     return act
 
 
-Role = Callable[[Store, Ledger, int, random.Random], Callable[[], None]]
+Role = Callable[[Store, Ledger, str, random.Random], Callable[[], None]]
 ROLES: tuple[Role, ...] = (*(saver,) * 8, *(collector,) * 2, *(reader,) * 4)
 """Who works at the store: each slot is filled again as soon as its process was killed."""
 
@@ -230,9 +239,10 @@ def live(slot: int, path: Path, ledger: Ledger, seed: int, tell: Callable[[], ob
     draw = random.Random(seed)
     with Store.open(path) as store:
         check_warnings(store)
-        run = "abcdef"[slot] if slot < 6 else draw.choice(["abcdef"[slot % 6], SHARED_RUN])
-        ledger.did(starts=1, checked_at_start=check_promised(store, ledger, draw, run))
-        act = ROLES[slot](store, ledger, slot, draw)
+        run = SHARED_RUN if slot >= 6 else "abcdef"[slot]
+        looked_at = run if slot < 6 else draw.choice(["abcdef"[slot % 6], SHARED_RUN])
+        ledger.did(starts=1, checked_at_start=check_promised(store, ledger, draw, looked_at))
+        act = ROLES[slot](store, ledger, run, draw)
         while True:
             act()
             tell()

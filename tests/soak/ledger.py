@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ class Ledger:
     def dropping(self, places: list[Place]) -> None:
         """These checkpoints are about to be dropped, if nothing speaks against it."""
         self._line(["drop", *places])
+
+    def at_remote(self, run: str, step: int, token: int) -> None:
+        """The remote was seen to have that checkpoint, or a later one of its step."""
+        self._line(["remote", run, step, token])
+
+    def rules(self, keep_last: int, runs: Sequence[str]) -> None:
+        """From now on a rule may remove, at any moment, what is not among so many newest of these runs."""
+        self._line(["rules", keep_last, *runs])
+
+    def begins_again(self, promised: dict[Place, int]) -> None:
+        """The store was lost, or set back: place -> token of what it must have; the rest may be there."""
+        self._line(["again", *([*place, token] for place, token in promised.items())])
 
     def did(self, **counts: int) -> None:
         """Something else was done, so many times."""
@@ -81,12 +94,16 @@ class History:
         tried: For each run the saves that were begun, as (number of the line, step or None, token).
         acknowledged: For each place the last save that returned.
         dropped: For each place the number of the last line that says it is about to be dropped.
+        remote: For each place the last save that the remote was seen to have.
+        rules: For each run how many of its newest checkpoints a rule keeps.
         did: How often what was done.
     """
 
     tried: dict[str, list[tuple[int, int | None, int]]] = field(default_factory=dict)
     acknowledged: dict[Place, Save] = field(default_factory=dict)
     dropped: dict[Place, int] = field(default_factory=dict)
+    remote: dict[Place, Save] = field(default_factory=dict)
+    rules: dict[str, int] = field(default_factory=dict)
     did: Counter[str] = field(default_factory=Counter)
     _lines: int = 0
     _begun: dict[int, int] = field(default_factory=dict)
@@ -106,6 +123,15 @@ class History:
             self.did["acknowledged"] += 1
         elif what == "drop":
             self.dropped.update(dict.fromkeys(((run, step) for run, step in rest), self._lines))
+        elif what == "remote":
+            run, step, token = rest
+            self.remote[run, step] = max(self.remote.get((run, step), (0, 0)), (self._begun[token], token))
+        elif what == "rules":
+            keep_last, *runs = rest
+            self.rules.update(dict.fromkeys(runs, keep_last))
+        elif what == "again":
+            self.acknowledged = {(run, step): (self._begun[token], token) for run, step, token in rest}
+            self.dropped.clear()
         else:
             self.did.update(rest[0])
 
@@ -117,7 +143,15 @@ class History:
     def may_be_gone(self, place: Place) -> bool:
         """Whether there may be no checkpoint at a place."""
         began, _ = self.last_acknowledged(place)
-        return not began or self.dropped.get(place, 0) > began
+        return not began or self.dropped.get(place, 0) > began or self.is_beyond(place, began)
+
+    def is_beyond(self, place: Place, began: int) -> bool:
+        """Whether a rule may have removed what was saved in that line, since enough steps were begun after it."""
+        run, step = place
+        if run not in self.rules:
+            return False
+        later = {at if at is not None else -line for line, at, _ in self.tried[run] if line > began}
+        return len(later - {step}) >= self.rules[run]
 
     def last_acknowledged(self, place: Place) -> Save:
         """Return the last save at a place that returned, or (0, 0)."""
@@ -141,6 +175,10 @@ class History:
             and (at == step or (at is None and not began and not self._is_elsewhere(other, place)))
         }
         return later | {token} if began else later
+
+    def is_known(self, run: str, step: int, token: int) -> bool:
+        """Whether a save of that state at that step was begun."""
+        return any(token == other and at in {step, None} for _, at, other in self.tried.get(run, []))
 
     def _is_elsewhere(self, token: int, place: Place) -> bool:
         """Whether a save without a step was acknowledged at another place."""
