@@ -977,7 +977,7 @@ class Store:
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
-            BadInput: `metric`, `run` or `mode` is invalid, or `mode` is None and the name does not plainly say one.
+            BadInput: `metric`, `run` or `mode` is invalid, or `mode` is None and the name does not decide it.
         """
         from ckstore.ops.refs.find import best_by
 
@@ -1196,7 +1196,7 @@ class Store:
 
     @act
     def migrate(self) -> MigrateReport:
-        """Convert a store that a draft of ckstore made; `open` does the same, unless it is told not to recover.
+        """Convert a store that a draft of ckstore made; `open` does the same, unless called with ``recover=False``.
 
         The directory of each checkpoint is renamed after its id, and tags are rewritten. No data is copied. A directory
         without a readable manifest keeps its name.
