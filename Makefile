@@ -91,11 +91,12 @@ pytest: $(STAMP)
 shares: $(STAMP) ## Write which share of the processor each room took in the latest whole `make test` into CONTRIBUTING.md
 	$(BIN)/python -m tests.tools.shares build/tests.xml CONTRIBUTING.md
 
-lint: $(STAMP) ## ruff, mypy and the import contracts
+lint: $(STAMP) ## ruff, mypy, the import contracts and the check of prose
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.tools.prose
 	@$(BIN)/python -m tests.tools.lines
 
 format: $(STAMP) ## Let ruff format and fix what it can
