@@ -21,7 +21,7 @@ COMMANDS = "cli/ckstore_cli/commands/"
 """A command has the name of what it calls."""
 
 _ADVERBS = """again ago ahead alone already also anew apart aside away back beforehand elsewhere else ever here how
-instead maybe most never not now often once only perhaps quite seldom so soon still then there therefore thus together
+instead maybe most never not now often once perhaps quite seldom so soon still then there therefore thus together
 too twice very well when where why yet unchanged"""
 _PRONOUNS = """all any anybody anyone both each either everybody everyone he her hers him his it its many mine most
 neither nobody none nothing one other others our ours she some somebody someone such that their theirs them these they
