@@ -17,7 +17,7 @@ from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
 from ckstore.ops.acts import act, act_in_memory, check_options, places_of
-from ckstore.saver.subscribers import SUBSCRIBERS, wake_mirror
+from ckstore.saver.helper_processes import SUBSCRIBERS, wake_mirror
 from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:

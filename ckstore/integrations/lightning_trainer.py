@@ -1,7 +1,7 @@
-"""What a Trainer of Lightning says about itself: its settings, and whether a save is its last one.
+"""Settings of a Trainer of Lightning, and whether a save is its last one.
 
-Lightning gives a `CheckpointIO` no Trainer. It is found among the callers, since methods of a Trainer call the
-`CheckpointIO`. Elsewhere, as in the thread of `AsyncCheckpointIO`, there is none, and nothing is compared.
+Lightning passes no Trainer to a `CheckpointIO`. The Trainer is looked up in the call stack, since its methods call the
+`CheckpointIO`. The thread of `AsyncCheckpointIO` has no Trainer in its stack. Settings are not compared in that case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPTIONS = ("precision", "gradient_clip_val", "gradient_clip_algorithm")
 
 
 def calling_trainer() -> Trainer | None:
-    """Return the Trainer that calls; None: it is not among the callers."""
+    """Return the Trainer in the call stack, or None."""
     frame = inspect.currentframe()
     while frame is not None:
         # Only of these frames: to read the variables of a frame keeps their values until it ends.
@@ -92,7 +92,7 @@ class ComparesSettings(Callback):
     """Compares the settings of a training with those of the checkpoint that it resumes from, once all are known.
 
     Args:
-        inexact: Returns what does not continue exactly under these conditions; one sentence each.
+        inexact: Returns one sentence for each difference from these conditions.
         tell: Called with that, and with the settings of optimizers that the checkpoint has replaced.
     """
 
@@ -109,7 +109,7 @@ class ComparesSettings(Callback):
         trainer.callbacks[:] = [cls(*arguments), *others]  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Take note of what the program gives its optimizers: the state of these is loaded next."""
+        """Record the settings of the optimizers before the checkpoint replaces their state."""
         del pl_module
         self._given = settings_of(trainer.optimizers)
 

@@ -292,7 +292,7 @@ NEW: tuple[Origin, ...] = ("saved", "replaced")  # a save of this process added 
 
 @dataclass
 class Publication:
-    """A checkpoint that was published, durable and tagged: what the subscribers of its store are told."""
+    """A published checkpoint, durable and tagged, as the subscribers of its store receive it."""
 
     context: Context
     checkpoint: CheckpointInfo
@@ -305,7 +305,7 @@ class Publication:
 
     @property
     def info(self) -> CheckpointInfo:
-        """What the save returns, as far as it is known now."""
+        """The info that the save returns, with the warnings and counters so far."""
         times: Mapping[str, Any] = self.laps.seconds
         counters = None if self.counters is None else replace(self.counters, **times)
         return replace(self.checkpoint, warnings=tuple(self.notes), counters=counters)

@@ -18,6 +18,9 @@ ALLOWED = {
     "docs/changelog.d": "notes of what was, edited at a release",
     "tests/docs/plain_english.txt": "the list",
     "tests/docs/test_plain_english.py": "tries the list",
+    "tests/tools/names.py": "lists words that are no names",
+    "tests/tools/prose.py": "lists habits",
+    "tests/tools/test_prose.py": "tries them",
 }
 # What is read as a space: line ends, with the sign of a comment or a quote that follows, and the underscores of a name.
 BETWEEN = re.compile(r"\n\s*(?:#:?|>|//)?\s*|_|\s+")

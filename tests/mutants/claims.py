@@ -293,7 +293,7 @@ CLAIMS = [
     Mutant(
         "a deleted checkpoint that can be brought back is claimed again as well",
         "lost-claims-of-listed-alone",
-        "claim_again._evicted",
+        "lost_claims._evicted",
         "    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be brought back\n",
         "",
         f"{_LISTING}::test_a_remote_restored_from_before_an_eviction_gets_claims_notes_and_checkpoints_again",

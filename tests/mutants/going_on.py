@@ -147,7 +147,7 @@ GOING_ON = [
     Mutant(
         "settings that cannot be read after a commit are reported once",
         "settings-reported-by-each",
-        "subscribers._asks_for",
+        "helper_processes._asks_for",
         "        return False\n",
         "        raise\n",
         f"{_SUBSCRIBERS}::test_settings_that_cannot_be_read_are_told_once",

@@ -211,7 +211,7 @@ class Meeting:
                         _flip(blob)
 
     def settle(self, seed: int) -> None:
-        """Look at everything, now that nobody is at work; then let a node be lost, or a store be restored."""
+        """Look at everything, now that no process is at work; then let a node be lost, or a store be restored."""
         draw = random.Random(seed)
         for party in self.parties.values():
             self._settle_one(party, draw)

@@ -111,7 +111,7 @@ class Member:
         self._collect = doomed.collector(store, self.ledger, "", draw)
 
     def save(self) -> None:
-        """Save to the run that nobody else has: a new step, or the newest one again."""
+        """Save to the run of this member alone: a new step, or the newest one again."""
         self._savers[self.party.name]()
 
     def save_common(self) -> None:
@@ -154,14 +154,14 @@ class Member:
         self.draw.choice((*acts, self.undo, self.look, self.verify, self.name_one))()
 
     def push(self) -> None:
-        """Push some of the run that nobody else has."""
+        """Push a part of the run of this member."""
         chosen = self._some(self.store.checkpoints(self.party.name))
         if chosen:
             self.store.push(chosen, REMOTE)
             self.ledger.did(pushed=len(chosen))
 
     def pull(self) -> None:
-        """Bring bytes back, of what nobody had the right to remove at the remote."""
+        """Pull checkpoints that no member had the right to remove from the remote."""
         here = promised(self.ledger)
         infos = [info for info in self.store.checkpoints() if info.elsewhere and (info.run, info.step) in here]
         chosen = self._some(infos)
@@ -280,7 +280,7 @@ def promised(ledger: Ledger) -> dict[Place, tuple[int, int]]:
 def check_known(ledgers: Iterable[Ledger], info: CheckpointInfo, token: int) -> None:
     """Raise if no party has saved that state at that step."""
     if not any(ledger.read().is_known(info.run, info.step, token) for ledger in ledgers):
-        raise RuntimeError(f"{info.name} holds {token}, which nobody saved there")
+        raise RuntimeError(f"{info.name} holds {token}, which no member saved there")
 
 
 def note_mirrored(party: Party, store: Store, ledger: Ledger, before: dict[Place, int]) -> None:

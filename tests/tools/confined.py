@@ -39,7 +39,7 @@ class Capability:
 
 
 CAPABILITIES = (
-    Capability("remotes", ("remote/",), frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}), 63),
+    Capability("remotes", ("remote/",), frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}), 64),
     Capability(
         "encoded pieces",
         ("codecs/", "ops/compact/", "objects/encoded.py", "model/manifest/encoding.py"),
@@ -47,8 +47,8 @@ CAPABILITIES = (
         37,
     ),
     Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 52),
-    Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 70),
-    Capability("ranks", ("ranks/",), frozenset({"rank", "ranks"}), 29),
+    Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 69),
+    Capability("ranks", ("ranks/",), frozenset({"rank", "ranks"}), 31),
     Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 14),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 9),
 )

@@ -205,9 +205,9 @@ def _check_on_failure(on_failure: OnFailure, store: object) -> None:
 
 
 def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> Any:
-    """Return a future that ends when the store of this node has taken what was saved, too.
+    """Return a future that also waits until the store of this node has the checkpoint.
 
-    With a `tolerant` store a failure of the storage is its result, as long as the training may go on without the save.
+    With a `tolerant` store a failure of the storage is its result, as long as the training may continue without it.
     """
     if not isinstance(saving, Future):  # of torch's own stagers
         return saving

@@ -190,12 +190,12 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
 
 
 def check_remote_ages(directories: Mapping[str, str]) -> DoctorFinding | None:
-    """Return what is to be said of remotes whose directory may be purged by age; `directories`: by their names."""
+    """Return a finding about remotes whose directories may be purged by age; `directories` are by remote name."""
     told = [f"{name} ({path})" for name, path in directories.items() if _often_purged(path)]
     if not told:
         return None
-    do = "keep the remote elsewhere, or a second one: ckstore remote add; ckstore touch renews a store, and no remote"
-    what = "files there are often deleted by age, and nothing renews those of a remote"
+    do = "move the remote, or add a second one with ckstore remote add; ckstore touch renews only the store"
+    what = "files in such directories are often deleted by age, and objects of a remote are not renewed"
     return DoctorFinding("warning", "purge of remotes", f"{_listed(told)}: {what}", do)
 
 

@@ -60,7 +60,7 @@ class Evaluator:
         self._waiting |= {info.id: info for info in found if self._lacks(info)}
 
     def pass_over(self, ids: Iterable[str]) -> None:
-        """Take note of checkpoints that are not to be given."""
+        """Skip these checkpoints."""
         self._settled.update(ids)
 
     def tell_dropped(self, run: str) -> None:
@@ -89,7 +89,7 @@ class Evaluator:
         try:
             return [one for one in events.events(self._context, run=run or None) if one.event == "dropped" and one.id]
         except (CkstoreError, OSError) as error:  # it decides nothing, and evaluations go on
-            warn(f"it cannot be told which checkpoints are dropped before their evaluation: {error}")
+            warn(f"checkpoints that are deleted before their evaluation cannot be named: {error}")
             return []
 
     def _lacks(self, info: CheckpointInfo) -> list[str]:

@@ -32,7 +32,7 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
         # of the remote that has them.
         files.sync_directory(own)
         is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
-        # First: whoever is killed after the next step leaves a checkpoint with names that no row counts.
+        # First, since a kill after the next step leaves a checkpoint with names that no row counts.
         touch(lock)
         if is_local:
             remove_elsewhere(lock)

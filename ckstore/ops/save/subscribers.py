@@ -1,9 +1,9 @@
-"""What follows a commit: each subscriber of the open store is told of it, in the order of one list.
+"""Calls the subscribers of an open store after each commit, in the order of one list.
 
 Retention and the journal come first, then what higher floors gave when the store was opened (the processes that mirror
-and compact), and the metrics last, which count all of it. They are told in the thread of the save, before it is
-acknowledged to its caller; the checkpoint is durable and tagged by then. None can make the save fail: an error of one
-becomes a warning of the save and a problem of the store, and the next ones are still told.
+and compact), and the metrics last, which count all of it. They are called in the thread of the save, after the
+checkpoint is durable and tagged and before the save returns. No subscriber can make the save fail. An error of one
+becomes a warning of the save and a problem of the store, and the next subscribers are still called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ckstore.ops.free.make_room import failed_afterwards, keep_policy
 
 
 def tell_subscribers(publication: Publication) -> CheckpointInfo:
-    """Tell each subscriber of a checkpoint that was published; return what its save returns."""
+    """Call each subscriber with a published checkpoint, and return the info that its save returns."""
     problems = publication.context.notices.problems
     for name, told in (_RETENTION, _JOURNAL, *publication.context.subscribers, _METRICS):
         try:

@@ -244,7 +244,7 @@ def _let_go(context: Context, one: Going) -> str:
         document = read_elsewhere(lock.fd)
         if document is None or one.holder not in document.remotes:
             return "another process evicts it"
-        # Also before the rename: whoever is killed after it leaves rows that count blobs, and gc would never free them.
+        # Also before the rename: a kill after it leaves rows that count blobs, and gc would never free them.
         touch(lock)
         # One rename: its directory has all of its blobs, or none and the word where they are.
         target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")

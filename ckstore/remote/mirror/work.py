@@ -21,9 +21,9 @@ from ckstore.remote import transfer
 from ckstore.remote.asking import PAGE_ASKS, look
 from ckstore.remote.beside import annotations_of, pins_of, tags_of
 from ckstore.remote.documents.claims import end_claims
-from ckstore.remote.elsewhere.claim_again import claim_again
 from ckstore.remote.elsewhere.evict import keep_local
 from ckstore.remote.elsewhere.listing import missing_at
+from ckstore.remote.elsewhere.lost_claims import claim_again
 from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote

@@ -30,8 +30,8 @@ from ckstore.ops.context import Context
 from ckstore.ops.save.lineage import named_parent
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
+from ckstore.saver.helper_processes import SUBSCRIBERS
 from ckstore.saver.server.report import Inbox, Reporter
-from ckstore.saver.subscribers import SUBSCRIBERS
 
 
 def main(fd: int | str) -> None:

@@ -95,7 +95,7 @@ def _ended(pid: int, timeout_s: float) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes]) -> int | None:
-    """Kill the process and its own children, and return its status; None: it is still there."""
+    """Kill the process and its own children. Return its status, or None if it still runs after a wait."""
     with contextlib.suppress(ProcessLookupError):  # where SIGCHLD is ignored, and all have ended
         os.killpg(child.pid, signal.SIGKILL)
     try:

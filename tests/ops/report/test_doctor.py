@@ -241,5 +241,5 @@ def test_a_remote_in_a_directory_that_is_often_purged_is_named(tmp_path: Path) -
 
         found = told(store, "purge of remotes")
 
-    assert found.startswith(f"warning: far ({tmp_path}/scratch/far): files there are often deleted by age")
+    assert found.startswith(f"warning: far ({tmp_path}/scratch/far): files in such directories are often deleted")
     assert "near" not in found

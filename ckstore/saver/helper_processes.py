@@ -1,7 +1,7 @@
 """Starts the processes that work on a store beside its training: the one that mirrors, and the one that compacts.
 
-As subscribers of an open store they are told of each checkpoint that it publishes. What starts them is imported only
-where the settings ask for it: few stores have either, and it takes a process of a command 20 ms.
+Both are subscribers of an open store. The modules that start them are imported only if the settings ask for it: few
+stores have either, and the import takes 20 ms.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Claims of this store that left a remote, as where it was emptied or restored from a backup, are written again.
+"""Restores the claims of this store that a remote has lost, for example when it was emptied or restored from a backup.
 
-Without them another store removes there what this store reads from nowhere else. Source: docs/format/remote-v1.md,
+Without its claim another store may remove the only copy of an evicted checkpoint. Source: docs/format/remote-v1.md,
 "Evict".
 """
 
@@ -26,9 +26,9 @@ from ckstore.remote.push import Manner
 
 
 def claim_again(context: Context, remote: Remote) -> int:
-    """Claim at a remote what this store let go of because of it, and has no claim on there; return how many it were.
+    """Claim again the checkpoints evicted to a remote whose claims it has lost, and return their number.
 
-    Checkpoints that the remote does not have any more are left out.
+    Checkpoints that the remote no longer has are skipped.
 
     Raises:
         RemoteError: The remote does not answer, or another remote is at its place.
@@ -53,7 +53,7 @@ def claim_again(context: Context, remote: Remote) -> int:
 
 
 def _evicted(context: Context) -> Iterator[Inside]:
-    """Give the directories of checkpoints, listed or dropped, that may have let go of bytes."""
+    """Yield the directories of checkpoints, listed or deleted, that may be evicted."""
     layout = context.layout
     yield from (layout.checkpoint(info.key) for info in infos(context, superseded=True) if info.elsewhere)
     dropped = (layout.trash / name for name in trash.names_in(layout.trash))
