@@ -26,7 +26,7 @@ from ckstore.integrations import own_run
 from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import CONDITIONS, inexact, last_save_s, ref_of
 from ckstore.integrations.lightning_exact import KEY, ExactResume
-from ckstore.integrations.lightning_trainer import ComparesSettings, calling_trainer, conditions_of, is_last_save
+from ckstore.integrations.lightning_trainer import SettingsComparison, calling_trainer, conditions_of, is_last_save
 from ckstore.model.checkpoint.pins import OF_A_FILE, Pin
 from ckstore.model.document import parse_foreign
 from ckstore.model.manifest.info import CheckpointInfo
@@ -333,7 +333,7 @@ class CkstoreCheckpointIO(CheckpointIO):
                 msg = f"resuming from {name}: {'; '.join(sentences)}"
                 warnings.warn(msg, CkstoreWarning, stacklevel=2)
 
-        ComparesSettings.add_to(trainer, lambda now: inexact(self.store, info, now), tell)
+        SettingsComparison.add_to(trainer, lambda now: inexact(self.store, info, now), tell)
 
     def _continues(self) -> None:
         """Note that the training is that of what is loaded next; a fork begins if that is in another run."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 
 from ckstore.training.processes import of_all_ranks, rank_and_world
 from ckstore.training.rng import random_states, set_random_states
@@ -32,8 +33,9 @@ class ExactResume(Callback):
         }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Keep the states until the training begins."""
-        self._saved = checkpoint.get(KEY)
+        """Keep the states of a checkpoint that a training resumes from, until the training begins."""
+        # `Trainer.validate`, `test` and `predict` call this as well, and resume nothing.
+        self._saved = checkpoint.get(KEY) if trainer.state.fn == TrainerFn.FITTING else None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Set the random states, before the data loader draws the order of an epoch from them."""

@@ -88,7 +88,7 @@ def _losses(trainer: Trainer, loader: Any) -> Iterator[str]:
         )
 
 
-class ComparesSettings(Callback):
+class SettingsComparison(Callback):
     """Compares the settings of a training with those of the checkpoint that it resumes from, once all are known.
 
     Args:

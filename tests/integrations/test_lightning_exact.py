@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from ckstore import CkstoreWarning
+from ckstore import CkstoreWarning, Store
 from tests.integrations.exact_lightning import fit
 from tests.integrations.marks import TRAINS
 from tests.support.requirements import require
+from tests.support.stores import check_store
 
 pytestmark = TRAINS
 
@@ -82,3 +83,33 @@ def test_what_does_not_continue_exactly_is_one_warning(
 
     assert sentence in reported
     assert sum("resuming from ckstore" in str(warning.message) for warning in warned) == 1
+
+
+def test_a_checkpoint_that_is_only_validated_sets_no_random_states(folder: Path) -> None:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    from ckstore.integrations.lightning import CkstoreCheckpointIO, ExactResume
+
+    store = Store.open_or_init(folder / "store")
+    callback = ExactResume()
+    trainer = Trainer(
+        default_root_dir=folder,
+        max_steps=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        plugins=[CkstoreCheckpointIO(store)],
+        callbacks=[callback],
+    )
+    model = BoringModel()
+    trainer.fit(model)
+    trainer.validate(model, ckpt_path="ckstore:latest-valid")
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+
+    callback.on_fit_start(trainer, model)  # as the next fit does, which resumes nothing
+
+    assert torch.equal(torch.get_rng_state(), before)
+    check_store(store.path)

@@ -303,7 +303,7 @@ TRAINING = [
         "Lightning compares the settings of the training with those of the checkpoint",
         "settings-of-lightning",
         "CkstoreCheckpointIO._compare",
-        "        ComparesSettings.add_to(trainer, lambda now: inexact(self.store, info, now), tell)\n",
+        "        SettingsComparison.add_to(trainer, lambda now: inexact(self.store, info, now), tell)\n",
         "        del tell, info\n",
         "tests/integrations/test_lightning.py::test_a_resume_with_other_settings_is_named_as_inexact",
         "DID NOT WARN",
