@@ -152,10 +152,20 @@ PARTIES = [
     Mutant(
         "keep_remote drops locally only what has no bytes there",
         "whole-dropped",
-        "KeepRemote._forget_here",
-        "if is_whole or document is None",
-        "if document is None",
+        "keep_remote._is_only_at",
+        "return is_lacking and document is not None",
+        "return document is not None",
         "tests/remote/test_killed_evict.py::test_keep_remote_drops_nothing_here_that_a_killed_eviction_left_whole",
+        "assert",
+    ),
+    Mutant(
+        "keep_remote looks for the bytes again under the lock of its local drop",
+        "pulled-meanwhile-dropped",
+        "KeepRemote._forget_here",
+        "why, last=partial(_check_only_at, uuid, manifest))",
+        "why)",
+        "tests/remote/test_killed_evict.py::"
+        "test_keep_remote_drops_nothing_here_whose_bytes_a_pull_brings_back_meanwhile",
         "assert",
     ),
 ]

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from ckstore import RetentionPolicy, Store
+from ckstore.ops.context import Context
+from ckstore.ops.free.drop import make_kept_durable
 from ckstore.remote.elsewhere import attest
+from ckstore.remote.pruning import keep_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.crashing import run_and_kill, run_and_kill_instead
-from tests.support.stores import check_links
+from tests.support.meanwhile import elsewhere
+from tests.support.stores import check_links, check_store
 
 pytestmark = pytest.mark.usefixtures("no_mirror_process")
 _REMOTE = "cold"
@@ -99,3 +103,27 @@ def test_keep_remote_drops_nothing_here_that_a_killed_eviction_left_whole(tmp_pa
         assert [info.step for info in store.checkpoints()] == [1, 2]
         assert same(store.load(1), state(1))
     check_links(tmp_path / "store")
+
+
+def test_keep_remote_drops_nothing_here_whose_bytes_a_pull_brings_back_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.remotes.add(_REMOTE, tmp_path / "remote")
+        store.config.mirror = _REMOTE
+        store.config.keep_remote = RetentionPolicy(keep_last=1)
+        for step in (1, 2):
+            store.save(state(step), step=step)
+        store.push(all=True, remote=_REMOTE)
+        store.evict(1, remote=_REMOTE)
+
+        def then_pulled(context: Context, run: str) -> None:
+            make_kept_durable(context, run)
+            elsewhere(lambda: Store.open(store.path).pull("main@1", _REMOTE))
+
+        monkeypatch.setattr(keep_remote, "make_kept_durable", then_pulled)
+        store.remotes.prune(_REMOTE)
+
+        assert [info.step for info in store.checkpoints()] == [1, 2]
+        assert same(store.load(1), state(1))
+    check_store(tmp_path / "store")

@@ -14,8 +14,10 @@ from datetime import UTC, datetime
 from functools import partial
 
 from ckstore.errors import CkstoreError, InUse, NoSuchRef, RemoteError
+from ckstore.fs import locks
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.seal import read
 from ckstore.model.settings.retention import RetentionPolicy
@@ -219,15 +221,12 @@ class KeepRemote:
         context = self.context
         try:
             with open_directory(context, info) as directory:
-                lock = directory.lock
-                document = read_elsewhere(lock.fd)
-                is_whole = not judge_blobs(lock.inside, lock.fd, directory.manifest).elsewhere
-            # An eviction that was killed before the bytes went left its word: what is whole here stays here.
-            if is_whole or document is None or any(holder.uuid != uuid for holder in document.remotes):
-                return ""
+                manifest = directory.manifest
+                if not _is_only_at(uuid, manifest, directory.lock):
+                    return ""
             make_kept_durable(context, info.run)
             why = f"it is only at {self.remote.name}, and goes there by keep_remote: {'; '.join(entry.reasons)}"
-            dropped = drop(context, info, why)
+            dropped = drop(context, info, why, last=partial(_check_only_at, uuid, manifest))
         except InUse as error:
             return error.message
         except (FileNotFoundError, NoSuchRef):  # it is gone here
@@ -236,6 +235,20 @@ class KeepRemote:
             return f"it could not be dropped here: {why_of(error)}"
         reclaim.give_back(context, dropped.digests)
         return ""
+
+
+def _check_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> None:
+    """Raise `InUse` if a pull has restored the bytes of the checkpoint in this store."""
+    if not _is_only_at(uuid, manifest, lock):
+        raise InUse(f"{manifest.name} has its bytes in this store again")
+
+
+def _is_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> bool:
+    """Whether a locked checkpoint lacks bytes in this store that only the remote with this UUID has."""
+    document = read_elsewhere(lock.fd)
+    # An eviction that was killed before it moved the blobs has written the document, and the blobs are complete.
+    is_lacking = bool(judge_blobs(lock.inside, lock.fd, manifest).elsewhere)
+    return is_lacking and document is not None and all(holder.uuid == uuid for holder in document.remotes)
 
 
 def _spared(entry: PlanEntry, why: str) -> PlanEntry:
