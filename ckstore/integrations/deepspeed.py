@@ -92,7 +92,7 @@ def conditions(config: Any) -> Conditions:
         rng_ranks=(),
         dataloader=used,
         settings=_plain_members(config, "optimizer_name", "optimizer_params"),
-        # Its schedulers load the number of their step alone.
+        # From a checkpoint its schedulers load only their step number, so these settings come from the program.
         options={"precision": precision, **_plain_members(config, "gradient_clipping", *_SCHEDULER)},
     )
 

@@ -1,4 +1,4 @@
-"""What the verbs of one open store share, and what observers of a save and subscribers of commits are told."""
+"""The state that all calls on one open store share, and the interfaces of observers and subscribers."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Context:
     run: str | None = None
     # Where the caller wants the catalog; None: in its usual place.
     catalog_path: Path | None = None
-    # Told of each checkpoint that is published, beside those of the store itself: see `ops.save.subscribers`.
+    # Called after each commit, with the subscribers of the core: see `ops.save.subscribers`.
     subscribers: Sequence[Subscriber] = ()
     # Reads a range of a blob of an open checkpoint that is elsewhere, past the cache if the last is true, or turns an
     # older piece into it: None if that cannot be, else how many bytes came. None: remotes are not reached.
@@ -299,7 +299,7 @@ class Publication:
     # How it came: `saved`, or `replaced` older ones of its step. `existing`: it was there, and stays in place of what
     # was to be saved. `joined`: the ranks of several nodes saved it, and this node lists it.
     origin: Origin
-    notes: list[str] = field(default_factory=list)  # what the user should know; it grows as subscribers are told
+    notes: list[str] = field(default_factory=list)  # warnings of the save; each subscriber may add some
     laps: Laps = field(default_factory=Laps)  # how long each part of the save took
     counters: SaveCounters | None = None  # what the save did, without the times; None: that is not known
 

@@ -2,7 +2,7 @@
 
 Whatever the other one does, the method returns a result, or raises an error of ckstore that names what happened. A
 "No such file or directory" of the operating system is a fault: the caller cannot know that a checkpoint was deleted.
-Where the other act removes nothing, a read gives what it gives alone. ``CKSTORE_CRASH=full`` tries every moment, else
+If the other act removes nothing, a read returns the same as without it. ``CKSTORE_CRASH=full`` tries every moment, else
 one in 41 of a sixth of the methods.
 """
 
@@ -111,7 +111,7 @@ def _is_of_the_system(error: BaseException) -> bool:
 
 
 def _wrong_with(name: str, other: str, at: int, path: Path, right: str) -> tuple[list[str], bool]:
-    """Do an act, and another one before its `at`-th step; return what was wrong, and whether it had so many steps."""
+    """Do an act, and another one before its `at`-th step. Return the violations, and whether it had `at` steps."""
     store, wrong, there = Store(path), [], False
 
     def meanwhile() -> None:

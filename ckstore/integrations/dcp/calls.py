@@ -284,9 +284,9 @@ def load(
         process_group: The ranks; None: all.
 
     Returns:
-        What was loaded on this rank, and what was not. If that is not empty, it is also a warning. If the state of an
-        optimizer is loaded, the warning also names hyper-parameters that the checkpoint replaces, and another number of
-        ranks.
+        A report of the loaded and the differing values on this rank. Differences are also one warning. If the state of
+        an optimizer is loaded, the warning also names hyper-parameters that the checkpoint replaces, and another number
+        of ranks.
 
     Raises:
         NoSuchRef: There is no such checkpoint.

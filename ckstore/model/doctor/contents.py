@@ -200,7 +200,7 @@ def check_remote_ages(directories: Mapping[str, str]) -> DoctorFinding | None:
 
 
 def _often_purged(path: str) -> str:
-    """Return the name of a directory in a path whose files are often purged by age; empty if there is none."""
+    """Return the name of a directory in a path that is often purged by age, or an empty text."""
     return next((name for name in _OFTEN_PURGED if f"/{name}/" in f"{path}/"), "")
 
 
@@ -281,10 +281,10 @@ def check_cache(kept_bytes: int, most_bytes: int) -> DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class EvictedFacts:
-    """What is known, without asking a remote, of checkpoints whose bytes are at remotes alone.
+    """Facts about evicted checkpoints that are known without asking a remote.
 
     Attributes:
-        counts: How many have their bytes at each remote.
+        counts: The number of evicted checkpoints by the name of the remote.
         unknown: Names of remotes among these that the store does not have.
         replaced: Checkpoints evicted to a remote whose name another remote has now.
         missing: Checkpoints that lacked bytes when the mirror was listed last.
@@ -297,7 +297,7 @@ class EvictedFacts:
 
 
 def check_elsewhere(facts: EvictedFacts) -> DoctorFinding:
-    """Judge checkpoints whose bytes are at remotes alone, by what is known of these remotes."""
+    """Return a finding about evicted checkpoints."""
     found = ", ".join(f"{counted(count, 'checkpoint')} at {name}" for name, count in facts.counts.items())
     found = f"bytes of {found}"
     if facts.unknown:

@@ -283,7 +283,7 @@ def _publish_once(  # noqa: PLR0917
 
 
 def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, retry_count: int) -> CheckpointInfo:
-    """See to what comes after the commit: tags, the catalog, what is replaced, and all who are told of it."""
+    """Write tags and catalog rows, drop replaced checkpoints, call the subscribers: all after the commit."""
     # From here the save does not fail any more. What fails becomes a note, since a caller that sees an error would save
     # once more.
     staging, staged, outcome, notes = made.staging, made.staged, made.outcome, made.notes

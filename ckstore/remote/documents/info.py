@@ -67,7 +67,7 @@ def _parse(data: bytes, where: str) -> RemoteInfo:
 
 
 def read_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return what a remote is; `NoSuchRemote` if there is none at that place."""
+    """Return the description of a remote. Raises `NoSuchRemote` if none is at that place."""
     data = objects.get(keys.INFO, _MAX_BYTES)
     if data is None:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
