@@ -169,6 +169,21 @@ def try_exclusive(path: Where) -> DirectoryLock | None:
         return None
 
 
+def open_unlocked(path: Where) -> DirectoryLock:
+    """Open the directory `path` as one that is locked is open, without its lock.
+
+    A reading of its contents is valid if the lock still `names` the path afterwards, because a process that deletes a
+    directory renames it first.
+    """
+    lock = DirectoryLock(path)
+    try:
+        lock.fd = open_directory(path, flags=os.O_NOFOLLOW)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
 def is_locked(path: Where) -> bool:
     """Whether a process has the directory `path` locked at this moment; a plan asks it of thousands."""
     fd = open_directory(path, flags=os.O_NOFOLLOW)

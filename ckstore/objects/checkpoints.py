@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, MissingBlob, OtherHash, RemoteError
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, MissingBlob, OtherHash, RemoteError
 from ckstore.fs import files, locks
 from ckstore.fs.held import Held
 from ckstore.fs.inside import Inside, Where
@@ -45,6 +45,8 @@ _HEAD = re.compile(
 _HEAD_BYTES = 256
 # Each loses only to a compaction or a drop of the same checkpoint between two calls.
 _LIST_TRIES = 5
+# Each loses only if the directory was replaced between open and look.
+_LOOK_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +62,21 @@ class Verdict:
 
 def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None = None) -> Verdict:
     """Say what is in the directory of a checkpoint: every link of it is looked at, no data is read."""
-    # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it.
+    # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it. This must not
+    # wait for the lock: the caller may hold the lock of the catalog, and a compaction that holds the lock of a former
+    # generation may be waiting for the catalog.
     path = layout.checkpoint(key)
     try:
         if lock is not None:
-            return _judge(CheckpointDirectory.locked(path, lock, layout.hash_prefix), key)
+            return _judged(layout, key, lock)
         if layout.inode(key) is None:  # also where a file or a symlink has the name of the run
             return Verdict(None)
-        with CheckpointDirectory.at(path, layout.hash_prefix) as directory:
-            return _judge(directory, key)
+        try:
+            lock = locks.lock_shared(path, timeout_s=0)
+        except InUse:
+            return _looked_at_unlocked(layout, key)
+        with lock:
+            return _judged(layout, key, lock)
     except (FileNotFoundError, NotADirectoryError):
         return Verdict(None)
     except PermissionError:
@@ -79,13 +87,31 @@ def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None
         return Verdict(None, str(error))
 
 
-def _judge(directory: CheckpointDirectory, key: CheckpointKey) -> Verdict:
+def _looked_at_unlocked(layout: Layout, key: CheckpointKey) -> Verdict:
+    """Return the verdict on a directory that another process has locked; it is whole as long as it keeps its name."""
+    path = layout.checkpoint(key)
+    for _ in range(_LOOK_TRIES):
+        with locks.open_unlocked(path) as opened:
+            try:
+                verdict = _judged(layout, key, opened)
+            except (FileNotFoundError, NotADirectoryError, DamagedBlob):
+                if opened.names(path):
+                    raise
+            else:
+                if opened.names(path):
+                    return verdict
+    raise InUse(f"{path} was replaced {_LOOK_TRIES} times while it was being looked at")
+
+
+def _judged(layout: Layout, key: CheckpointKey, lock: locks.DirectoryLock) -> Verdict:
+    path = layout.checkpoint(key)
+    directory = CheckpointDirectory.locked(path, lock, layout.hash_prefix)
     manifest = directory.manifest
     if not key.fits(manifest.run, manifest.step, directory.manifest_id):
         problem = f"{directory.path} holds the checkpoint {manifest.name} with id {directory.manifest_id}"
         return Verdict(None, problem, is_another=True)
     # By the descriptor of the lock: the path may lead to another checkpoint by now.
-    judged = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
+    judged = judge_blobs(lock.inside, lock.fd, manifest)
     if judged.problem:
         return Verdict(None, f"{directory.path}: {judged.problem}", content=manifest.content)
     published = Published(manifest, directory.manifest_id, key, directory.stamp, judged.elsewhere)

@@ -38,7 +38,7 @@ class Watch:
     def look(self) -> None:
         catalog = sum(path.stat().st_size for path in self.place.glob("store/catalog.db*") if path.suffix != ".db-shm")
         status = os.statvfs(self.place)
-        self.descriptors.append(len(os.listdir("/proc/self/fd")))
+        self.descriptors.append(len(open_below(self.place)))
         self.catalog_bytes.append(catalog)
         self.used_bytes.append((status.f_blocks - status.f_bfree) * status.f_frsize - catalog)
 

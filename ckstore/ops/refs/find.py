@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import SupportsIndex, TypeVar
 
-from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, NoSuchRef
+from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.model.best import Best
 from ckstore.model.checkpoint.refs import BEST, VERIFIED_KINDS, Ref, is_latest_valid, parse_ref, resolve
 from ckstore.model.digest import is_digest
@@ -220,6 +220,11 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
             directory = open_checked(context, context.layout.checkpoint(info.key))
         except FileNotFoundError:  # dropped between finding and locking: look again
             continue
+        except InUse:
+            # A compaction has the former generation locked as long as it encodes others against it: the latest counts.
+            if find(context, ref).key == info.key:
+                raise
+            continue
         # Compared under the lock: from here on it cannot be dropped.
         if directory.manifest_id == info.id:
             return directory
@@ -233,9 +238,9 @@ def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
     """As `open_directory`, for one of many checkpoints that were just listed: its run is not listed once more."""
     from ckstore.ops.check.validity import open_checked
 
-    # It may have been compacted or damaged since: then `open_directory` finds its new directory, or raises.
-    with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):
-        directory = open_checked(context, context.layout.checkpoint(info.key))
+    # It may have been compacted or damaged since: then `open_directory` finds its new directory, waits, or raises.
+    with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob, InUse):
+        directory = open_checked(context, context.layout.checkpoint(info.key), timeout_s=0)
         if directory.manifest_id == info.id:
             return directory
         directory.close()

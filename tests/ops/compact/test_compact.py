@@ -9,7 +9,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,10 +23,16 @@ import ckstore
 from ckstore import CheckpointInfo, InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files, locks
-from ckstore.model.manifest.manifest import Extent
+from ckstore.fs.inside import Inside
+from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.objects import trash
-from ckstore.ops.compact import encode, forms, plan
+from ckstore.model.names import CheckpointKey
+from ckstore.objects import checkpoints, trash
+from ckstore.objects.layout import Layout
+from ckstore.ops.compact import compact, encode, forms, plan
+from ckstore.ops.context import Context
+from ckstore.ops.index import reconcile
+from ckstore.ops.refs import find
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.verify import survey_files
 from tests.format import reader
@@ -115,6 +122,94 @@ def test_a_checkpoint_that_is_compacted_under_the_look_at_the_catalog_agrees_wit
     monkeypatch.setattr("ckstore.ops.verify.survey.catalog_findings", comparing)
 
     assert [str(one) for one in store.verify(quick=True).findings] == []
+
+
+def in_between(
+    store: Store, monkeypatch: pytest.MonkeyPatch, step: int, look: Callable[[CheckpointInfo], object]
+) -> None:
+    """Call `look` once: the next generation of that step is published, and the former one is still there, locked."""
+    former = store.checkpoints()[step]
+    enter = reconcile.reconcile_one
+    looked: list[Exception | None] = []
+
+    def entering(context: Context, key: CheckpointKey, **options: Any) -> None:
+        if key.step == step and not looked:
+            assert locks.try_exclusive(Layout(store.path).checkpoint(former.key)) is None
+            looked.append(None)
+            try:
+                elsewhere(lambda: look(former))
+            except Exception as error:
+                looked[0] = error
+        enter(context, key, **options)
+
+    monkeypatch.setattr(compact, "reconcile_one", entering)
+    assert len(store.compact(keep_newest=1).compacted) == 2
+    assert looked == [None]
+
+
+def test_listing_does_not_wait_for_a_compaction_that_has_a_former_generation_locked(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(store, 3)
+    infos = store.checkpoints()
+
+    def no_wait(_pause_s: float) -> None:
+        raise AssertionError("waits for a lock")
+
+    def look(_former: CheckpointInfo) -> None:
+        with Store.open(store.path) as other:
+            assert other.checkpoints() == infos
+            # It has the lock of the catalog meanwhile, for which the compaction waits.
+            other.reindex()
+            assert other.checkpoints() == infos
+        with Store.open(store.path, readonly=True) as other:
+            assert other.checkpoints() == infos
+
+    monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=time.monotonic, sleep=no_wait))
+    in_between(store, monkeypatch, 1, look)
+    assert store.checkpoints() == infos
+    check_store(store.path)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_look_at_a_locked_directory_counts_if_it_is_still_there_afterwards(
+    store: Store, monkeypatch: pytest.MonkeyPatch, is_dropped: bool
+) -> None:
+    saved(store, 3)
+    judge = checkpoints.judge_blobs
+    moved: list[str] = []
+
+    def judging(directory: Inside, fd: int, manifest: Manifest) -> checkpoints.Judgement:
+        if manifest.step == 1 and is_dropped and not moved:
+            moved.append("")
+            here = checkpoint_dir(store.path, "main", 1)
+            os.rename(here, store.path / "trash" / here.name)
+            shutil.rmtree(store.path / "trash" / here.name / "blobs")
+        return judge(directory, fd, manifest)
+
+    former = store.checkpoints()[1]
+    monkeypatch.setattr(checkpoints, "judge_blobs", judging)
+    with locks.lock_exclusive(Layout(store.path).checkpoint(former.key), timeout_s=0), Store.open(store.path) as other:
+        found = checkpoints.look(Layout(store.path), former.key)
+        assert found == checkpoints.Verdict(None) if is_dropped else found.published is not None
+        assert [info.step for info in other.checkpoints()] == ([0, 2] if is_dropped else [0, 1, 2])
+
+
+def test_who_found_a_checkpoint_before_it_was_compacted_reads_its_new_form(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = saved(store, 3)
+    really = find.find
+
+    def look(former: CheckpointInfo) -> None:
+        found, late_s = [former], itertools.count(step=60.0)
+        monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: next(late_s), sleep=lambda _: None))
+        monkeypatch.setattr(find, "find", lambda *given: found.pop() if found else really(*given))
+        with Store.open(store.path) as other:
+            assert same(other.load(1), states[1])
+            assert found == []
+
+    in_between(store, monkeypatch, 1, look)
 
 
 # ---------------------------------------------------------------------------------------- how it is read
