@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_OTHERS = frozenset({"nodes_without_shared_store"})
+"""Identifiers with a word of a capability that they do not name."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 
 
@@ -67,6 +69,8 @@ def identifiers(source: str) -> Counter[str]:
     found: Counter[str] = Counter()
     for at, token in enumerate(tokens):
         if token.type != tokenize.NAME or keyword.iskeyword(token.string):
+            continue
+        if token.string in _OTHERS:
             continue
         if token.string == "encoding" and tokens[at + 1].string == "=" and tokens[at + 2].type == tokenize.STRING:
             continue

@@ -1,8 +1,8 @@
 """Find names of classes and modules that are no nouns, or mean two things: ``python -m tests.tools.names [--write]``.
 
-A class or module is named by a noun of the domain or of computing. An adverb, a pronoun, a preposition or a participle
-is none. ``names_baseline.txt`` lists the names that break the rules today; it only shrinks, and ``--write`` takes out
-of it what is no more.
+A class or module is named by a noun of the domain or of computing, never by an adverb, a pronoun, a preposition or a
+participle. ``names_baseline.txt`` lists the names that break the rules today. It only shrinks: ``--write`` removes the
+names that no longer exist.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "ckstore/__init__.py": "",
         "ckstore/errors.py": "class SaveFailed(Exception): ...\n",
         "ckstore/fs/__init__.py": "",
-        "ckstore/fs/held.py": "class Dir: ...\n",
+        "ckstore/fs/taken.py": "class Dir: ...\n",
         "ckstore/model/pins.py": "class Pin: ...\nclass _Dir: ...\n",
         "ckstore/objects/pins.py": "from ckstore.model.pins import Pin\nclass Dir:\n    class Said: ...\n",
         "ckstore/ops/pins.py": "",
@@ -51,9 +51,9 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_two_modules_of_one_name_mean_the_same_if_one_imports_the_other(project: Path) -> None:
     assert broken(project) == {
-        "no noun: module ckstore/fs/held.py",
+        "no noun: module ckstore/fs/taken.py",
         "no noun: class Said in ckstore/objects/pins.py",
-        "class twice: Dir in ckstore/fs/held.py, ckstore/objects/pins.py",
+        "class twice: Dir in ckstore/fs/taken.py, ckstore/objects/pins.py",
         "module twice: pins in ckstore/model/pins.py, ckstore/ops/pins.py",
     }
 
@@ -62,12 +62,12 @@ def test_the_baseline_only_shrinks(project: Path, capsys: pytest.CaptureFixture[
     assert main(["--write"]) == 0
     assert main([]) == 0
 
-    (project / "ckstore/fs/held.py").write_text("class There: ...\n")
+    (project / "ckstore/fs/taken.py").write_text("class There: ...\n")
     assert main(["--write"]) == 0
     capsys.readouterr()
     assert main([]) == 1
-    assert capsys.readouterr().out == "new: no noun: class There in ckstore/fs/held.py\n"
+    assert capsys.readouterr().out == "new: no noun: class There in ckstore/fs/taken.py\n"
 
-    (project / "ckstore/fs/held.py").unlink()
+    (project / "ckstore/fs/taken.py").unlink()
     assert main([]) == 1
-    assert capsys.readouterr().out == "no more, run with --write: no noun: module ckstore/fs/held.py\n"
+    assert capsys.readouterr().out == "no more, run with --write: no noun: module ckstore/fs/taken.py\n"
