@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckstore.errors import CatalogProblem, CatalogUnavailable
-from ckstore.fs import files, peek
+from ckstore.fs import dirfd_stat, files
 
 _HINTS: dict[CatalogProblem, str] = {
     "missing": "open the store for writing, or run: ckstore reindex",
@@ -64,7 +64,7 @@ _SAFE_BLOCK_BYTES = 4096
 
 def may_be_mapped(path: Path) -> bool:
     """Whether a mapped page of a file beside `path` keeps its room once a byte of it was written."""
-    if peek.free_space(path).block_bytes < _SAFE_BLOCK_BYTES:
+    if dirfd_stat.free_space(path).block_bytes < _SAFE_BLOCK_BYTES:
         return False
     if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
         return True

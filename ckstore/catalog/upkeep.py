@@ -15,7 +15,7 @@ from ckstore.catalog.beside import SUFFIXES, unavailable
 from ckstore.catalog.forms import check_tables
 from ckstore.errors import CatalogFull, CatalogUnavailable, CkstoreError, NewerFormat
 from ckstore.fs import files, links
-from ckstore.fs.peek import open_descriptor
+from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from ckstore.errors import SaveFailed
 from ckstore.fs import files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-from ckstore.fs.inside import Where
+from ckstore.fs.store_path import AnyPath
 
 BUFFER_BYTES = 4 * 2**20
 """How much is read at once where nothing else asks for another size."""
@@ -65,7 +65,7 @@ class UncachedFile:
 
 
 @contextmanager
-def opened_uncached(path: Where) -> Iterator[UncachedFile]:
+def opened_uncached(path: AnyPath) -> Iterator[UncachedFile]:
     """Open a file to read it from the disk, for the time of a `with` block. A symlink is not followed."""
     fd, direct = _open(path)
     try:
@@ -81,7 +81,7 @@ def opened_uncached(path: Where) -> Iterator[UncachedFile]:
     os.close(fd)
 
 
-def _open(path: Where) -> tuple[int, bool]:
+def _open(path: AnyPath) -> tuple[int, bool]:
     try:
         return files.open_to_read(path, flags=os.O_DIRECT), True
     except OSError as error:
@@ -90,7 +90,7 @@ def _open(path: Where) -> tuple[int, bool]:
     return files.open_to_read(path), False
 
 
-def read_range(path: Where, start: int, stop: int) -> bytearray:
+def read_range(path: AnyPath, start: int, stop: int) -> bytearray:
     """Return bytes of a regular file from the disk; fewer where it ends before `stop`."""
     data = bytearray()
     buffer = aligned_buffer(BUFFER_BYTES)
@@ -118,7 +118,7 @@ def read_past_cache(fd: int, into: memoryview) -> int:
     return done
 
 
-def check_on_disk(path: Where, data: memoryview) -> None:
+def check_on_disk(path: AnyPath, data: memoryview) -> None:
     """Compare the file, which was made durable, with what was written to it: fsync says less."""
     # Raises SaveFailed: the disk has other bytes, or cannot read them; the file must not be used.
     try:

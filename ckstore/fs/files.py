@@ -19,8 +19,8 @@ from pathlib import Path
 from ckstore.errors import DamagedBlob
 from ckstore.fs import blob_time
 from ckstore.fs.buffers import GRAIN_BYTES, is_aligned
-from ckstore.fs.inside import Inside, Where
-from ckstore.fs.peek import at, close_quietly, open_at, open_descriptor, open_directory
+from ckstore.fs.dirfd_stat import at, close_quietly, open_at, open_descriptor, open_directory
+from ckstore.fs.store_path import AnyPath, StorePath
 
 BLOB_MODE = 0o444
 
@@ -52,7 +52,7 @@ _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
 @contextmanager
-def opened(path: Where, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
+def opened(path: AnyPath, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
     """Open a descriptor for the time of a `with` block; an error of `close` is raised too."""
     fd = open_at(path, flags, mode, dir_fd=dir_fd)
     try:
@@ -63,7 +63,7 @@ def opened(path: Where, flags: int, mode: int = 0o600, *, dir_fd: int | None = N
     os.close(fd)
 
 
-def open_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
+def open_to_read(path: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
     """Return a descriptor for reading; a symlink is not followed, a pipe not waited for."""
     # A lease is waited for: gc asks for one for some microseconds, and another program's ends after the kernel's
     # ``fs.lease-break-time``.
@@ -76,7 +76,7 @@ def open_to_read(path: Where, *, dir_fd: int | None = None, flags: int = 0) -> i
 
 
 @contextmanager
-def opened_to_read(path: Where) -> Iterator[int]:
+def opened_to_read(path: AnyPath) -> Iterator[int]:
     """As `open_to_read`, for the time of a `with` block."""
     fd = open_to_read(path)
     try:
@@ -85,12 +85,12 @@ def opened_to_read(path: Where) -> Iterator[int]:
         close_quietly(fd)
 
 
-def open_regular(path: Where, *, dir_fd: int | None = None) -> int:
+def open_regular(path: AnyPath, *, dir_fd: int | None = None) -> int:
     """Return a descriptor of a regular file for reading; no symlink is followed, and no pipe waited for."""
     return open_with_status(path, dir_fd=dir_fd)[0]
 
 
-def open_with_status(path: Where, *, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
+def open_with_status(path: AnyPath, *, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
     """As `open_regular`, with the status that it had to ask for."""
     try:
         # Open first, look at the descriptor then: a look by name may be at another file than the one that is opened.
@@ -112,7 +112,7 @@ def open_with_status(path: Where, *, dir_fd: int | None = None) -> tuple[int, os
 
 
 @contextmanager
-def opened_regular(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
+def opened_regular(path: AnyPath, *, dir_fd: int | None = None) -> Iterator[int]:
     """As `open_regular`, for the time of a `with` block."""
     fd = open_regular(path, dir_fd=dir_fd)
     try:
@@ -121,12 +121,12 @@ def opened_regular(path: Where, *, dir_fd: int | None = None) -> Iterator[int]:
         close_quietly(fd)
 
 
-def _no_regular_file(path: Where) -> DamagedBlob:
+def _no_regular_file(path: AnyPath) -> DamagedBlob:
     msg = f"{path} is not a regular file: it is a symlink, a directory, a pipe or the like"
     return DamagedBlob(msg, hint="ckstore never puts one there: move it away")
 
 
-def renew_ctime(path: Inside) -> None:
+def renew_ctime(path: StorePath) -> None:
     """Date the last change of a file or directory to now, unless it is gone or another user's."""
     with suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -134,7 +134,7 @@ def renew_ctime(path: Inside) -> None:
         os.utime(name, ns=(found.st_atime_ns, found.st_mtime_ns), dir_fd=parent, follow_symlinks=False)
 
 
-def append_line(path: Inside, line: bytes, *, mode: int, most_bytes: int, older: Inside) -> None:
+def append_line(path: StorePath, line: bytes, *, mode: int, most_bytes: int, older: StorePath) -> None:
     """Append a line to a log by one write, so that lines of several processes do not mix; it is not made durable.
 
     Raises:
@@ -165,7 +165,7 @@ def append_line(path: Inside, line: bytes, *, mode: int, most_bytes: int, older:
         close_quietly(fd)
 
 
-def _turn_over(fd: int, path: Inside, older: Inside) -> None:
+def _turn_over(fd: int, path: StorePath, older: StorePath) -> None:
     try:
         # Of two that find it full at once, the second would else rename the new one over the old one.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -198,7 +198,7 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
         done += written
 
 
-def create_blob(path: Where, data: memoryview | Iterable[memoryview]) -> None:
+def create_blob(path: AnyPath, data: memoryview | Iterable[memoryview]) -> None:
     """Create the file `path` with these bytes, read-only, with a stamp as its time, and make its content durable."""
     # Of several parts each is written before the next one is asked for; an error of asking is raised, too. The name is
     # durable after `sync_directory` of its parent. Raises FileExistsError: there is such a file. Raises OSError: it
@@ -243,7 +243,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
     return done
 
 
-def create_file(path: Where, data: bytes, *, mode: int, dir_fd: int | None = None) -> None:
+def create_file(path: AnyPath, data: bytes, *, mode: int, dir_fd: int | None = None) -> None:
     """Create the file `path` and make its content durable; the name is durable after `sync_directory`."""
     # Its permissions are `mode`, whatever the umask is.
     with opened(path, _CREATE, mode, dir_fd=dir_fd) as fd:
@@ -252,7 +252,7 @@ def create_file(path: Where, data: bytes, *, mode: int, dir_fd: int | None = Non
         os.fsync(fd)
 
 
-def allocate(path: Where, nbytes: int) -> None:
+def allocate(path: AnyPath, nbytes: int) -> None:
     """Have the filesystem set aside `nbytes` for the file `path`, which is made if need be; nothing is made durable."""
     # Raises OSError: there is no room; a file that was there has its size, one that was not is not.
     with at(path) as (parent, name):
@@ -273,7 +273,7 @@ def allocate(path: Where, nbytes: int) -> None:
                 raise
 
 
-def has_room(directory: Where, nbytes: int) -> bool:
+def has_room(directory: AnyPath, nbytes: int) -> bool:
     """Whether a file of so many bytes, and some more files, can be made in a directory now."""
     # It is tried, with files that have no name: no number of the filesystem says what a quota leaves. True also where
     # trying says nothing of space.
@@ -289,7 +289,7 @@ def has_room(directory: Where, nbytes: int) -> bool:
 
 
 @contextmanager
-def _opened_unnamed(directory: Where) -> Iterator[int]:
+def _opened_unnamed(directory: AnyPath) -> Iterator[int]:
     """Open a new file without a name; where the filesystem has no such (NFS), one whose name is gone at once."""
     fd = _open_unnamed(directory)
     try:
@@ -298,7 +298,7 @@ def _opened_unnamed(directory: Where) -> Iterator[int]:
         close_quietly(fd)
 
 
-def _open_unnamed(directory: Where) -> int:
+def _open_unnamed(directory: AnyPath) -> int:
     try:
         return open_at(directory, os.O_TMPFILE | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -320,8 +320,8 @@ def _open_unnamed(directory: Where) -> int:
 
 
 @contextmanager
-def opened_directory(path: Where) -> Iterator[int]:
-    """As `peek.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
+def opened_directory(path: AnyPath) -> Iterator[int]:
+    """As `dirfd_stat.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
     fd = open_directory(path)
     try:
         yield fd
@@ -336,7 +336,7 @@ def mode_in(dir_fd: int) -> int:
     return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666
 
 
-def sync_directory(path: Where) -> None:
+def sync_directory(path: AnyPath) -> None:
     """Make the names in the directory `path` durable."""
     with opened_directory(path) as fd:
         _sync_names(fd)
@@ -384,7 +384,7 @@ def _sync_names(fd: int) -> None:
             raise
 
 
-def read_file(path: Where, *, most_bytes: int, dir_fd: int | None = None, is_blob: bool = False) -> bytes:
+def read_file(path: AnyPath, *, most_bytes: int, dir_fd: int | None = None, is_blob: bool = False) -> bytes:
     """Return the content of a regular file; neither a symlink is followed nor a pipe waited for."""
     # A document with holes is not read: what it claims to be takes no room on the disk. Blobs may have holes, since
     # some programs copy zeros as such. Raises FileNotFoundError: there is no such file. Raises DamagedBlob: it is not a

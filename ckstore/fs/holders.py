@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ckstore.fs.inside import Where
-from ckstore.fs.peek import open_at
+from ckstore.fs.dirfd_stat import open_at
+from ckstore.fs.store_path import AnyPath
 from ckstore.model.reports.held import DeletedFile, Holder
 
 Inode = tuple[int, int]
@@ -256,7 +256,7 @@ class Holding(Enum):
     UNKNOWN = "unknown"  # not the owner, or no leases here: to be treated as held
 
 
-def holding_of(path: Where) -> Holding:
+def holding_of(path: AnyPath) -> Holding:
     """Return whether a process has the regular file `path` open or mapped at this moment."""
     # A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
     try:

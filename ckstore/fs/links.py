@@ -8,10 +8,10 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ckstore.fs import peek
-from ckstore.fs.inside import Inside, Where
+from ckstore.fs import dirfd_stat
+from ckstore.fs.dirfd_stat import at, open_directory
 from ckstore.fs.owner import give_name_to_owner_of, give_to_owner_of
-from ckstore.fs.peek import at, open_directory
+from ckstore.fs.store_path import AnyPath, StorePath
 
 # The owner may always use its own store, whatever the directory above it withholds.
 _OWNER = 0o700
@@ -24,7 +24,7 @@ CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EACCES, errno.EXDEV, errno.EOPNO
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
-def link(source: Where, target: Where) -> None:
+def link(source: AnyPath, target: AnyPath) -> None:
     """Give the file `source` the further name `target`; again from the root of the store if a handle was stale."""
     # On a shared filesystem this host's cache of a name may be out of date, since another host replaced it.
     for _ in range(_STALE_TRIES - 1):
@@ -38,7 +38,7 @@ def link(source: Where, target: Where) -> None:
     _link(source, target)
 
 
-def _link(source: Where, target: Where) -> None:
+def _link(source: AnyPath, target: AnyPath) -> None:
     with at(source) as (from_fd, old), at(target) as (to_fd, new):
         try:
             # follow_symlinks=False: link(2) of the C library may follow a symlink in the place of the source.
@@ -48,7 +48,7 @@ def _link(source: Where, target: Where) -> None:
             raise
 
 
-def try_link(source: Where, target: Where) -> bool:
+def try_link(source: AnyPath, target: AnyPath) -> bool:
     """As `link`; False where this pair can have none, as past the limit of links or between two users' files."""
     try:
         link(source, target)
@@ -59,7 +59,7 @@ def try_link(source: Where, target: Where) -> bool:
     return True
 
 
-def replace_name(source: Where, name: Where, temporary: Where) -> bool:
+def replace_name(source: AnyPath, name: AnyPath, temporary: AnyPath) -> bool:
     """Put the inode of `source` under `name`, whatever had that name, in one step; False where it can have no link."""
     # `source` stays; `name` is durable after `files.sync_directory` of its parent; `temporary` is an unused name.
     # Link and rename, not unlink and link: at no moment is there no file at the name, so a reader never misses it.
@@ -69,15 +69,15 @@ def replace_name(source: Where, name: Where, temporary: Where) -> bool:
     return True
 
 
-def give_name(source: Where, name: Where) -> None:
+def give_name(source: AnyPath, name: AnyPath) -> None:
     """Rename over `name`; `source` is gone afterwards, also if both were names of one inode."""
     rename(source, name)
     # POSIX: a rename between two names of one inode does nothing, and both stay.
-    if peek.exists(source):
+    if dirfd_stat.exists(source):
         unlink(source)
 
 
-def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:
+def rename(source: AnyPath, target: AnyPath, *, dir_fd: int | None = None) -> None:
     """Rename; durable after `files.sync_directory` of both parents, the target's first."""
     with at(source, dir_fd) as (from_fd, old), at(target, dir_fd) as (to_fd, new):
         try:
@@ -87,7 +87,7 @@ def rename(source: Where, target: Where, *, dir_fd: int | None = None) -> None:
             raise
 
 
-def symlink(pointing_to: str, path: Where) -> None:
+def symlink(pointing_to: str, path: AnyPath) -> None:
     """Create the symlink `path` with this content."""
     with at(path) as (fd, name):
         # A symlink cannot be opened to be given away: it is done by its name, and the name is in our hands.
@@ -96,7 +96,7 @@ def symlink(pointing_to: str, path: Where) -> None:
             give_name_to_owner_of(fd, str(name))
 
 
-def make_directory(path: Where, *, mode: int | None = None) -> bool:
+def make_directory(path: AnyPath, *, mode: int | None = None) -> bool:
     """Create one directory; return False if there is one."""
     # `mode`: its permissions, whatever the umask leaves others; None: those of its parent, so that a store is as
     # private or as shared as its root.
@@ -113,15 +113,15 @@ def make_directory(path: Where, *, mode: int | None = None) -> bool:
     return True
 
 
-def make_missing(paths: Sequence[Inside]) -> None:
+def make_missing(paths: Sequence[StorePath]) -> None:
     """Create those of some directories, all in one, that are missing."""
-    there = peek.found_in(paths[0].parent, [path.name for path in paths])
+    there = dirfd_stat.found_in(paths[0].parent, [path.name for path in paths])
     for path in paths:
         if path.name not in there:
             make_directory(path)
 
 
-def _give_owner_and_mode(path: Where, mode: int, parent_fd: int | None) -> None:
+def _give_owner_and_mode(path: AnyPath, mode: int, parent_fd: int | None) -> None:
     """Give a directory that was just made what it should have, by a descriptor: no symlink in its place is followed."""
     # By a descriptor: between mkdir and chmod by name another user of the group could put a symlink there.
     made = open_directory(path, flags=os.O_NOFOLLOW)
@@ -134,13 +134,13 @@ def _give_owner_and_mode(path: Where, mode: int, parent_fd: int | None) -> None:
         os.close(made)
 
 
-def unlink(path: Where, *, dir_fd: int | None = None) -> None:
+def unlink(path: AnyPath, *, dir_fd: int | None = None) -> None:
     """Remove one name of a file."""
     with at(path, dir_fd) as (fd, name):
         os.unlink(name, dir_fd=fd)
 
 
-def remove_directory(path: Where) -> None:
+def remove_directory(path: AnyPath) -> None:
     """Remove an empty directory."""
     with at(path) as (fd, name):
         os.rmdir(name, dir_fd=fd)

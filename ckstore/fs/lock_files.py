@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Self
 
 from ckstore.errors import InUse, UnsafePlace
-from ckstore.fs import files, links, peek
-from ckstore.fs.inside import Inside
-from ckstore.fs.peek import open_at
+from ckstore.fs import dirfd_stat, files, links
+from ckstore.fs.dirfd_stat import open_at
+from ckstore.fs.store_path import StorePath
 
 # Polled, since a blocking flock has no deadline: at first a millisecond, then seldom enough for a lock server.
 _POLL_FIRST_S = 0.001
@@ -43,7 +43,7 @@ class LockFile:
 
     __slots__ = ("_fd", "_kind", "_mark", "_owner", "path")
 
-    def __init__(self, path: Inside, kind: int) -> None:
+    def __init__(self, path: StorePath, kind: int) -> None:
         self.path = path
         self._fd = -1
         self._kind = kind
@@ -51,7 +51,7 @@ class LockFile:
         self._owner = os.getpid()
 
     @classmethod
-    def take(cls, path: Inside, *, exclusive: bool, timeout_s: float) -> Self:
+    def take(cls, path: StorePath, *, exclusive: bool, timeout_s: float) -> Self:
         """Lock the file, which is made if it is missing; wait at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
@@ -72,7 +72,7 @@ class LockFile:
         raise InUse(f"{path} was replaced {_TRIES} times while it was being locked")
 
     @classmethod
-    def make(cls, path: Inside, data: bytes) -> Self:
+    def make(cls, path: StorePath, data: bytes) -> Self:
         """Make the file with this content, locked before it has its name: no other process sees it without its owner.
 
         Raises:
@@ -208,7 +208,7 @@ def service_failed(error: InUse) -> bool:
     return isinstance(error.__cause__, OSError)
 
 
-def is_locked(path: Inside) -> bool:
+def is_locked(path: StorePath) -> bool:
     """Whether a process has the file locked against all others, as far as this host sees it."""
     # Raises DamagedBlob: it is not a regular file; a pipe is not waited for.
     with files.opened_regular(path) as fd:
@@ -223,12 +223,12 @@ def is_locked(path: Inside) -> bool:
     return False
 
 
-def _not_lockable(path: Inside, error: OSError) -> InUse:
+def _not_lockable(path: StorePath, error: OSError) -> InUse:
     msg = f"{path} cannot be locked: {os.strerror(error.errno or 0)}"
     return InUse(msg, hint="look after the lock service of this filesystem (on NFS 3, lockd and statd), then try again")
 
 
-def _opened(path: Inside) -> int:
+def _opened(path: StorePath) -> int:
     for _ in range(_TRIES):
         try:
             return open_at(path, os.O_RDWR | os.O_NOFOLLOW)
@@ -237,7 +237,7 @@ def _opened(path: Inside) -> int:
     raise InUse(f"{path} was removed {_TRIES} times while it was being locked")
 
 
-def _make(path: Inside) -> None:
+def _make(path: StorePath) -> None:
     """Make the file with the permissions that its directory gives; others see it with these only."""
     fresh = _temporary_in(path.parent)
     fd = open_at(fresh, _NEW, _OWNER)
@@ -252,20 +252,20 @@ def _make(path: Inside) -> None:
             links.unlink(fresh)
 
 
-def _temporary_in(folder: Inside) -> Inside:
+def _temporary_in(folder: StorePath) -> StorePath:
     return folder / f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
 
 
-def _share_as_folder(fd: int, folder: Inside) -> None:
+def _share_as_folder(fd: int, folder: StorePath) -> None:
     # Before the link: a file that others see with narrower rights would refuse their lock.
-    os.fchmod(fd, _OWNER | peek.status(folder).st_mode & _OTHERS)
+    os.fchmod(fd, _OWNER | dirfd_stat.status(folder).st_mode & _OTHERS)
 
 
-def leftovers(folder: Inside) -> list[Inside]:
+def leftovers(folder: StorePath) -> list[StorePath]:
     """Return what processes that died, or are about to go on, left of lock files that they made in `folder`."""
     # None of them is a lock: it has its own name once it is whole, and who makes it begins again where it was unlinked.
     try:
-        with peek.entries(folder) as entries:
+        with dirfd_stat.entries(folder) as entries:
             found = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     except FileNotFoundError:
         return []

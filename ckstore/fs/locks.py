@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from typing import Self
 
 from ckstore.errors import InUse
-from ckstore.fs.held import Held
-from ckstore.fs.inside import CLOSED, Inside, Where
+from ckstore.fs.dirfd_stat import at, close_quietly, open_directory
 from ckstore.fs.lock_files import LockFile
 from ckstore.fs.lock_holders import named_holders
-from ckstore.fs.peek import at, close_quietly, open_directory
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import CLOSED, AnyPath, StorePath
 
 # Polled, since a blocking flock has no deadline; a save holds the lock of a run for some system calls only.
 _POLL_FIRST_S = 0.001
@@ -42,14 +42,14 @@ class DirectoryLock:
 
     __slots__ = ("__weakref__", "_inode", "_kept", "_owner", "_thread", "_where", "fd", "file")
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: AnyPath) -> None:
         self.fd = CLOSED
         self._where = where
         self.file: LockFile | None = None  # the lock that other hosts see and that goes with this one
         self._owner = os.getpid()
         self._thread = get_ident()
         self._inode: tuple[int, int] | None = None
-        self._kept: list[Held] = []
+        self._kept: list[OpenDir] = []
         _held.add(self)
 
     def release(self) -> None:
@@ -105,17 +105,17 @@ class DirectoryLock:
         return str(self._where)
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> StorePath:
         """The directory as it is held, wherever it is renamed to."""
-        return Inside(self.path, (), self)
+        return StorePath(self.path, (), self)
 
-    def keep(self, directory: Inside) -> Held:
+    def keep(self, directory: StorePath) -> OpenDir:
         """Open a directory that stays open as long as the lock is held, for those who go to many names in it."""
-        kept = Held(directory)
+        kept = OpenDir(directory)
         self._kept.append(kept)
         return kept
 
-    def names(self, path: Where) -> bool:
+    def names(self, path: AnyPath) -> bool:
         """Whether `path` still gives the directory that is locked."""
         # Which one that is, is asked once: a filesystem in user space may look up an open directory by its last path,
         # and after a rename whose answer was lost that is another one's.
@@ -151,17 +151,17 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def lock_shared(path: Where, *, timeout_s: float = 10.0) -> DirectoryLock:
+def lock_shared(path: AnyPath, *, timeout_s: float = 10.0) -> DirectoryLock:
     """Lock the directory `path` for use; wait while another process deletes it, at most `timeout_s`."""
     return _lock(path, fcntl.LOCK_SH, timeout_s)
 
 
-def lock_exclusive(path: Where, *, timeout_s: float) -> DirectoryLock:
+def lock_exclusive(path: AnyPath, *, timeout_s: float) -> DirectoryLock:
     """Lock the directory `path` against all others; wait at most `timeout_s` seconds."""
     return _lock(path, fcntl.LOCK_EX, timeout_s)
 
 
-def try_exclusive(path: Where) -> DirectoryLock | None:
+def try_exclusive(path: AnyPath) -> DirectoryLock | None:
     """Lock the directory `path` for taking it apart, without waiting; None if it is used, gone, or not ours to open."""
     try:
         return _lock(path, fcntl.LOCK_EX, 0.0)
@@ -169,7 +169,7 @@ def try_exclusive(path: Where) -> DirectoryLock | None:
         return None
 
 
-def open_unlocked(path: Where) -> DirectoryLock:
+def open_unlocked(path: AnyPath) -> DirectoryLock:
     """Open the directory `path` as one that is locked is open, without its lock.
 
     A reading of its contents is valid if the lock still `names` the path afterwards, because a process that deletes a
@@ -184,7 +184,7 @@ def open_unlocked(path: Where) -> DirectoryLock:
     return lock
 
 
-def is_locked(path: Where) -> bool:
+def is_locked(path: AnyPath) -> bool:
     """Whether a process has the directory `path` locked at this moment; a plan asks it of thousands."""
     fd = open_directory(path, flags=os.O_NOFOLLOW)
     try:
@@ -200,7 +200,7 @@ def is_locked(path: Where) -> bool:
     return False
 
 
-def _lock(path: Where, kind: int, timeout_s: float) -> DirectoryLock:
+def _lock(path: AnyPath, kind: int, timeout_s: float) -> DirectoryLock:
     deadline = time.monotonic() + timeout_s
     for _ in range(_LOCK_TRIES):
         lock = DirectoryLock(path)
@@ -219,7 +219,7 @@ def _lock(path: Where, kind: int, timeout_s: float) -> DirectoryLock:
     raise InUse(f"{path} was replaced {_LOCK_TRIES} times while it was being locked")
 
 
-def _wait_for(fd: int, kind: int, deadline: float, path: Where) -> None:
+def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
     pause_s = _POLL_FIRST_S
     while True:
         try:
@@ -242,7 +242,7 @@ def _wait_for(fd: int, kind: int, deadline: float, path: Where) -> None:
         pause_s = min(2 * pause_s, _POLL_MOST_S)
 
 
-def _refuse_own(fd: int, path: Where) -> None:
+def _refuse_own(fd: int, path: AnyPath) -> None:
     """Raise if the lock that is waited for is held by this same thread, as when a signal handler interrupted it."""
     # Raises InUse then: waiting would end with the deadline only.
     status = os.fstat(fd)

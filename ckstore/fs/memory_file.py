@@ -8,8 +8,8 @@ import secrets
 from contextlib import suppress
 
 from ckstore.errors import CkstoreError
+from ckstore.fs.dirfd_stat import close_quietly, open_descriptor
 from ckstore.fs.files import write_all
-from ckstore.fs.peek import close_quietly, open_descriptor
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - no temporary file: it has no name when it is first written to
 _FORBIDDEN = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))

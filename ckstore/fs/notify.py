@@ -10,7 +10,7 @@ import struct
 from typing import Self
 
 from ckstore.fs import files
-from ckstore.fs.inside import Where
+from ckstore.fs.store_path import AnyPath
 
 # From sys/inotify.h; Python has no binding for it.
 _IN_CREATE, _IN_MOVED_TO = 0x100, 0x80
@@ -34,7 +34,7 @@ class Watch:
         self._fd = fd
 
     @classmethod
-    def of(cls, directory: Where) -> Watch | None:
+    def of(cls, directory: AnyPath) -> Watch | None:
         """Return a watch; None where the kernel gives none."""
         libc = ctypes.CDLL(None, use_errno=True)
         try:

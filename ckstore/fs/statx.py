@@ -6,8 +6,8 @@ import ctypes
 import os
 import struct
 
-from ckstore.fs.inside import Where
-from ckstore.fs.peek import at
+from ckstore.fs.dirfd_stat import at
+from ckstore.fs.store_path import AnyPath
 
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
@@ -23,7 +23,7 @@ _ALIGN_AT = 152
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def direct_io_bytes(path: Where) -> int | None:
+def direct_io_bytes(path: AnyPath) -> int | None:
     """Return the alignment of direct I/O on a regular file; 0: there is none; None: unknown (before Linux 6.1)."""
     try:
         call = _libc.statx
@@ -42,7 +42,7 @@ def direct_io_bytes(path: Where) -> int | None:
     return max(alignments)
 
 
-def refresh(path: Where) -> None:
+def refresh(path: AnyPath) -> None:
     """Have the kernel ask the server for the attributes of what is there, so that the next `stat` tells those."""
     # A host keeps the attributes of files of a network filesystem for some seconds. Where that cannot be done, as on a
     # local disk with an old C library, nothing happens.

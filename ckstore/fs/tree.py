@@ -1,7 +1,7 @@
 """Look at files outside the store: list a directory, and see whether it is still the same.
 
 This is the one way into a folder of another program, which may be hostile: every step below the path that the user
-named goes by a descriptor and follows no symlink (`ckstore.fs.inside`), and only regular files are read.
+named goes by a descriptor and follows no symlink (`ckstore.fs.store_path`), and only regular files are read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Literal
 
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.fs import files
-from ckstore.fs.inside import Inside
-from ckstore.fs.peek import at, open_at
+from ckstore.fs.dirfd_stat import at, open_at
+from ckstore.fs.store_path import StorePath
 from ckstore.model.names import MOST_LEVELS
 
 Kind = Literal["file", "directory", "symlink"]
@@ -38,7 +38,7 @@ class Entry:
     """A file, directory or symlink as it was when it was looked at."""
 
     path: str  # relative to where it is kept, with slashes
-    where: Inside
+    where: StorePath
     kind: Kind
     mode: int  # permission bits
     nbytes: int
@@ -87,18 +87,18 @@ def changed(path: str) -> StateChanged:
     return StateChanged(msg, hint="wait until the program that writes there is done, then commit again")
 
 
-def foreign(path: str | os.PathLike[str]) -> Inside:
+def foreign(path: str | os.PathLike[str]) -> StorePath:
     """Return the place of a folder of another program, which a user named."""
-    return Inside(os.path.abspath(path), is_foreign=True)
+    return StorePath(os.path.abspath(path), is_foreign=True)
 
 
-def look_at(where: Inside, path: str) -> Entry:
+def look_at(where: StorePath, path: str) -> Entry:
     """Return what is at `where`, to be kept as `path`."""
     with at(where) as (parent, name):
         return _entry(where, path, name, parent)
 
 
-def _entry(where: Inside, path: str, name: str | Path, dir_fd: int | None) -> Entry:
+def _entry(where: StorePath, path: str, name: str | Path, dir_fd: int | None) -> Entry:
     status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     kind: Kind
     target = ""
@@ -131,7 +131,7 @@ def kind_of(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "neither a file nor a directory")
 
 
-def walk(where: Inside, path: str = "") -> Iterator[Entry]:
+def walk(where: StorePath, path: str = "") -> Iterator[Entry]:
     """Return everything below the directory `where`, each directory before what is in it, in the order of names."""
     # Raises CannotStore: something else than a file, directory or symlink, or directories that are nested too deep.
     # A stack, not recursion: a folder of another program may be nested deeper than Python's limit.
@@ -146,7 +146,7 @@ def walk(where: Inside, path: str = "") -> Iterator[Entry]:
             waiting += _entries_of(entry.where, entry.path)
 
 
-def _entries_of(where: Inside, path: str) -> list[Entry]:
+def _entries_of(where: StorePath, path: str) -> list[Entry]:
     """Return what is in a directory, the last name first."""
     with files.opened_directory(where) as fd:
         # Reversed, since the stack gives the last one first: so manifests of equal folders are equal.

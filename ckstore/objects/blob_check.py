@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ckstore.fs import blob_time, direct, files
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import RunningDigest, algorithm_of
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import blobs
@@ -62,12 +62,12 @@ def check_blob(
     return _check(place, blob, pieces, how, whole=whole)
 
 
-def check_file(path: Inside, blob: BlobRecord, how: How) -> Checked:
+def check_file(path: StorePath, blob: BlobRecord, how: How) -> Checked:
     """Check a blob by its place in the store, as `check_blob` does."""
     return _check(path, blob, [], how, whole=True)
 
 
-def _check(path: Inside, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+def _check(path: StorePath, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
     try:
         # From the disk: a page cache that is right would hide a rotten sector until the next restart.
         with direct.opened_uncached(path) as file:

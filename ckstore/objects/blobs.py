@@ -8,10 +8,10 @@ import os
 import stat
 from collections.abc import Callable
 
-from ckstore.fs import blob_time, direct, files, peek
+from ckstore.fs import blob_time, direct, dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
-from ckstore.fs.inside import Inside, Where
-from ckstore.fs.peek import at
+from ckstore.fs.dirfd_stat import at
+from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.digest import Algorithm, algorithm_of
 
 _READ_BYTES = 4 * 2**20
@@ -35,14 +35,14 @@ def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
     return has_size(status, nbytes) and blob_time.is_stamp(status.st_mtime_ns)
 
 
-def is_sound(path: Inside, digest: str, nbytes: int, *, is_used: bool = False) -> bool:
+def is_sound(path: StorePath, digest: str, nbytes: int, *, is_used: bool = False) -> bool:
     """Whether a blob can be relied on: untouched by its size and time, else `verified`.
 
     If a save uses it (`is_used`), its times are renewed if they are a day old: a filesystem that purges by age deletes
     files that were not used for a week or longer.
     """
     # Size and time first: a hit must not cost a read (docs/adr/0010 says how rot is found nevertheless).
-    status = peek.status(path)
+    status = dirfd_stat.status(path)
     if not looks_untouched(status, nbytes):
         return has_size(status, nbytes) and is_right(path, digest, nbytes)
     if is_used and blob_time.is_due(status.st_mtime_ns):
@@ -51,7 +51,7 @@ def is_sound(path: Inside, digest: str, nbytes: int, *, is_used: bool = False) -
     return True
 
 
-def is_right(path: Where, digest: str, nbytes: int) -> bool:
+def is_right(path: AnyPath, digest: str, nbytes: int) -> bool:
     """Whether the blob `path` can be relied on, by `verified`: it is read whole."""
     try:
         return verified(path, digest, nbytes) is not None
@@ -85,7 +85,7 @@ def clear(fd: int) -> bool:
     return True
 
 
-def verified(path: Where, digest: str, nbytes: int) -> os.stat_result | None:
+def verified(path: AnyPath, digest: str, nbytes: int) -> os.stat_result | None:
     """Read a blob whole and return its status if its bytes are what its name says; None if they are not."""
     # A right one is durable then, read-only, and stamped; a wrong one loses its stamp, so that no save
     # relies on it. Its pages in the cache are dropped first: a copy may be right in memory only.
@@ -124,7 +124,7 @@ def _digest_or_unreadable(fd: int, like: str) -> str:
         return f"unreadable: {error.strerror}"
 
 
-def has_bytes(path: Where, data: memoryview) -> bool:
+def has_bytes(path: AnyPath, data: memoryview) -> bool:
     """Whether the content of the file is `data`, byte by byte."""
     buffer = bytearray(_READ_BYTES)
     at = 0
@@ -137,7 +137,7 @@ def has_bytes(path: Where, data: memoryview) -> bool:
     return at == len(data)
 
 
-def distrust(path: Inside) -> None:
+def distrust(path: StorePath) -> None:
     """Give a blob that was found damaged another time, so that the next save that would use it reads it again."""
     # The next process that finds its bytes right stamps it again.
     with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):  # gone, or another user's
@@ -145,7 +145,7 @@ def distrust(path: Inside) -> None:
             blob_time.mark_suspect(name, dir_fd=parent)
 
 
-def digest_of_file(path: Where, like: str) -> str:
+def digest_of_file(path: AnyPath, like: str) -> str:
     """Return the digest of a file's content, with the algorithm of the digest `like`."""
     with files.opened_regular(path) as fd:
         return _digest_of(fd, like)
@@ -170,7 +170,13 @@ def reading_buffer() -> memoryview:
 
 
 def agrees_to(
-    path: Inside, data: memoryview, start: int, *, algorithm: Algorithm, buffer: memoryview, go_on: Callable[[], bool]
+    path: StorePath,
+    data: memoryview,
+    start: int,
+    *,
+    algorithm: Algorithm,
+    buffer: memoryview,
+    go_on: Callable[[], bool],
 ) -> int | None:
     """Compare the bytes of a file from `start` on with `data`, as the disk has them; return how far, or None."""
     # None: they differ. They are compared by digests of both, which other threads can run beside; to compare bytes they

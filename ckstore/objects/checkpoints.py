@@ -12,8 +12,8 @@ from typing import NamedTuple, Self
 
 from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, MissingBlob, OtherHash, RemoteError
 from ckstore.fs import files, locks
-from ckstore.fs.held import Held
-from ckstore.fs.inside import Inside, Where
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
@@ -126,12 +126,12 @@ class Judgement(NamedTuple):
     elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are not there, but at a remote
 
 
-def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> Judgement:
+def judge_blobs(directory: StorePath, fd: int, manifest: Manifest) -> Judgement:
     """Judge the blobs in a directory, open as `fd`; no data is read."""
     if not manifest.stored:
         return Judgement(why_not_own(fd))
     try:
-        with Held(directory / BLOBS) as folder:
+        with OpenDir(directory / BLOBS) as folder:
             return _judge_blobs(folder, fd, manifest)
     except (FileNotFoundError, NotADirectoryError):
         if problem := why_not_own(fd):
@@ -143,7 +143,7 @@ def judge_blobs(directory: Inside, fd: int, manifest: Manifest) -> Judgement:
         return Judgement(blobs.why_absent(first.digest, first.nbytes, None))
 
 
-def _judge_blobs(folder: Held, fd: int, manifest: Manifest) -> Judgement:
+def _judge_blobs(folder: OpenDir, fd: int, manifest: Manifest) -> Judgement:
     touched: list[BlobRecord] = []
     elsewhere: set[str] = set()
     for blob in manifest.stored:
@@ -182,15 +182,15 @@ def key_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | 
     return None
 
 
-def places_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | None = None) -> Iterator[Inside]:
+def places_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | None = None) -> Iterator[StorePath]:
     """Give the directory of a checkpoint; when the caller finds it gone, that to which it was compacted meanwhile."""
-    path: Inside | None = None
+    path: StorePath | None = None
     while (key := key_with_id(layout, run, step, id, of_step)) is not None and layout.checkpoint(key) != path:
         path = layout.checkpoint(key)
         yield path
 
 
-def id_at(path: Inside) -> str | None:
+def id_at(path: StorePath) -> str | None:
     """Return the id that a directory's manifest claims, without reading the rest; None if none can be read."""
     try:
         with files.opened_regular(path / MANIFEST) as fd:
@@ -200,7 +200,7 @@ def id_at(path: Inside) -> str | None:
     return (match["id"] or match["own"]).decode("ascii") if match else None
 
 
-def encoding_at(path: Inside) -> Encoding | None:
+def encoding_at(path: StorePath) -> Encoding | None:
     """Return how the blobs in a directory are stored, if it is that of a compacted checkpoint and says so."""
     try:
         with files.opened_regular(path / MANIFEST) as fd:
@@ -213,13 +213,13 @@ def encoding_at(path: Inside) -> Encoding | None:
         return None
 
 
-def manifest_in(dir_fd: int, path: Where, hash_prefix: str = "") -> tuple[Manifest, str]:
+def manifest_in(dir_fd: int, path: AnyPath, hash_prefix: str = "") -> tuple[Manifest, str]:
     """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id."""
     data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
     return parse_manifest(data, where=f"{path}/{MANIFEST}", hash_prefix=hash_prefix, plain=plain_in(dir_fd, path))
 
 
-def plain_in(dir_fd: int, path: Where) -> Callable[[], bytes]:
+def plain_in(dir_fd: int, path: AnyPath) -> Callable[[], bytes]:
     """Return what reads the manifest proper of a compacted checkpoint; an absent one is damage."""
 
     def read() -> bytes:
@@ -269,11 +269,11 @@ class CheckpointDirectory:
     threads: int = 4  # how many may read it at once
 
     def __init__(
-        self, path: Where, lock: locks.DirectoryLock, stamp: Stamp, manifest: Manifest, manifest_id: str
+        self, path: AnyPath, lock: locks.DirectoryLock, stamp: Stamp, manifest: Manifest, manifest_id: str
     ) -> None:
         self.path = path  # where it was opened
         self.stamp = stamp  # which directory it is, with which manifest
-        self._blobs: Held | None = None
+        self._blobs: OpenDir | None = None
         self.lock = lock  # the shared lock on the directory
         # What it holds, and its id.
         self.manifest = manifest
@@ -281,7 +281,7 @@ class CheckpointDirectory:
         self.rescued: dict[str, Rescued] = {}  # by digest; blobs of which correct bytes were found
 
     @classmethod
-    def at(cls, path: Where, hash_prefix: str = "") -> CheckpointDirectory:
+    def at(cls, path: AnyPath, hash_prefix: str = "") -> CheckpointDirectory:
         """Open the checkpoint in `path`, of a store with `hash_prefix`; `DamagedBlob` if it has no valid manifest."""
         # Before anything is read: from here on gc and deletes wait until the reader is done (law L1).
         lock = locks.lock_shared(path)
@@ -292,7 +292,7 @@ class CheckpointDirectory:
             raise
 
     @classmethod
-    def locked(cls, path: Where, lock: locks.DirectoryLock, hash_prefix: str = "") -> CheckpointDirectory:
+    def locked(cls, path: AnyPath, lock: locks.DirectoryLock, hash_prefix: str = "") -> CheckpointDirectory:
         """Open the checkpoint whose directory is locked by `lock`, which the caller goes on owning if this raises."""
         where = f"{path}/{MANIFEST}"
         try:
@@ -317,7 +317,7 @@ class CheckpointDirectory:
         return os.stat(digest, dir_fd=self.blobs.fd, follow_symlinks=False)
 
     @property
-    def blobs(self) -> Held:
+    def blobs(self) -> OpenDir:
         """Its directory of blobs, which is opened once."""
         if self._blobs is None:
             self._blobs = self.lock.keep(self.lock.inside / BLOBS)

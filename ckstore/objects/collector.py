@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
-from ckstore.fs import files, holders, links, locks, peek, statx
-from ckstore.fs.held import through_parents
+from ckstore.fs import dirfd_stat, files, holders, links, locks, statx
 from ckstore.fs.host.probe import TRY_PREFIX
+from ckstore.fs.open_dir import with_open_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.held import HeldBlob, PlannedBlob
@@ -38,7 +38,7 @@ from ckstore.objects.last_names import Judge, LastName
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
+    from ckstore.fs.store_path import StorePath
     from ckstore.objects.shared.grace import Grace
 
 EnterCandidates = Callable[[list[tuple[str, int]], CheckpointKey | None], None]
@@ -157,7 +157,7 @@ class Collector:
 
     def _empty_one(self, name: str) -> None:
         path = self._trash / name
-        if peek.is_directory(path):
+        if dirfd_stat.is_directory(path):
             self._take_apart(path)
         elif is_digest(digest := name.partition(".")[0]):
             self._finish(digest, path)
@@ -167,7 +167,7 @@ class Collector:
         else:
             self._unlink_unless_open(path)
 
-    def _take_apart(self, path: Inside) -> None:
+    def _take_apart(self, path: StorePath) -> None:
         lock = locks.try_exclusive(path)
         if lock is None:  # a reader or a saver is still in it
             self.collected.left.append(path.name)
@@ -198,15 +198,15 @@ class Collector:
             raise
         self.collected.entered.update(digest for digest, _ in blobs)
 
-    def _enter_all(self, entries: list[Inside]) -> None:
+    def _enter_all(self, entries: list[StorePath]) -> None:
         known = [entry for entry in entries if is_digest(entry.name)]
         for start in range(0, len(known), _ENTER_BATCH):  # a saver may write to the catalog between two of these
             batch = known[start : start + _ENTER_BATCH]
-            self._enter([(entry.name, peek.status(entry).st_size) for entry in batch], None)
+            self._enter([(entry.name, dirfd_stat.status(entry).st_size) for entry in batch], None)
 
-    def _finish(self, digest: str, path: Inside) -> None:
+    def _finish(self, digest: str, path: StorePath) -> None:
         """Go on with a condemned blob that a collector left when it died."""
-        status = peek.status(path)
+        status = dirfd_stat.status(path)
         self._enter([(digest, status.st_size)], None)
         if status.st_nlink == 1 and self._free([LastName(digest, path, status)]):
             return
@@ -221,7 +221,7 @@ class Collector:
         gone: list[str] = []
         moved: list[LastName] = []
         open_now: list[LastName] = []
-        for (digest, nbytes), canonical in through_parents((blob, self._layout.blob(blob[0])) for blob in blobs):
+        for (digest, nbytes), canonical in with_open_parents((blob, self._layout.blob(blob[0])) for blob in blobs):
             try:
                 last, is_moved = self._take_last(digest, nbytes, canonical)
             except PermissionError:  # in a directory of another user, who alone may free it
@@ -251,11 +251,11 @@ class Collector:
                 self._unlink_unless_last(last.path)
         return [*gone, *freed]
 
-    def _take_last(self, digest: str, nbytes: int, canonical: Inside) -> tuple[LastName | None, bool]:
+    def _take_last(self, digest: str, nbytes: int, canonical: StorePath) -> tuple[LastName | None, bool]:
         """Move the last name of a blob to trash unless a process has the file open; return it, and whether it moved."""
         if self._layout.shared:
             statx.refresh(canonical)
-        status = peek.status(canonical)
+        status = dirfd_stat.status(canonical)
         if status.st_nlink > 1:
             self.collected.linked[digest] = nbytes
             return None, False
@@ -283,23 +283,23 @@ class Collector:
         self._note_held(held, seen)
         return freed
 
-    def _is_last(self, path: Inside) -> bool:
+    def _is_last(self, path: StorePath) -> bool:
         if self._layout.shared:
             statx.refresh(path)
-        return peek.status(path).st_nlink == 1
+        return dirfd_stat.status(path).st_nlink == 1
 
     def _note_held(self, lasts: list[LastName], seen: holders.Scan) -> None:
         for last in lasts:
             self.collected.held[last.digest] = self._judge.held(last, seen)
 
-    def _unlink_unless_last(self, path: Inside) -> None:
+    def _unlink_unless_last(self, path: StorePath) -> None:
         """Unlink a name in trash whose canonical name is another copy's; the last name stays until it is free."""
-        if peek.status(path).st_nlink > 1:
+        if dirfd_stat.status(path).st_nlink > 1:
             links.unlink(path)
 
-    def _unlink_unless_open(self, path: Inside) -> bool:
+    def _unlink_unless_open(self, path: StorePath) -> bool:
         """Unlink one name; False if a process has the file open, and it is the last one (rule K) or one of NFS."""
-        status = peek.status(path)
+        status = dirfd_stat.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
         if last and self._judge.is_open(LastName(path.name, path, status)):
             return False
@@ -314,13 +314,13 @@ class Collector:
         return True
 
 
-def _contents(lock: locks.DirectoryLock) -> tuple[list[Inside], list[Inside]]:
+def _contents(lock: locks.DirectoryLock) -> tuple[list[StorePath], list[StorePath]]:
     """Return everything below a locked directory that is not a directory, and the directories in it."""
     # However deep it is, directories are at most one level below it afterwards: those that are deeper are moved up. So
     # nothing here recurses, and two directories are open at once.
     top = lock.inside
-    entries: list[Inside] = []
-    folders: list[Inside] = []
+    entries: list[StorePath] = []
+    folders: list[StorePath] = []
     here, waiting = _sorted_names(top)
     entries += [top / name for name in here]
     while waiting:
@@ -337,26 +337,26 @@ def _contents(lock: locks.DirectoryLock) -> tuple[list[Inside], list[Inside]]:
     return entries, folders
 
 
-def _sorted_names(folder: Inside) -> tuple[list[str], list[str]]:
+def _sorted_names(folder: StorePath) -> tuple[list[str], list[str]]:
     """Return the names in a directory: of what is not a directory, and of directories; none if it is gone."""
     try:
-        with peek.entries(folder) as entries:
+        with dirfd_stat.entries(folder) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     except FileNotFoundError:
         return [], []
     return sorted(name for name, inner in found if not inner), sorted(name for name, inner in found if inner)
 
 
-def _remove_if_empty(folder: Inside) -> None:
+def _remove_if_empty(folder: StorePath) -> None:
     if not trash.names_in(folder):
         links.remove_directory(folder)
 
 
-def _split(entries: list[Inside]) -> tuple[list[LastName], list[Inside]]:
+def _split(entries: list[StorePath]) -> tuple[list[LastName], list[StorePath]]:
     """Return the last names of blobs, and all others."""
     lasts, others = [], []
     for entry in entries:
-        status = peek.status(entry)
+        status = dirfd_stat.status(entry)
         if status.st_nlink == 1 and is_digest(entry.name) and stat.S_ISREG(status.st_mode):
             lasts.append(LastName(entry.name, entry, status))
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 
 from ckstore.errors import InUse
-from ckstore.fs import files, locks, peek
-from ckstore.fs.held import Held
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, locks
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import StorePath
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import id_at
@@ -29,7 +29,7 @@ def other_generations(layout: Layout, key: CheckpointKey, id: str) -> list[Check
     first = key.any_generation
     found = [one for number in range(key.generation) if _is_form(layout, one := _generation(first, number), id)]
     number = key.generation + 1
-    while not key.is_draft and peek.is_directory(layout.checkpoint(one := _generation(first, number))):
+    while not key.is_draft and dirfd_stat.is_directory(layout.checkpoint(one := _generation(first, number))):
         found += [one] if _is_form(layout, one, id) else []
         number += 1
     return found
@@ -41,7 +41,7 @@ def _generation(first: CheckpointKey, number: int) -> CheckpointKey:
 
 def _is_form(layout: Layout, key: CheckpointKey, id: str) -> bool:
     path = layout.checkpoint(key)
-    return peek.is_directory(path) and id_at(path) in {id, None}
+    return dirfd_stat.is_directory(path) and id_at(path) in {id, None}
 
 
 def publish_generation(
@@ -59,7 +59,7 @@ def publish_generation(
     path = layout.checkpoint(former)
     with ExitStack() as held:
         # Opened before the rename: after it, only the sync itself may fail.
-        parents = [held.enter_context(Held(place)) for place in (path.parent, layout.checkpoints, layout.staging)]
+        parents = [held.enter_context(OpenDir(place)) for place in (path.parent, layout.checkpoints, layout.staging)]
         run_lock = held.enter_context(
             store_locks.lock_run(layout, former.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
         )
@@ -87,7 +87,7 @@ def publish_generation(
         return key, lock
 
 
-def _check(path: Inside, lock: locks.DirectoryLock, checkpoint: str) -> None:
+def _check(path: StorePath, lock: locks.DirectoryLock, checkpoint: str) -> None:
     if id_at(path) != checkpoint:
         raise InUse(f"{path} holds another checkpoint")
     # Its files may be wrong: they must stay where a repair finds them.

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files, links, locks, peek
-from ckstore.fs.held import Held
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, links, locks
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.names import CheckpointKey
@@ -36,8 +36,8 @@ class Given(NamedTuple):
 def relink_everywhere(
     layout: Layout,
     digest: str,
-    good: Inside,
-    temporary: Callable[[], Inside],
+    good: StorePath,
+    temporary: Callable[[], StorePath],
     spare: Collection[int] = (),
     *,
     lacking: Collection[CheckpointKey] = (),
@@ -52,9 +52,9 @@ def relink_everywhere(
     # The directories are looked at, not the catalog, so that none is forgotten. Each name changes by one rename, so a
     # reader sees the old inode or the new one; marks that say the blob is damaged say so no more.
     # By inode: a name that is the good copy already needs no rename and no fsync.
-    right = {peek.status(good).st_ino, *spare}
+    right = {dirfd_stat.status(good).st_ino, *spare}
 
-    def relink(path: Inside, *, needs: bool = False) -> bool:
+    def relink(path: StorePath, *, needs: bool = False) -> bool:
         name = path / BLOBS / digest
         try:
             present = _inode_of(name)
@@ -91,12 +91,12 @@ def relink_everywhere(
     return Given(changed, held)
 
 
-def _inode_of(name: Inside) -> int | None:
-    found = peek.find(name)
+def _inode_of(name: StorePath) -> int | None:
+    found = dirfd_stat.find(name)
     return None if found is None else found.st_ino
 
 
-def _has_lost(path: Inside, digest: str) -> bool:
+def _has_lost(path: StorePath, digest: str) -> bool:
     """Whether a checkpoint without this name needs it; only one that was found damaged is asked."""
     if not marks.is_marked(path):
         return False
@@ -107,24 +107,26 @@ def _has_lost(path: Inside, digest: str) -> bool:
         return False
 
 
-def put_name(name: Inside, good: Inside, temporary: Inside) -> None:
+def put_name(name: StorePath, good: StorePath, temporary: StorePath) -> None:
     """Make a name that of a good copy, by one rename; `temporary` is a fresh name on the same filesystem."""
     if links.replace_name(good, name, temporary):
         return
     # No further link: the checkpoint gets a copy of its own.
     # Written whole and fsynced under another name: a reader meanwhile sees the damaged blob, never half a good one.
-    files.create_blob(temporary, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))
+    files.create_blob(
+        temporary, memoryview(files.read_file(good, most_bytes=dirfd_stat.status(good).st_size, is_blob=True))
+    )
     links.rename(temporary, name)
 
 
-def restore_names(layout: Layout, checkpoint: Inside, wanted: Iterable[tuple[str, int | None]]) -> set[str]:
+def restore_names(layout: Layout, checkpoint: StorePath, wanted: Iterable[tuple[str, int | None]]) -> set[str]:
     """Link the copies of blobs that a published checkpoint has to their canonical names; return those that have it."""
     # Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
     # cannot be linked is left to the next save of those bytes.
     given: set[str] = set()
     try:
         # Locked for use, so that gc does not take the checkpoint apart while its copies are linked.
-        with locks.lock_shared(checkpoint), Held(checkpoint / BLOBS) as copies, Held(layout.blobs) as canonical:
+        with locks.lock_shared(checkpoint), OpenDir(checkpoint / BLOBS) as copies, OpenDir(layout.blobs) as canonical:
             for digest, nbytes in wanted:
                 if _link(copies.inside / digest, canonical.inside / fan_out(digest), nbytes):
                     given.add(digest)
@@ -133,9 +135,9 @@ def restore_names(layout: Layout, checkpoint: Inside, wanted: Iterable[tuple[str
     return given
 
 
-def _link(copy: Inside, folder: Inside, nbytes: int | None) -> bool:
+def _link(copy: StorePath, folder: StorePath, nbytes: int | None) -> bool:
     try:
-        status = peek.status(copy)
+        status = dirfd_stat.status(copy)
         if not blobs.looks_untouched(status, status.st_size if nbytes is None else nbytes):
             return False
         links.make_directory(folder)
@@ -145,14 +147,14 @@ def _link(copy: Inside, folder: Inside, nbytes: int | None) -> bool:
         return False
 
 
-def put_aside(layout: Layout, digest: str, names: Iterable[Inside]) -> list[Inside]:
+def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[StorePath]:
     """Give each damaged copy of a blob a name in quarantine, and no canonical one; return the new names."""
     # Names in checkpoints stay until a good copy takes their place. After an error those before it are put aside.
     canonical = layout.blob(digest)
     made = []
     for name in names:
         try:
-            status = peek.status(name)
+            status = dirfd_stat.status(name)
         except FileNotFoundError:
             continue
         # With the inode in the name: two damaged copies of one blob are two files, and each is evidence.
@@ -161,15 +163,15 @@ def put_aside(layout: Layout, digest: str, names: Iterable[Inside]) -> list[Insi
         if stat.S_ISDIR(status.st_mode):
             links.rename(name, aside)
         elif name == canonical:
-            if peek.exists(aside):  # of the same inode: renaming one name over the other would do nothing
+            if dirfd_stat.exists(aside):  # of the same inode: renaming one name over the other would do nothing
                 links.unlink(aside)
             links.rename(canonical, aside)
-        elif not peek.exists(aside) and not links.try_link(name, aside):
+        elif not dirfd_stat.exists(aside) and not links.try_link(name, aside):
             continue
         made.append(aside)
     if made:
         # The new parent first (law N4): a power cut must not lose the only name of the evidence.
         files.sync_directory(layout.quarantine)
-        if peek.is_directory(canonical.parent):
+        if dirfd_stat.is_directory(canonical.parent):
             files.sync_directory(canonical.parent)
     return made

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from ckstore.fs import holders, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, holders
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.reports.held import HeldBlob
 from ckstore.objects.layout import BLOBS
@@ -25,7 +25,7 @@ class LastName:
     """The last name of a blob, about to go."""
 
     digest: str
-    path: Inside
+    path: StorePath
     status: os.stat_result
 
     @property
@@ -49,7 +49,7 @@ class Judge:
         self.unseen_count = None if before is None or now is None else max(before, now)
         return seen
 
-    def may_be_open(self, path: Inside) -> bool:
+    def may_be_open(self, path: StorePath) -> bool:
         """What the kernel says, where it can be asked; a look at all processes comes before or after this."""
         return self._leases and holders.holding_of(path) is not holders.Holding.FREE
 
@@ -74,12 +74,12 @@ class Judge:
         return seen.blind and not self._leases
 
 
-def why_unasked(path: Inside) -> str:
+def why_unasked(path: StorePath) -> str:
     """Return why the kernel does not say who has a file open; empty if it does."""
     try:
         if holders.holding_of(path) is not holders.Holding.UNKNOWN:
             return ""
-        owner = peek.status(path).st_uid
+        owner = dirfd_stat.status(path).st_uid
     except FileNotFoundError:
         return ""
     if os.geteuid() in (owner, 0):
@@ -95,10 +95,10 @@ class NameCount:
         # Inode -> the first of them, or the one in ``blobs/`` of those that gc goes to, with the file's status.
         self.first: dict[holders.Inode, LastName] = {}
 
-    def add(self, digest: str, path: Inside, status: os.stat_result | None = None) -> os.stat_result | None:
+    def add(self, digest: str, path: StorePath, status: os.stat_result | None = None) -> os.stat_result | None:
         """Count a name, if there is a file; return the file's status if this is its last name."""
         try:
-            status = status or peek.find(path)
+            status = status or dirfd_stat.find(path)
         except PermissionError:  # in a directory of another user: one name too few counts as in use
             return None
         if status is None or not stat.S_ISREG(status.st_mode):
@@ -109,7 +109,7 @@ class NameCount:
             self.first[inode] = LastName(digest, path, status)
         return status if self.counts[inode] == status.st_nlink else None
 
-    def add_checkpoint(self, folder: Inside, held: Inside) -> list[str]:
+    def add_checkpoint(self, folder: StorePath, held: StorePath) -> list[str]:
         """Count all blobs in the directory of a checkpoint or a save, reached by `held`; return their digests."""
         found = blobs_in(held / BLOBS)
         blobs = folder / BLOBS
@@ -117,12 +117,12 @@ class NameCount:
             self.add(digest, blobs / digest, status)
         return [digest for digest, _ in found]
 
-    def add_canonical(self, paths: Iterable[Inside]) -> None:
+    def add_canonical(self, paths: Iterable[StorePath]) -> None:
         """Count the names of blobs in ``blobs/``, and remember each as the one to go to: 256 directories have all."""
         for _, group in groupby(paths, key=lambda path: path.parts[:-1]):
             by_name = {path.name: path for path in group}
             try:
-                found = peek.found_in(next(iter(by_name.values())).parent, [*by_name])
+                found = dirfd_stat.found_in(next(iter(by_name.values())).parent, [*by_name])
             except PermissionError:  # a directory of another user
                 continue
             for name, status in found.items():
@@ -145,10 +145,10 @@ class NameCount:
         }
 
 
-def blobs_in(folder: Inside) -> list[tuple[str, os.stat_result]]:
+def blobs_in(folder: StorePath) -> list[tuple[str, os.stat_result]]:
     """Return the blobs in a directory by digest, with their status; none if it is gone, or closed to this user."""
     try:
-        found = [(name, status) for name, status in peek.statuses(folder) if is_digest(name)]
+        found = [(name, status) for name, status in dirfd_stat.statuses(folder) if is_digest(name)]
     except PermissionError:
         return []
     return sorted((blob for blob in found if stat.S_ISREG(blob[1].st_mode)), key=itemgetter(0))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ckstore.errors import BadInput
-from ckstore.fs import peek
-from ckstore.fs.held import Held, through_parents
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat
+from ckstore.fs.open_dir import OpenDir, with_open_parents
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
@@ -56,21 +56,21 @@ class Layout:
     hash_prefix: str = ""  # with which all digests of the store begin; empty: any
     # Runs and checkpoints that this user may not look into, as they were met, with what to say of each.
     passed_over: dict[str, str] = field(init=False, default_factory=dict, compare=False, repr=False)
-    root: Inside = field(init=False)  # the root, as a place
-    settings: Inside = field(init=False)
-    config: Inside = field(init=False)
-    blobs: Inside = field(init=False)
-    checkpoints: Inside = field(init=False)
-    refs: Inside = field(init=False)
-    pins: Inside = field(init=False)
-    staging: Inside = field(init=False)
-    trash: Inside = field(init=False)
-    quarantine: Inside = field(init=False)
-    reserve: Inside = field(init=False)
-    locks: Inside = field(init=False)
+    root: StorePath = field(init=False)  # the root, as a place
+    settings: StorePath = field(init=False)
+    config: StorePath = field(init=False)
+    blobs: StorePath = field(init=False)
+    checkpoints: StorePath = field(init=False)
+    refs: StorePath = field(init=False)
+    pins: StorePath = field(init=False)
+    staging: StorePath = field(init=False)
+    trash: StorePath = field(init=False)
+    quarantine: StorePath = field(init=False)
+    reserve: StorePath = field(init=False)
+    locks: StorePath = field(init=False)
 
     def __post_init__(self) -> None:
-        root = Inside(str(self.path))
+        root = StorePath(str(self.path))
         object.__setattr__(self, "root", root)
         for name, file in (("settings", "store.json"), ("config", "config.json")):
             object.__setattr__(self, name, root / file)
@@ -78,28 +78,28 @@ class Layout:
             object.__setattr__(self, name, root / name)
 
     @property
-    def directories(self) -> tuple[Inside, ...]:
+    def directories(self) -> tuple[StorePath, ...]:
         """Every directory that a store has from the start."""
         extra = self.quarantine, self.reserve
         return (self.blobs, self.checkpoints, self.refs, self.staging, self.trash, self.pins, *extra)
 
     @property
-    def linked(self) -> tuple[Inside, ...]:
+    def linked(self) -> tuple[StorePath, ...]:
         """The directories in which `fs/host/probe` tries what a store needs, from ``staging/``."""
         return self.blobs, self.checkpoints, self.trash, self.refs
 
     def outside(self, destination: str | os.PathLike[str]) -> Path:
         """Return the absolute path of a destination of the caller's, which must not be in the store."""
         path = Path(os.path.abspath(destination))
-        if (peek.resolved(path.parent) / path.name).is_relative_to(self.path):
+        if (dirfd_stat.resolved(path.parent) / path.name).is_relative_to(self.path):
             raise BadInput(f"{path} is in the store {self.root}", hint="choose a destination outside it")
         return path
 
-    def blob(self, digest: str) -> Inside:
+    def blob(self, digest: str) -> StorePath:
         """Return the canonical name of a blob."""
         return self.blobs / fan_out(digest) / digest
 
-    def checkpoint(self, key: CheckpointKey) -> Inside:
+    def checkpoint(self, key: CheckpointKey) -> StorePath:
         """Return the directory of a checkpoint."""
         return self.checkpoints / key.run / key.directory
 
@@ -118,7 +118,7 @@ class Layout:
         if os.geteuid() == 0 or not (keys := [*keys]):
             return set()
         try:
-            with Held(self.checkpoints / run) as folder:
+            with OpenDir(self.checkpoints / run) as folder:
                 found = {key for key in keys if not _may_enter(key.directory, folder.fd)}
         except (FileNotFoundError, NotADirectoryError):
             return set()
@@ -128,7 +128,7 @@ class Layout:
             self.pass_over(self.checkpoint(key))
         return found
 
-    def pass_over(self, path: Inside) -> str:
+    def pass_over(self, path: StorePath) -> str:
         """Take note that this user may not look into a run or a checkpoint; return what to say of it."""
         me = os.geteuid()
         owners = [_owner(place) for place in (path, path / MANIFEST, path / BLOBS)]
@@ -139,10 +139,10 @@ class Layout:
         self.passed_over[path.inner] = said
         return said
 
-    def places(self) -> Iterator[tuple[Inside, Inside]]:
+    def places(self) -> Iterator[tuple[StorePath, StorePath]]:
         """Yield every directory that is a checkpoint by its name, and again through its run, which stays open."""
         # The second place counts until the next is asked for.
-        return through_parents((place, place) for place in (self.checkpoint(key) for key, _ in self.published()))
+        return with_open_parents((place, place) for place in (self.checkpoint(key) for key, _ in self.published()))
 
     def checkpoints_of(self, run: str) -> dict[CheckpointKey, int]:
         """Return key -> inode number of every directory of a run that is a checkpoint by its name, in no order."""
@@ -154,7 +154,7 @@ class Layout:
         # One list of names, of which few are looked at: a run of 10,000 takes 3 ms.
         draft, begin = str(step), f"{step}."
         try:
-            with peek.entries(self.checkpoints / run) as entries:
+            with dirfd_stat.entries(self.checkpoints / run) as entries:
                 found = (e for e in entries if e.name.startswith(begin) or e.name == draft)
                 names = [e.name for e in found if e.is_dir(follow_symlinks=False)]
         except PermissionError:
@@ -171,7 +171,7 @@ class Layout:
     def is_filled(self, run: str) -> bool:
         """Whether a run has a directory that is a checkpoint by its name."""
         try:
-            with peek.entries(self.checkpoints / run) as entries:
+            with dirfd_stat.entries(self.checkpoints / run) as entries:
                 return any(parse_directory(e.name) is not None and e.is_dir(follow_symlinks=False) for e in entries)
         except PermissionError:
             self.pass_over(self.checkpoints / run)
@@ -181,12 +181,14 @@ class Layout:
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
-        return sorted(name for name, _, is_directory in peek.listed(self.checkpoints) if is_directory and is_run(name))
+        return sorted(
+            name for name, _, is_directory in dirfd_stat.listed(self.checkpoints) if is_directory and is_run(name)
+        )
 
     def listed(self, run: str) -> list[tuple[str, int, bool]]:
         """Return each name in the directory of a run with its inode number and whether it is a directory."""
         try:
-            return peek.listed(self.checkpoints / run)
+            return dirfd_stat.listed(self.checkpoints / run)
         except PermissionError:
             self.pass_over(self.checkpoints / run)
             return []
@@ -198,7 +200,7 @@ class Layout:
     def inode(self, key: CheckpointKey) -> int | None:
         """Return the inode number of the directory of a checkpoint; None: there is none. No symlink is followed."""
         try:
-            found = peek.find(self.checkpoint(key))
+            found = dirfd_stat.find(self.checkpoint(key))
         except PermissionError:  # the run may be listed, and not entered
             self.pass_over(self.checkpoints / key.run)
             return None
@@ -216,7 +218,7 @@ class Layout:
 
     def subdirectory_count(self, run: str) -> int:
         """Return how many subdirectories a run has, by its link count; 0: none, or this filesystem does not say."""
-        found = peek.find(self.checkpoints / run)
+        found = dirfd_stat.find(self.checkpoints / run)
         return 0 if found is None else max(0, found.st_nlink - 2)
 
     def run_stamp(self, run: str) -> RunStamp | None:
@@ -225,7 +227,7 @@ class Layout:
         if self.shared:
             return None
         try:
-            found = peek.status(self.checkpoints / run)
+            found = dirfd_stat.status(self.checkpoints / run)
         except OSError:  # the caller that lists it says what is wrong
             return None
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
@@ -241,7 +243,7 @@ class Layout:
     def tag_texts(self) -> dict[str, str | None]:
         """Return the text of every symlink in ``refs/``; None: the entry is something else."""
         try:
-            return peek.symlink_texts(self.refs)
+            return dirfd_stat.symlink_texts(self.refs)
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
@@ -251,7 +253,7 @@ class OpenRuns:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._open: dict[str, Held | None] = {}
+        self._open: dict[str, OpenDir | None] = {}
         self._small_files: dict[CheckpointKey, frozenset[str]] = {}
 
     def small_files(self, key: CheckpointKey) -> frozenset[str]:
@@ -288,13 +290,13 @@ class OpenRuns:
             key: None if manifest is None else Stamp.of(inodes[key], manifest) for key, (manifest, _) in found.items()
         }
 
-    def _run(self, run: str) -> Held | None:
+    def _run(self, run: str) -> OpenDir | None:
         if run not in self._open:
             # All at once: runs are walked in order, so one that is closed is not asked for again.
             if len(self._open) >= _RUNS_OPEN:
                 self.close()
             try:
-                self._open[run] = Held(self._layout.checkpoints / run)
+                self._open[run] = OpenDir(self._layout.checkpoints / run)
             except (FileNotFoundError, NotADirectoryError, PermissionError):
                 self._open[run] = None
         return self._open[run]
@@ -313,9 +315,9 @@ class OpenRuns:
         self.close()
 
 
-def _owner(place: Inside) -> int | None:
+def _owner(place: StorePath) -> int | None:
     try:
-        found = peek.find(place)
+        found = dirfd_stat.find(place)
     except PermissionError:
         return None
     return None if found is None else found.st_uid
@@ -326,4 +328,4 @@ def _may_enter(name: str, dir_fd: int) -> bool:
     # The kernel is asked, since only it knows ACLs; effective_ids: files are opened with those.
     if os.access(name, os.R_OK | os.X_OK, dir_fd=dir_fd, effective_ids=True):
         return True
-    return not peek.exists(name, dir_fd=dir_fd)
+    return not dirfd_stat.exists(name, dir_fd=dir_fd)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ckstore.errors import InUse, SaveFailed, StepExists, UnknownOutcome
-from ckstore.fs import files, links, locks, peek, statx
-from ckstore.fs.held import Held
-from ckstore.fs.inside import Inside, NotInStore
+from ckstore.fs import dirfd_stat, files, links, locks, statx
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import NotInStore, StorePath
 from ckstore.model.manifest.info import Published
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, directory_of
@@ -100,7 +100,7 @@ def publish(  # noqa: PLR0917
     # Opened before the rename: after it, only the sync itself may fail.
     with ExitStack() as opened:
         try:
-            parents = [opened.enter_context(Held(path)) for path in (run, layout.checkpoints, layout.staging)]
+            parents = [opened.enter_context(OpenDir(path)) for path in (run, layout.checkpoints, layout.staging)]
         except NotInStore as error:
             msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
@@ -173,18 +173,18 @@ def _publish(  # noqa: PLR0917
             _withdraw(source, staging)
 
 
-def hidden_at(layout: Layout, run: str, step: int) -> Inside:
+def hidden_at(layout: Layout, run: str, step: int) -> StorePath:
     """Return the name that a save on a shared filesystem has before its own."""
     return layout.checkpoints / run / f".{step}"
 
 
-def _hide(layout: Layout, staging: Staging, hidden: Inside) -> None:
+def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
     """Rename a staging directory to the hidden name of its step, which only one process can have."""
     # A save that has it lists the step afterwards, so of two hosts that save one step at once one sees what the other
     # published. No reader, tag or collector looks at it, so it can be withdrawn.
     inode, deadline = 0, math.inf
     while not rename_opened(staging.lock, staging.path, hidden):
-        found = peek.find(hidden)
+        found = dirfd_stat.find(hidden)
         if found is not None and found.st_ino != inode:  # each save that has it gets as long
             inode, deadline = found.st_ino, time.monotonic() + _HIDDEN_S
         if time.monotonic() > deadline and not _took_away(layout, hidden):
@@ -193,19 +193,19 @@ def _hide(layout: Layout, staging: Staging, hidden: Inside) -> None:
     statx.refresh(hidden.parent)
 
 
-def _took_away(layout: Layout, hidden: Inside) -> bool:
+def _took_away(layout: Layout, hidden: StorePath) -> bool:
     """Whether what has the hidden name, long after its save should have ended, was moved to trash."""
     # The save died, or stands still on another host, whose lock is not seen: then it finds the name gone, and fails.
     with suppress(FileNotFoundError):
         lock = locks.try_exclusive(hidden)
         if lock is None:
-            return not peek.exists(hidden)
+            return not dirfd_stat.exists(hidden)
         with lock:
             trash.move_to_trash(layout, hidden, lock)
     return True
 
 
-def _check_own(staging: Staging, hidden: Inside, target: Inside) -> None:
+def _check_own(staging: Staging, hidden: StorePath, target: StorePath) -> None:
     """Raise if what was renamed from the hidden name is not the staging directory; then it has that name again."""
     try:
         if staging.lock.names(target):
@@ -219,7 +219,7 @@ def _check_own(staging: Staging, hidden: Inside, target: Inside) -> None:
     raise SaveFailed(msg, hint="another process took this save for dead; save again")
 
 
-def _withdraw(hidden: Inside, staging: Staging) -> None:
+def _withdraw(hidden: StorePath, staging: Staging) -> None:
     """Give a staging directory that is not published its own name again, so that it is discarded like any other."""
     with suppress(OSError):  # gc removes it: nothing was published, and the first error is the news
         if staging.lock.names(hidden):  # else it was swept, and another save may have the name
@@ -298,7 +298,7 @@ def is_sound(layout: Layout, published: Published) -> bool:
 
 def give_name(  # noqa: PLR0917
     layout: Layout,
-    source: Inside,
+    source: StorePath,
     opened: locks.DirectoryLock,
     run: str,
     step: int,
@@ -337,12 +337,12 @@ def give_name(  # noqa: PLR0917
             generation += 1
         elif there is not None:  # another checkpoint, whose id begins with the same digits
             digit_count = len(id)
-        elif peek.exists(target):  # no manifest in it can be read
+        elif dirfd_stat.exists(target):  # no manifest in it can be read
             generation += 1
     raise SaveFailed(f"{layout.checkpoints / run} has {_NAME_TRIES} directories of {run}@{step} with one id")
 
 
-def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -> bool:
+def rename_opened(opened: locks.DirectoryLock, source: StorePath, target: StorePath) -> bool:
     """Rename a directory that is open; False if the name is taken. An error although it was done is ignored."""
     # So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
     # rename(2) replaces no directory that has something in it, and every checkpoint has its manifest.
@@ -362,7 +362,7 @@ def rename_opened(opened: locks.DirectoryLock, source: Inside, target: Inside) -
     return True
 
 
-def raise_if_unknown(error: OSError, parent: Held) -> None:
+def raise_if_unknown(error: OSError, parent: OpenDir) -> None:
     """Raise `UnknownOutcome` for a rename that a filesystem refused while it went down."""
     # XFS that shuts down answers EIO to a rename whose log record may have reached the disk: the replay of the log does
     # it then (seen in a power cut). A filesystem that still syncs refused it for good.
@@ -375,7 +375,7 @@ def raise_if_unknown(error: OSError, parent: Held) -> None:
         raise UnknownOutcome(msg, hint=_REOPEN) from error
 
 
-def sync_parents(parents: Sequence[Held]) -> None:
+def sync_parents(parents: Sequence[OpenDir]) -> None:
     """Make every rename into and out of the directories durable; the new parent comes first."""
     # Also a rename that another process did: no process acknowledges what it has not made durable (rule F).
     # In this order, and none is left out after an error: a name without its fsync is not acknowledged.

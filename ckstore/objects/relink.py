@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ckstore.errors import DamagedBlob, InUse
-from ckstore.fs import blob_time, files, links, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import blob_time, dirfd_stat, files, links
+from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
@@ -43,7 +43,7 @@ class Relinked:
 class Relinker:
     """Relinks one checkpoint after another; the old files end up in `staging`, which the caller has locked."""
 
-    def __init__(self, layout: Layout, staging: Inside, report: Callable[[int], None]) -> None:
+    def __init__(self, layout: Layout, staging: StorePath, report: Callable[[int], None]) -> None:
         self.done = Relinked()
         self._layout = layout
         self._staging = staging
@@ -84,7 +84,7 @@ class Relinker:
             mine = directory.stat_blob(blob.digest)
         except (FileNotFoundError, NotADirectoryError):  # a look at the whole checkpoint reports it
             return False
-        canonical = peek.find(self._layout.blob(blob.digest))
+        canonical = dirfd_stat.find(self._layout.blob(blob.digest))
         right = self._right.get(blob.digest)
         if right is None:
             one = canonical is not None and _inode(canonical) == _inode(mine)
@@ -97,7 +97,7 @@ class Relinker:
         self.done.damaged.discard(blob.digest)
         return _inode(mine) != right and self._put_right(name, blob.digest, right)
 
-    def _find_right(self, blob: BlobRecord, name: Inside) -> Inode | None:
+    def _find_right(self, blob: BlobRecord, name: StorePath) -> Inode | None:
         """Return the inode of a file with the right bytes, which has the canonical name now; None if there is none."""
         canonical = self._layout.blob(blob.digest)
         # The canonical one first: if it is right, most names have it already and stay.
@@ -109,8 +109,8 @@ class Relinker:
         self._right[blob.digest] = found
         return found
 
-    def _verify(self, path: Inside, blob: BlobRecord) -> Inode | None:
-        status = peek.find(path)
+    def _verify(self, path: StorePath, blob: BlobRecord) -> Inode | None:
+        status = dirfd_stat.find(path)
         # Each damaged file is read once, however many checkpoints have it.
         if status is None or _inode(status) in self._wrong:
             return None
@@ -126,7 +126,7 @@ class Relinker:
             return None
         return _inode(right)
 
-    def _make_canonical(self, name: Inside, digest: str, right: Inode) -> bool:
+    def _make_canonical(self, name: StorePath, digest: str, right: Inode) -> bool:
         """Give the right file the canonical name; False if that is not possible."""
         canonical = self._layout.blob(digest)
         for _ in range(_TRIES):
@@ -149,7 +149,7 @@ class Relinker:
                 links.make_directory(canonical.parent)
         return False
 
-    def _put_right(self, name: Inside, digest: str, right: Inode) -> bool:
+    def _put_right(self, name: StorePath, digest: str, right: Inode) -> bool:
         """Put the canonical file in the place of another one; False if that is not possible."""
         fresh = self._link_of(self._layout.blob(digest), right)
         if fresh is None:
@@ -158,14 +158,14 @@ class Relinker:
             place = self._swap(fresh, name)
             if place is None:
                 return False
-            old = peek.status(place)
+            old = dirfd_stat.status(place)
         except FileNotFoundError:
             return False
         self.done.relinked_count += 1
         self.done.spare_bytes += old.st_size if old.st_nlink == 1 else 0
         return True
 
-    def _swap(self, fresh: Inside, name: Inside) -> Inside | None:
+    def _swap(self, fresh: StorePath, name: StorePath) -> StorePath | None:
         """Put a file in the place of another one, in one step; return the other's name, in the staging directory.
 
         None: it stays, since it can have no second name.
@@ -177,7 +177,7 @@ class Relinker:
         links.rename(fresh, name)
         return old
 
-    def _link_of(self, path: Inside, right: Inode) -> Inside | None:
+    def _link_of(self, path: StorePath, right: Inode) -> StorePath | None:
         """Return a new name in the staging directory for the right file; None if `path` is another or takes no more."""
         fresh = self._staging / f"new-{next(self._serial)}"
         try:
@@ -185,7 +185,7 @@ class Relinker:
                 return None
         except FileNotFoundError:
             return None
-        found = peek.status(fresh)
+        found = dirfd_stat.status(fresh)
         # The inode number may have been reused. A file that was found right has a stamp.
         if _inode(found) == right and blob_time.is_stamp(found.st_mtime_ns):
             return fresh

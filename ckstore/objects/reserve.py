@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ckstore.fs import files, links, peek
+from ckstore.fs import dirfd_stat, files, links
 from ckstore.objects.layout import Layout
 from ckstore.objects.trash import names_in
 
@@ -36,7 +36,7 @@ _PAUSE_S = 0.005
 def wanted_bytes(layout: Layout) -> int:
     """Return how large the reserve is to be: one transaction may write as much as the catalog holds."""
     try:
-        catalog_bytes = peek.status(layout.root / "catalog.db").st_size
+        catalog_bytes = dirfd_stat.status(layout.root / "catalog.db").st_size
     except OSError:  # none here: it lies on another filesystem, or will be rebuilt
         catalog_bytes = 0
     wanted = LEAST_BYTES
@@ -49,10 +49,10 @@ def fill(layout: Layout) -> None:
     """Make or enlarge the reserve where there is plenty of room; nothing is raised."""
     wanted = wanted_bytes(layout)
     try:
-        there = peek.found_in(layout.reserve, _NAMES)
+        there = dirfd_stat.found_in(layout.reserve, _NAMES)
         if all(_has_size(there.get(name), wanted // INODES) for name in _NAMES):
             return
-        room = peek.free_space(layout.path)
+        room = dirfd_stat.free_space(layout.path)
         if room.free_bytes >= _PLENTY * wanted and room.has_inodes(_PLENTY * INODES):
             _make(layout, wanted)
     except OSError:  # no room after all, or no right to write: then gc on a full disk may need help
@@ -61,7 +61,7 @@ def fill(layout: Layout) -> None:
 
 def kept_bytes(layout: Layout) -> int:
     """Return the size of what is kept back now."""
-    return sum(found.st_size for _, found in peek.statuses(layout.reserve))
+    return sum(found.st_size for _, found in dirfd_stat.statuses(layout.reserve))
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
 
 def is_full(layout: Layout) -> bool:
     """Whether the filesystem, or a quota, has no more than `LEAST_BYTES` free, or no more than some inodes."""
-    room = peek.free_space(layout.path)
+    room = dirfd_stat.free_space(layout.path)
     if room.free_bytes <= LEAST_BYTES or not room.has_inodes(INODES + 1):
         return True
     return not files.has_room(layout.reserve, LEAST_BYTES)
@@ -91,7 +91,7 @@ def is_full(layout: Layout) -> bool:
 
 def _give_up(layout: Layout) -> None:
     """Remove the reserve, and wait until what it took is free."""
-    before_bytes = peek.free_space(layout.path).unused_bytes
+    before_bytes = dirfd_stat.free_space(layout.path).unused_bytes
     removed = 0
     for name in names_in(layout.reserve):
         try:
@@ -112,7 +112,7 @@ def _wait_until_free(layout: Layout, before_bytes: int) -> None:
     begun_s = time.monotonic()
     is_synced = False
     while (waited_s := time.monotonic() - begun_s) < _SETTLE_S:
-        if peek.free_space(layout.path).unused_bytes > before_bytes and files.has_room(layout.reserve, 1):
+        if dirfd_stat.free_space(layout.path).unused_bytes > before_bytes and files.has_room(layout.reserve, 1):
             return
         if waited_s > _SYNC_AFTER_S and not is_synced:
             is_synced = True
@@ -129,7 +129,7 @@ def _take_back(layout: Layout) -> None:
 
 def _make(layout: Layout, nbytes: int) -> None:
     for path in (layout.reserve / name for name in _NAMES):
-        found = peek.find(path)
+        found = dirfd_stat.find(path)
         if found is not None and not _is_own(found):  # a pipe would be waited for, and another name's file enlarged
             links.unlink(path)
         if not _has_size(found, nbytes // INODES):

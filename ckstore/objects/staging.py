@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 from ckstore.errors import SaveFailed
-from ckstore.fs import files, links, locks, peek
+from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.direct import check_on_disk
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey
@@ -41,7 +41,7 @@ _OTHER_RUNS = 32
 class Staging:
     """The directory of one save, locked for use by this process. Its methods may be called from several threads."""
 
-    def __init__(self, layout: Layout, path: Inside, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
+    def __init__(self, layout: Layout, path: StorePath, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
         self.layout = layout
         self.path = path  # ``staging/<save-id>``, also after it was published under another name
         self.lock = lock
@@ -53,7 +53,7 @@ class Staging:
         self._blobs = lock.keep(self._own / BLOBS).inside
         self._canonical_blobs = lock.keep(layout.blobs).inside
         self._run = path.name.partition("@")[0]
-        self._saved: list[Inside] | None = None
+        self._saved: list[StorePath] | None = None
         self._sealed = False
         self._serial = itertools.count()
         self._mutex = threading.Lock()
@@ -102,7 +102,7 @@ class Staging:
         """As `claim`, but the blob is read whole: for one that takes the place of a good copy at a remote."""
         return self.claim(digest, nbytes) and blobs.is_right(self.path_of(digest), digest, nbytes)
 
-    def _claim_own(self, digest: str, nbytes: int, mine: Inside) -> bool:
+    def _claim_own(self, digest: str, nbytes: int, mine: StorePath) -> bool:
         """Claim a copy in a checkpoint of this user: to the file of another one the kernel may refuse a link."""
         # Source: proc(5), ``fs.protected_hardlinks``.
         for folder in self._saved_by_us():
@@ -116,18 +116,20 @@ class Staging:
             return blobs.is_sound(mine, digest, nbytes, is_used=True)
         return False
 
-    def _saved_by_us(self) -> list[Inside]:
+    def _saved_by_us(self) -> list[StorePath]:
         """Return the newest checkpoints that this user saved: two of the run, and one of each of the latest others."""
         if self._saved is None:
             # A frozen base is in all runs of a sweep. The runs that were saved to last come first.
-            others = {run: peek.find(self.layout.checkpoints / run) for run in self.layout.runs() if run != self._run}
+            others = {
+                run: dirfd_stat.find(self.layout.checkpoints / run) for run in self.layout.runs() if run != self._run
+            }
             times = {run: found.st_mtime_ns for run, found in others.items() if found is not None}
             latest = sorted(times, key=lambda run: times[run], reverse=True)[:_OTHER_RUNS]
             self._saved = self._saved_in(self._run, _TRIED)
             self._saved += [path for run in latest for path in self._saved_in(run, 1)]
         return self._saved
 
-    def _saved_in(self, run: str, most: int) -> list[Inside]:
+    def _saved_in(self, run: str, most: int) -> list[StorePath]:
         me = os.geteuid()
         keys = sorted((key for key, _ in self.layout.published(run)), reverse=True)
         paths = (self.layout.checkpoint(key) for key in keys[:_LOOKED_AT])
@@ -140,17 +142,17 @@ class Staging:
         except FileNotFoundError:
             return False
 
-    def path_of(self, digest: str) -> Inside:
+    def path_of(self, digest: str) -> StorePath:
         """Return the name of a blob in the staging directory."""
         return self._blobs / digest
 
-    def _canonical(self, digest: str) -> Inside:
+    def _canonical(self, digest: str) -> StorePath:
         """Return the canonical name of a blob; a save claims thousands, so ``blobs/`` stays open."""
         return self._canonical_blobs / fan_out(digest) / digest
 
     def is_damaged(self, digest: str) -> bool:
         """Whether the last `claim` of the blob was a miss because the canonical blob is damaged."""
-        return peek.exists(self._blobs / digest)
+        return dirfd_stat.exists(self._blobs / digest)
 
     def unclaim(self, digest: str) -> None:
         """Give a claim up again; harmless when there is none."""
@@ -170,7 +172,7 @@ class Staging:
 
     def _put(self, digest: str, data: memoryview | Iterable[memoryview], nbytes: int) -> bool:
         mine = self._blobs / digest
-        damaged = peek.exists(mine)
+        damaged = dirfd_stat.exists(mine)
         # A damaged claim stays until the good bytes are durable: an error in between leaves all as it was.
         fresh = self._temporary() if damaged else mine
         # In our own staging, not at the canonical name: others see a blob only when it is durable (law D1).
@@ -196,7 +198,7 @@ class Staging:
         self._take_over(digest, mine)
         return given
 
-    def heal_marked(self, checkpoints: Iterable[Inside]) -> None:
+    def heal_marked(self, checkpoints: Iterable[StorePath]) -> None:
         """Put staged blobs in the place of copies that these checkpoints, which have a mark, have damaged, or lost."""
         # A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
         # that is not read and right. That another checkpoint cannot be healed is no reason to fail this save: its mark
@@ -212,14 +214,16 @@ class Staging:
     def _heal_marked(self, digests: Iterable[str]) -> None:
         for digest in digests:
             mine = self._blobs / digest
-            if peek.exists(mine) and blobs.digest_of_file(mine, digest) == digest:
+            if dirfd_stat.exists(mine) and blobs.digest_of_file(mine, digest) == digest:
                 relink_everywhere(self.layout, digest, mine, self._temporary)
 
-    def take(self, digest: str, good: Inside) -> None:
+    def take(self, digest: str, good: StorePath) -> None:
         """Stage a copy that is known to be good, by a link or, where a link is not possible, by copying it."""
         mine = self._blobs / digest
         if not links.try_link(good, mine):
-            self.write(digest, memoryview(files.read_file(good, most_bytes=peek.status(good).st_size, is_blob=True)))
+            self.write(
+                digest, memoryview(files.read_file(good, most_bytes=dirfd_stat.status(good).st_size, is_blob=True))
+            )
 
     def write(self, digest: str, data: memoryview) -> None:
         """Stage a new copy, durably, without offering it to others."""
@@ -227,11 +231,11 @@ class Staging:
         with self._mutex:
             self.written[digest] = len(data)
 
-    def put_away(self, name: Inside) -> None:
+    def put_away(self, name: StorePath) -> None:
         """Move a file that nothing needs any more here: it goes to trash together with this directory."""
         links.rename(name, self._temporary())
 
-    def _offer(self, digest: str, mine: Inside, nbytes: int) -> bool:
+    def _offer(self, digest: str, mine: StorePath, nbytes: int) -> bool:
         """Give the new blob its canonical name, or take the one that another process offered meanwhile."""
         canonical = self._canonical(digest)
         for _ in range(_OFFER_TRIES):
@@ -263,7 +267,7 @@ class Staging:
         msg = f"{canonical} was replaced by other processes {_OFFER_TRIES} times while this save linked its copy"
         raise SaveFailed(msg)
 
-    def _link_of(self, canonical: Inside) -> Inside | None:
+    def _link_of(self, canonical: StorePath) -> StorePath | None:
         """Return a new name for the canonical blob; None if it is gone, `canonical` if it can have no more names."""
         theirs = self._temporary()
         try:
@@ -271,7 +275,7 @@ class Staging:
         except FileNotFoundError:
             return None
 
-    def _beside_theirs(self, canonical: Inside, digest: str, nbytes: int, mine: Inside) -> None:
+    def _beside_theirs(self, canonical: StorePath, digest: str, nbytes: int, mine: StorePath) -> None:
         """Keep our copy beside the canonical one, to which we can have no link; if that is no use, take its name."""
         with contextlib.suppress(FileNotFoundError):  # freed meanwhile
             if not blobs.is_sound(canonical, digest, nbytes):
@@ -280,32 +284,32 @@ class Staging:
                 return
         self._take_over(digest, mine)
 
-    def _adopt(self, theirs: Inside, mine: Inside, digest: str) -> None:
+    def _adopt(self, theirs: StorePath, mine: StorePath, digest: str) -> None:
         links.give_name(theirs, mine)
         with self._mutex:
             self.written.pop(digest, None)
 
-    def _take_over(self, digest: str, mine: Inside) -> None:
+    def _take_over(self, digest: str, mine: StorePath) -> None:
         """Put our copy in the place of the canonical name: the old one is damaged, or at its limit of links."""
         canonical = self._canonical(digest)
         links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
         links.replace_name(mine, canonical, self._temporary())
 
-    def _temporary(self) -> Inside:
+    def _temporary(self) -> StorePath:
         """Return an unused name, outside ``blobs/`` so that it is never taken for one."""
         return self._own / f"{_TEMPORARY}{next(self._serial)}"
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
         """Give up every claim that is not `wanted` (digest -> size); return the wanted blobs that are not there."""
         # A claim of an earlier try that is not needed now would keep bytes alive in the checkpoint.
-        for name in peek.names(self._blobs):
+        for name in dirfd_stat.names(self._blobs):
             if name not in wanted:
                 self.unclaim(name)
         return [digest for digest, nbytes in wanted.items() if not self._is_whole(digest, nbytes)]
 
     def _is_whole(self, digest: str, nbytes: int) -> bool:
         try:
-            return blobs.looks_untouched(peek.status(self._blobs / digest), nbytes)
+            return blobs.looks_untouched(dirfd_stat.status(self._blobs / digest), nbytes)
         except FileNotFoundError:
             return False
 
@@ -321,12 +325,12 @@ class Staging:
             check_on_disk(fresh, memoryview(manifest))
         if fresh != path:
             links.rename(fresh, path)
-        self.stamp = Stamp.of(self.inode, peek.status(path))
+        self.stamp = Stamp.of(self.inode, dirfd_stat.status(path))
         # The innermost directory first: then the outer one gives a name to something whole (law N1).
         files.sync_directory(self._blobs)
         files.sync_directory(self._own)
 
 
-def _owner(path: Inside) -> int | None:
-    found = peek.find(path)
+def _owner(path: StorePath) -> int | None:
+    found = dirfd_stat.find(path)
     return None if found is None else found.st_uid

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
-from ckstore.fs import peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.doctor.contents import Leftover
 from ckstore.model.names import key_of
@@ -33,7 +33,7 @@ class Survey:
 def survey(layout: Layout) -> Survey:
     """Look at every canonical blob, every directory and every small file, but not at other names of blobs."""
     done = Survey()
-    owner = peek.status(layout.root).st_uid
+    owner = dirfd_stat.status(layout.root).st_uid
     for path, status in _everything(layout):
         if stat.S_ISLNK(status.st_mode):  # a tag; its permissions mean nothing
             continue
@@ -54,19 +54,19 @@ def _everything(layout: Layout) -> Iterator[tuple[str, os.stat_result]]:
     for name in trash.names_in(layout.blobs):
         yield from _entries(layout.blobs / name)
     for path, place in layout.places():
-        if (status := peek.find(place)) is None:  # it went since it was listed
+        if (status := dirfd_stat.find(place)) is None:  # it went since it was listed
             continue
         yield str(path), status
         # One descriptor for both names: of 20,000 checkpoints this loop is what doctor takes longest for.
-        for name, status in peek.found_in(place, (MANIFEST, BLOBS)).items():
+        for name, status in dirfd_stat.found_in(place, (MANIFEST, BLOBS)).items():
             yield f"{path}/{name}", status
 
 
-def _entries(folder: Inside) -> Iterator[tuple[str, os.stat_result]]:
-    return ((f"{folder}/{name}", status) for name, status in peek.statuses(folder))
+def _entries(folder: StorePath) -> Iterator[tuple[str, os.stat_result]]:
+    return ((f"{folder}/{name}", status) for name, status in dirfd_stat.statuses(folder))
 
 
-def leftovers(folder: Inside, dead: frozenset[str] | None = None) -> list[Leftover]:
+def leftovers(folder: StorePath, dead: frozenset[str] | None = None) -> list[Leftover]:
     """Return what lies in ``staging/`` or ``trash/``, by name."""
     now_s = time.time()
     found = []
@@ -86,12 +86,12 @@ def leftovers(folder: Inside, dead: frozenset[str] | None = None) -> list[Leftov
     return found
 
 
-def _own_bytes(path: Inside, status: os.stat_result) -> int:
+def _own_bytes(path: StorePath, status: os.stat_result) -> int:
     """Return the sizes of the files that have no other name, as deep as a store ever has them."""
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size if status.st_nlink == 1 else 0
     # A file with another name is in a checkpoint, and freeing this name gives nothing.
-    return sum(inner.st_size for _, inner in peek.walk(path) if inner.st_nlink == 1)
+    return sum(inner.st_size for _, inner in dirfd_stat.walk(path) if inner.st_nlink == 1)
 
 
 def marked(layout: Layout) -> list[str]:

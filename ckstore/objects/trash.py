@@ -11,9 +11,9 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ckstore.fs import files, links, locks, owner, peek
-from ckstore.fs.held import through_parents
+from ckstore.fs import dirfd_stat, files, links, locks, owner
 from ckstore.fs.lock_files import leftovers
+from ckstore.fs.open_dir import with_open_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey, is_run, key_of, step_of
 from ckstore.objects.layout import BLOBS, MANIFEST
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ckstore.errors import CkstoreError
-    from ckstore.fs.inside import Inside
+    from ckstore.fs.store_path import StorePath
     from ckstore.objects.layout import Layout
     from ckstore.objects.shared.grace import Grace
 
@@ -35,8 +35,8 @@ RELINKING = "relink"
 
 
 def move_to_trash(
-    layout: Layout, path: Inside, lock: locks.DirectoryLock | None = None, *, undo_s: float = 0
-) -> Inside:
+    layout: Layout, path: StorePath, lock: locks.DirectoryLock | None = None, *, undo_s: float = 0
+) -> StorePath:
     """Rename the directory `path` into ``trash/``; return where it is now. It waits there for `undo_s`."""
     # It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
     # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
@@ -61,11 +61,11 @@ def has_waiting(layout: Layout) -> bool:
     return any(map(can_return, names_in(layout.trash)))
 
 
-def left_s(path: Inside) -> float:
+def left_s(path: StorePath) -> float:
     """Return how long an entry of trash still waits to be brought back; 0: it may go, or is gone."""
     window = _UNDO_END.search(path.name)
     # Without a manifest it cannot come back: a gc was killed while it took this apart, and so renewed the time.
-    found = peek.find(path) if window and peek.exists(path / MANIFEST) else None
+    found = dirfd_stat.find(path) if window and dirfd_stat.exists(path / MANIFEST) else None
     # The rename into trash set ctime, which no user can set back.
     return 0.0 if window is None or found is None else left_of(int(window[1]), found.st_ctime)
 
@@ -80,7 +80,7 @@ def renew_future(layout: Layout) -> None:
     now_s = time.time()
     for name in names_in(layout.trash):
         window = _UNDO_END.search(name)
-        found = peek.find(layout.trash / name) if window else None
+        found = dirfd_stat.find(layout.trash / name) if window else None
         # Less than a window ahead may be the clock of a server, which would set the same time again.
         if window and found is not None and found.st_ctime - now_s > int(window[1]):
             files.renew_ctime(layout.trash / name)
@@ -91,16 +91,16 @@ def due(layout: Layout, *, purge: bool = False) -> list[str]:
     return [name for name in names_in(layout.trash) if not _stays(layout.trash / name, purge=purge)]
 
 
-def _stays(path: Inside, *, purge: bool) -> bool:
+def _stays(path: StorePath, *, purge: bool) -> bool:
     return left_s(path) > 0 and not (purge and may_purge(path))
 
 
-def may_purge(path: Inside) -> bool:
+def may_purge(path: StorePath) -> bool:
     """Whether this user may end the time in which a checkpoint can be brought back: its own, and root each.
 
     Another user's blobs are not freed by it, so the only effect would be that they cannot be brought back.
     """
-    found = peek.find(path)
+    found = dirfd_stat.find(path)
     return found is not None and owner.current_user() in (0, found.st_uid)
 
 
@@ -111,23 +111,23 @@ def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
     }
 
 
-def waiting_folders(layout: Layout, *, purge: bool = False) -> list[Inside]:
+def waiting_folders(layout: Layout, *, purge: bool = False) -> list[StorePath]:
     """Return the directories of blobs in the entries of trash that wait; with `purge` without those of this user."""
     names = names_in(layout.trash)
     return [layout.trash / name / BLOBS for name in names if _stays(layout.trash / name, purge=purge)]
 
 
-def in_use(path: Inside) -> bool:
+def in_use(path: StorePath) -> bool:
     """Whether a process is in a directory, of a checkpoint or in ``trash/``; also if it is not ours to open."""
     try:
         return locks.is_locked(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except PermissionError:
-        return peek.is_directory(path)
+        return dirfd_stat.is_directory(path)
 
 
-def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
+def former_parents(layout: Layout, names: Sequence[str]) -> list[StorePath]:
     """Return the directories from which what has these names in ``trash/`` may have been renamed."""
     # Both stagings and checkpoints have names there that begin with their run and ``@``. Of another name any run may be
     # the one. The parents of condemned blobs are left out: a name that comes back in ``blobs/`` is only listed again.
@@ -143,10 +143,10 @@ def former_parents(layout: Layout, names: Sequence[str]) -> list[Inside]:
     there = [layout.checkpoints / run for run in sorted(runs)]
     # The blobs of an evicted checkpoint were in its own directory, which stays.
     there += [layout.checkpoint(place) for name in names if (place := former_place(name)) is not None]
-    return [*(path for path in there if peek.is_directory(path)), layout.staging]
+    return [*(path for path in there if dirfd_stat.is_directory(path)), layout.staging]
 
 
-def free_name(trash: Inside, name: str) -> Inside:
+def free_name(trash: StorePath, name: str) -> StorePath:
     """Return a free name in ``trash/`` that begins with `name` and a dot."""
     return trash / f"{name}.{uuid.uuid4().hex[:12]}"
 
@@ -234,17 +234,17 @@ def _blobs_are_durable(layout: Layout) -> bool:
 
 def _locked_dead(
     layout: Layout, names: Sequence[str] | None, failed: dict[str, OSError | CkstoreError]
-) -> Iterator[tuple[Inside, locks.DirectoryLock]]:
+) -> Iterator[tuple[StorePath, locks.DirectoryLock]]:
     """Yield the staging directories, of these names, whose owner is dead: each with a lock that the caller releases."""
     names = names_in(layout.staging) if names is None else names
     if not names:
         return
     # The only copy of a checkpoint is not dead: a conversion publishes it.
     places = ((name, layout.staging / name) for name in names if draft_replaced(layout, name) is None)
-    for name, held in through_parents(places):
+    for name, held in with_open_parents(places):
         path = layout.staging / name
         try:
-            lock = locks.try_exclusive(path) if peek.is_directory(held) else None
+            lock = locks.try_exclusive(path) if dirfd_stat.is_directory(held) else None
         except OSError as error:
             failed[path.inner] = error
             continue
@@ -257,11 +257,11 @@ def sweep_locks(layout: Layout, grace: Grace | None) -> None:
     # A further name of a lock goes at once: its time is that of the last mark, and so would never be over.
     for path in leftovers(layout.locks):
         with suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
-            if grace is None or peek.status(path).st_nlink > 1 or grace.is_over(path):
+            if grace is None or dirfd_stat.status(path).st_nlink > 1 or grace.is_over(path):
                 links.unlink(path)
 
 
-def put_back(layout: Layout, digest: str, path: Inside) -> bool:
+def put_back(layout: Layout, digest: str, path: StorePath) -> bool:
     """Give a blob in trash its canonical name again; False if another copy has it: then it stays in trash."""
     # So does a blob of another user, to which the kernel may refuse a link.
     canonical = layout.blob(digest)
@@ -276,9 +276,9 @@ def put_back(layout: Layout, digest: str, path: Inside) -> bool:
     return True
 
 
-def _same_inode(one: Inside, other: Inside) -> bool:
+def _same_inode(one: StorePath, other: StorePath) -> bool:
     try:
-        first, second = peek.status(one), peek.status(other)
+        first, second = dirfd_stat.status(one), dirfd_stat.status(other)
     except FileNotFoundError:
         return False
     return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
@@ -293,9 +293,9 @@ def waits(layout: Layout, run: str, step: int | None = None) -> bool:
     )
 
 
-def names_in(directory: Inside) -> list[str]:
+def names_in(directory: StorePath) -> list[str]:
     """Return the names in a directory, sorted; none if there is no such directory."""
     try:
-        return sorted(peek.names(directory))
+        return sorted(dirfd_stat.names(directory))
     except FileNotFoundError:
         return []

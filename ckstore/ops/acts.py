@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ckstore.errors import CkstoreError, InsufficientSpace, InUse, UnsafePlace
 from ckstore.fs import files
-from ckstore.fs.inside import NotInStore
+from ckstore.fs.store_path import NotInStore
 from ckstore.model.names import DEFAULT_RUN
 from ckstore.tracebacks import drop_frames, shorten
 

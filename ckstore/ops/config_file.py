@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 from ckstore.errors import BadInput, CkstoreError
-from ckstore.fs import files, owner, peek
+from ckstore.fs import dirfd_stat, files, owner
 from ckstore.model.document import refuse
 from ckstore.model.names import MAX_SEQUENCE
 from ckstore.model.seal import MEMBER, read, to_write
@@ -236,13 +236,13 @@ Scope = Literal["all", "own", "none"]
 
 def rule_scopes(layout: Layout, config: Mapping[str, Any], rules: Iterable[str]) -> dict[str, Scope]:
     """Return for whose checkpoints rules are, by their names."""
-    root = peek.status(layout.root)
+    root = dirfd_stat.status(layout.root)
     own = owner.current_user()
     by = config.get(SET_BY)
     authors = by if isinstance(by, dict) else {}
     if root.st_mode & stat.S_ISVTX:
         # There the kernel says who wrote the file, and what is in it may say anything.
-        found = peek.find(layout.config)
+        found = dirfd_stat.find(layout.config)
         authors = dict.fromkeys(rules, root.st_uid if found is None else found.st_uid)
     scopes: dict[str, Scope] = {}
     for rule in rules:
@@ -342,7 +342,7 @@ def _note_author(layout: Layout, config: dict[str, Any], member: str, before: ob
     old, new = ({member: before}, {member: value})
     if member == BY_RUN:
         old, new = (dict(one) if isinstance(one, dict) else {} for one in (before, value))
-    root_uid, uid = peek.status(layout.root).st_uid, owner.current_user()
+    root_uid, uid = dirfd_stat.status(layout.root).st_uid, owner.current_user()
     for name in old.keys() | new.keys():
         if new.get(name) is None or (old.get(name) != new.get(name) and uid in (root_uid, 0)):
             authors.pop(name, None)

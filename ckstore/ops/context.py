@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ckstore.catalog import Catalog
 from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
@@ -263,7 +263,7 @@ class Context:
         """Compare what a save takes with what is free now."""
         from ckstore.model.settings.free_space import Need
 
-        room = peek.free_space(self.layout.path)
+        room = dirfd_stat.free_space(self.layout.path)
         return Need(new, room.free_bytes, room.free_inodes)
 
     def check_writable(self) -> None:
@@ -271,12 +271,12 @@ class Context:
         # Raises ReadOnlyStore: the store was opened for reading only.
         if self.readonly:
             msg = f"{self.layout.root} was opened for reading only"
-            if peek.is_mounted_read_only(self.layout.path):
+            if dirfd_stat.is_mounted_read_only(self.layout.path):
                 raise ReadOnlyStore(f"{msg}: its filesystem is mounted read-only", hint="mount it for writing")
             if not os.access(self.layout.path, os.W_OK):
                 from ckstore.objects.survey import user_name
 
-                owner = user_name(peek.status(self.layout.root).st_uid)
+                owner = user_name(dirfd_stat.status(self.layout.root).st_uid)
                 msg = f"{msg}: this user may not write there, and it belongs to {owner}"
                 hint = "save as its owner; docs/how-to/group.md is about a store of several users"
                 raise ReadOnlyStore(msg, hint=hint, command_hint=_AS_A_WRITER)

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, links, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, links
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import CACHE_BYTES, setting_of
@@ -45,7 +45,7 @@ class _Range(NamedTuple):
     name: str
 
 
-def folder(layout: Layout) -> Inside:
+def folder(layout: Layout) -> StorePath:
     """Return the directory of the cache."""
     return layout.root / FOLDER / NAME
 
@@ -57,14 +57,14 @@ def cached_bytes(layout: Layout) -> int:
 
 def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
     with suppress(PermissionError):  # nothing relies on them: what others closed must stop no gc and no list
-        return peek.statuses(folder(layout))
+        return dirfd_stat.statuses(folder(layout))
     return []
 
 
 def limit_bytes(layout: Layout, kept_bytes: int) -> int:
     """Return how many may be kept: as the setting says, else a tenth of the disk, and never half of what is free."""
     wanted = setting_of(layout, CACHE_BYTES)
-    room = peek.free_space(layout.path)
+    room = dirfd_stat.free_space(layout.path)
     share = room.total_bytes // _DISK_SHARE if wanted is None else wanted
     return min(share, (room.free_bytes + kept_bytes) // 2)
 
@@ -164,7 +164,7 @@ class Fetched:
         self._ranges, self._nbytes = {}, 0
         found = []
         try:
-            listed = peek.statuses(self._folder)
+            listed = dirfd_stat.statuses(self._folder)
         except OSError:  # closed to this user, or the disk fails: then nothing is kept, and the bytes are fetched
             listed = []
         for name, status in listed:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, parse_document, refuse
@@ -93,7 +93,7 @@ def _ids(name: str, value: Any, where: str) -> frozenset[str]:
     return frozenset(value)
 
 
-def _place(layout: Layout) -> Inside:
+def _place(layout: Layout) -> StorePath:
     return layout.root / FOLDER / FILE
 
 

@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 from ckstore.errors import StoreNotFound
-from ckstore.fs import files, peek
+from ckstore.fs import dirfd_stat, files
 from ckstore.model.seal import read
 from ckstore.model.settings.settings import SETTINGS_MAX_BYTES, StoreSettings, parse_settings
 from ckstore.objects.layout import Layout
@@ -26,14 +26,14 @@ def read_settings(root: Path) -> StoreSettings:
 
 def is_store(root: Path) -> bool:
     """Whether a directory is a store, whole or damaged."""
-    return peek.find(Layout(root).settings) is not None
+    return dirfd_stat.find(Layout(root).settings) is not None
 
 
 def _hint(root: Path) -> str:
     """Say what to do where no store is."""
-    if (found := peek.find(root)) is not None and not stat.S_ISDIR(found.st_mode):
+    if (found := dirfd_stat.find(root)) is not None and not stat.S_ISDIR(found.st_mode):
         return NO_DIRECTORY_HINT
-    if peek.find(root / "remote.json") is not None:
+    if dirfd_stat.find(root / "remote.json") is not None:
         return f"a remote is there: Store.open('file://{root}') reads it, ckstore clone lists it in a store"
     inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
-    return f"there is one in it: {inner}" if peek.find(Layout(inner).settings) else "make one: Store.init(path)"
+    return f"there is one in it: {inner}" if dirfd_stat.find(Layout(inner).settings) else "make one: Store.init(path)"

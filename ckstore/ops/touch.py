@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from ckstore.errors import BadInput, InUse
-from ckstore.fs import blob_time, locks, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import blob_time, dirfd_stat, locks
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.touch_report import TouchReport
@@ -80,16 +80,16 @@ class _Renewal:
         self._owners: Counter[int] = Counter()
         self._closed: list[str] = []
 
-    def checkpoint(self, path: Inside) -> bool:
+    def checkpoint(self, path: StorePath) -> bool:
         """Renew the files of a checkpoint; False if it is gone, or may not be touched."""
         try:
             # As a reader: nothing takes it apart meanwhile.
             with locks.lock_shared(path) as lock:
-                for name, status in peek.statuses(lock.inside):
+                for name, status in dirfd_stat.statuses(lock.inside):
                     # A repair knows a mark of damage by its times.
                     if stat.S_ISREG(status.st_mode) and name != MARK:
                         self._renew(lock.inside / name, status)
-                for name, status in peek.statuses(lock.inside / BLOBS):
+                for name, status in dirfd_stat.statuses(lock.inside / BLOBS):
                     if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in self.blobs:
                         self._renew(lock.inside / BLOBS / name, status)
         except (FileNotFoundError, NotADirectoryError):  # dropped meanwhile
@@ -99,16 +99,16 @@ class _Renewal:
             return False
         return True
 
-    def own_files(self, root: Inside) -> None:
+    def own_files(self, root: StorePath) -> None:
         """Renew the small files that every use of the store needs: settings, tags, pins, what is known of remotes."""
         for folder in (root, *(root / name for name in _SMALL)):
-            for name, status in peek.statuses(folder):
+            for name, status in dirfd_stat.statuses(folder):
                 if not stat.S_ISDIR(status.st_mode):
                     self._renew(folder / name, status)
 
-    def _renew(self, place: Inside, status: os.stat_result) -> None:
+    def _renew(self, place: StorePath, status: os.stat_result) -> None:
         is_blob = is_digest(place.name)
-        with suppress(FileNotFoundError), peek.at(place) as (parent, name):
+        with suppress(FileNotFoundError), dirfd_stat.at(place) as (parent, name):
             try:
                 if self._only_due and not blob_time.is_due(status.st_mtime_ns):
                     pass

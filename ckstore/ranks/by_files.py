@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, RankFailed, RankMismatch, SaveFailed
-from ckstore.fs import files, links, locks, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, links, locks
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.document import parse_object
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
@@ -50,7 +50,7 @@ class FilesMeeting(Meeting):
 
     UNSAID: ClassVar[Mapping[str, str]] = {"rank": "did not come", "part": "began and is not done"}
 
-    def __init__(self, layout: Layout, who: Who, path: Inside, lock: locks.DirectoryLock) -> None:
+    def __init__(self, layout: Layout, who: Who, path: StorePath, lock: locks.DirectoryLock) -> None:
         super().__init__(who)
         self.layout = layout
         self._path = path
@@ -189,10 +189,10 @@ class FilesMeeting(Meeting):
         self.leave()
 
 
-def documents_in(path: Inside, kind: str) -> dict[int, Document]:
+def documents_in(path: StorePath, kind: str) -> dict[int, Document]:
     """Return what ranks said at a place: rank -> document."""
     found: dict[int, Document] = {}
-    for name in peek.names(path):
+    for name in dirfd_stat.names(path):
         word, _, rest = name.partition("-")
         number = rest.removesuffix(".json")
         if word == kind and number.isdecimal() and (document := _read(path / name)) is not None:
@@ -203,7 +203,7 @@ def documents_in(path: Inside, kind: str) -> dict[int, Document]:
 def elsewhere(layout: Layout, who: Who) -> list[str]:
     """Return who of the same try means another run, step or number of ranks, for a message."""
     said = []
-    for name in peek.names(layout.staging):
+    for name in dirfd_stat.names(layout.staging):
         left, _, world_size = name.rpartition(".")
         key, _, digest = left.rpartition(".")
         if digest != attempt_digest(who.attempt) or (key, world_size) == (who.name, str(who.world_size)):
@@ -214,7 +214,7 @@ def elsewhere(layout: Layout, who: Who) -> list[str]:
     return said
 
 
-def _read(path: Inside, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | None:
+def _read(path: StorePath, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | None:
     try:
         data = files.read_file(path, most_bytes=most_bytes)
     except FileNotFoundError:

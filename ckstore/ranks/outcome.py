@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ckstore.errors import CkstoreError, DamagedBlob, MissingRanks, RankFailed, RankMismatch
-from ckstore.fs import peek, statx
+from ckstore.fs import dirfd_stat, statx
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Manifest
@@ -51,7 +51,7 @@ def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
     """Return the outcome of a try that may have been published and is at its place no more; None: it was not."""
     # A rank that died after its rename has said nothing, and another try may have replaced what it published: to
     # publish once more would put the older try in the place of the newer one.
-    if not all(peek.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
+    if not all(dirfd_stat.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
         return None  # who joins the parts finds that, and says which is gone
     said = [
         f"{named(rank, document)} stopped while it published, and what it was to publish is gone, or was replaced since"

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
-from ckstore.fs import files, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.elsewhere import Elsewhere
 from ckstore.model.lineage import Parent
 from ckstore.model.manifest.captured import Captured
@@ -100,9 +100,9 @@ class Whole:
     def _is_far(self, context: Context, said: Document) -> bool:
         return self.elsewhere is not None and said["store"] != context.settings.uuid
 
-    def _gone(self, paths: Mapping[int, Inside]) -> RankFailed | None:
+    def _gone(self, paths: Mapping[int, StorePath]) -> RankFailed | None:
         """Return the error for ranks that ended after they had staged their parts, which were swept as dead."""
-        gone = [rank for rank, path in paths.items() if not peek.is_directory(path)]
+        gone = [rank for rank, path in paths.items() if not dirfd_stat.is_directory(path)]
         if not gone:
             return None
         said = ", ".join(named(rank, self.parts[rank]) for rank in gone)

@@ -11,8 +11,8 @@ from collections import Counter
 from contextlib import suppress
 
 from ckstore.errors import DamagedBlob, InUse, RemoteError
-from ckstore.fs import files, locks, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, locks
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, file_name, pin_name
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.manifest.stored import OldPiece
@@ -103,7 +103,7 @@ class StoreSource:
         """See `ckstore.remote.source.Source`."""
         found: dict[str, bytes] = {}
         with suppress(FileNotFoundError):
-            for entry in peek.names(self._layout.pins):
+            for entry in dirfd_stat.names(self._layout.pins):
                 if (name := pin_name(entry)) is not None:
                     path = self._layout.pins / file_name(name)
                     found[name] = files.read_file(path, most_bytes=PIN_MAX_BYTES)
@@ -133,12 +133,12 @@ class StoreSource:
             raise RemoteError(error.message) from error
         return True
 
-    def _read_blob(self, path: Inside, place: Place, digest: str, offset: int, into: memoryview) -> int:
+    def _read_blob(self, path: StorePath, place: Place, digest: str, offset: int, into: memoryview) -> int:
         # Locked for the time of the read, so that it is not taken apart meanwhile (rule L).
         with locks.lock_shared(path) as lock:
             if id_at(lock.inside) != place.id:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path.inner)
-            if peek.exists(lock.inside / PLAIN):
+            if dirfd_stat.exists(lock.inside / PLAIN):
                 directory = CheckpointDirectory.locked(path, lock, self._layout.hash_prefix)
                 if decoded(directory, digest, offset, into, place.name):
                     return len(into)

@@ -19,7 +19,7 @@ from ckstore.errors import (
     ReadOnlyStore,
     RemoteError,
 )
-from ckstore.fs import files, peek
+from ckstore.fs import dirfd_stat, files
 from ckstore.model.canonical import encode_metric
 from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of, short_id
@@ -80,7 +80,7 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
             wanted[blob.digest] = blob.nbytes
             # Of one that is here those alone that were let go: they are fetched again.
             is_wanted = lacking is None or blob.digest in lacking
-            if is_wanted and not peek.exists(context.layout.blob(blob.digest)):
+            if is_wanted and not dirfd_stat.exists(context.layout.blob(blob.digest)):
                 missing[blob.digest] = blob.nbytes
     infos = tuple(facts[place] for place in facts)
     new_infos = tuple(facts[place] for place in new)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
-from ckstore.fs import direct, files, mapping, peek
+from ckstore.fs import direct, dirfd_stat, files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
@@ -189,7 +189,7 @@ class Push:
         batch: list[CheckpointInfo] = []
         nbytes = 0
         for info in todo:
-            manifest = peek.find(self._context.layout.checkpoint(info.key) / MANIFEST)
+            manifest = dirfd_stat.find(self._context.layout.checkpoint(info.key) / MANIFEST)
             new_bytes = self._there.nbytes.get(info.id, 0) + (0 if manifest is None else manifest.st_size)
             # One by one where each is what the next is encoded against.
             if batch and (self._encodes or len(batch) == _BATCH or nbytes + new_bytes > _BATCH_BYTES):

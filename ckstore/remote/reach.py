@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRemote
-from ckstore.fs import files, peek
-from ckstore.fs.peek import resolved
+from ckstore.fs import dirfd_stat, files
+from ckstore.fs.dirfd_stat import resolved
 from ckstore.model.digest import Buffer
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.objects.layout import Layout
@@ -153,7 +153,7 @@ def settings_there(target: Target, name: str) -> tuple[str, int] | None:
     if target.kind != "url" and is_store(target.path):
         settings = read_settings(target.path)
         return settings.hash, settings.chunk_bytes
-    if target.kind == "directory" and not peek.is_directory(target.path):
+    if target.kind == "directory" and not dirfd_stat.is_directory(target.path):
         return None
     objects = open_objects(target)
     if objects.head(keys.INFO) is None:

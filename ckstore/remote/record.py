@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.document import parse_document, refuse
@@ -117,7 +117,7 @@ def _time(value: Any, where: str) -> str:
     return str(value)
 
 
-def _place(layout: Layout, name: str) -> Inside:
+def _place(layout: Layout, name: str) -> StorePath:
     return layout.root / FOLDER / f"{name if _NAME.match(name) and not name.startswith('.') else 'other'}.json"
 
 

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
+from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore.fs.locks import DirectoryLock
-from ckstore.fs.peek import open_descriptor
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER, behind, note_problem

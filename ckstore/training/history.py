@@ -19,9 +19,9 @@ from typing import Any
 
 from ckstore.containers.values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import files, links, peek
-from ckstore.fs.inside import Inside
-from ckstore.fs.peek import at
+from ckstore.fs import dirfd_stat, files, links
+from ckstore.fs.dirfd_stat import at
+from ckstore.fs.store_path import StorePath
 from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
 from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign
@@ -137,16 +137,16 @@ def _preference(source: Source) -> tuple[bool, str, str]:
     return not source.incomplete, source.time, source.path.name
 
 
-def _listed(base: Inside) -> list[tuple[str, int]]:
+def _listed(base: StorePath) -> list[tuple[str, int]]:
     """Return the names in a folder, in order, with what they are."""
     try:
-        with peek.entries(base) as entries:
+        with dirfd_stat.entries(base) as entries:
             return sorted((entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries)
     except OSError as error:
         raise BadInput(f"{base} cannot be listed: {error.strerror}") from error
 
 
-def _gather(where: Inside) -> list[Entry]:
+def _gather(where: StorePath) -> list[Entry]:
     """Return what `commit` would take of a checkpoint in a folder; no symlink is followed, not even to it."""
     with _reading(where):
         top = look_at(where, where.name)
@@ -156,13 +156,13 @@ def _gather(where: Inside) -> list[Entry]:
     return entries
 
 
-def _look(where: Inside, step: int) -> Source:
+def _look(where: StorePath, step: int) -> Source:
     try:
         entries = _gather(where)
     except CannotStore as error:
         return Source(where.path, step, "", 0, error.message)
     with _reading(where):
-        own_ns = peek.status(where).st_mtime_ns
+        own_ns = dirfd_stat.status(where).st_mtime_ns
     newest_ns = max([entry.mtime_ns for entry in entries if entry.kind == "file"], default=own_ns)
     signs = signs_of_incompleteness(entries, [where.name])
     if not any(entry.kind == "file" for entry in entries):
@@ -176,11 +176,11 @@ def _look(where: Inside, step: int) -> Source:
     )
 
 
-def _named_latest(base: Inside, skipped: dict[str, str]) -> set[str]:
+def _named_latest(base: StorePath, skipped: dict[str, str]) -> set[str]:
     """Return what the files name that trainers keep the name of their newest checkpoint in; others are skipped."""
     named = set()
     for name in _LATEST:
-        about = peek.find(base / name)
+        about = dirfd_stat.find(base / name)
         if about is None:
             continue
         if not stat.S_ISREG(about.st_mode):
@@ -197,7 +197,7 @@ def _named_latest(base: Inside, skipped: dict[str, str]) -> set[str]:
 
 
 @contextmanager
-def _reading(path: Inside) -> Iterator[None]:
+def _reading(path: StorePath) -> Iterator[None]:
     """Read a file or a directory in the block."""
     try:
         yield
@@ -268,7 +268,7 @@ def import_history(
     return ImportReport(tuple(imported), tuple(present), skipped, tuple(deleted), all_bytes, new_bytes)
 
 
-def _where(source: Source) -> Inside:
+def _where(source: Source) -> StorePath:
     return foreign(source.path.parent) / source.path.name
 
 
@@ -358,10 +358,10 @@ def _delete_verified(store: Store, info: CheckpointInfo, source: Source, listing
     # Renamed first: what is left of a deletion that was stopped does not look like a checkpoint.
     doomed = where.parent / f"{_DELETING}{where.name}"
     links.rename(where, doomed)
-    _delete(doomed, peek.status(doomed).st_mode)
+    _delete(doomed, dirfd_stat.status(doomed).st_mode)
 
 
-def _delete(where: Inside, mode: int) -> bool:
+def _delete(where: StorePath, mode: int) -> bool:
     """Delete a directory or a file in a folder; return whether it was one."""
     with at(where) as (parent, name):
         if stat.S_ISDIR(mode):

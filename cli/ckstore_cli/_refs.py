@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import files, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import short_id
 from ckstore.model.names import COMPUTED, DEFAULT_RUN, RUN_PATTERN, CheckpointKey, key_of
 from ckstore_cli._frame import Frame
@@ -123,12 +123,12 @@ def _id_in(store: Path, *manifest: str) -> str:
 
 def _names(store: Path, *directory: str) -> list[str]:
     with suppress(OSError, CkstoreError):
-        return peek.names(_place(store, directory))
+        return dirfd_stat.names(_place(store, directory))
     return []
 
 
-def _place(store: Path, names: tuple[str, ...]) -> Inside:
-    return reduce(operator.truediv, names, Inside(str(store)))
+def _place(store: Path, names: tuple[str, ...]) -> StorePath:
+    return reduce(operator.truediv, names, StorePath(str(store)))
 
 
 Found = Iterable[tuple[str, str]]

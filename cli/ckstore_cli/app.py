@@ -236,7 +236,7 @@ def app() -> None:
 
 def _open_closed_streams() -> None:
     """As a store does when it is opened, and before: here is said what it raises."""
-    from ckstore.fs.peek import open_closed_streams  # as each command does
+    from ckstore.fs.dirfd_stat import open_closed_streams  # as each command does
 
     open_closed_streams()
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process

@@ -22,7 +22,7 @@ import pytest
 
 from ckstore import CkstoreWarning, RetentionPolicy, Store
 from ckstore.errors import CkstoreError
-from ckstore.fs import locks, peek
+from ckstore.fs import dirfd_stat, locks
 from tests.faults.reading import ACTS, MAY_SAY_LESS, STATE, make
 from tests.support.coverage import covered, sample_seed
 from tests.support.in_full import in_full
@@ -120,7 +120,7 @@ def _wrong_with(name: str, other: str, at: int, path: Path, right: str) -> tuple
         _without_waits(lambda: OTHERS[other](Store(path)))
 
     try:
-        steps = [(peek, "open_descriptor")]
+        steps = [(dirfd_stat, "open_descriptor")]
         answer, _ = run_with(lambda: in_full(METHODS[name](store)), meanwhile, at, before=True, steps=steps)
         if name in ACTS and name not in ANSWERS_CHANGE and other in HARMLESS and answer != right:
             wrong.append(f"another answer: {answer[:500]}")

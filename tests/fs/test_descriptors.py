@@ -19,15 +19,15 @@ from itertools import count
 from pathlib import Path
 from ckstore.catalog.upkeep import create_or_migrate
 from ckstore.errors import InUse
-from ckstore.fs import direct, files, holders, links, locks, peek
-from ckstore.fs.held import Held
-from ckstore.fs.inside import Inside
+from ckstore.fs import direct, files, holders, links, locks, dirfd_stat
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import StorePath
 from ckstore.fs.host.mounts import mount_id
 from tests.faults.shim import Family, Fault, Preloaded
 
 folder = Path(sys.argv[1])
 (folder / "file").write_bytes(bytes(10))
-deep = Inside(str(folder)) / "a" / "b"
+deep = StorePath(str(folder)) / "a" / "b"
 deep.path.mkdir(parents=True)
 (deep / "file").path.write_bytes(bytes(10))
 
@@ -62,7 +62,7 @@ WAYS = {
     "exclusive": lambda: locked(locks.lock_exclusive(folder, timeout_s=0.0)),
     "lease": lambda: holders.holding_of(folder / "file"),
     "mount": lambda: mount_id(folder),
-    "held": lambda: use(Held(deep)),
+    "held": lambda: use(OpenDir(deep)),
     "in a store, opened": lambda: use(files.opened(deep / "file", os.O_RDONLY)),
     "in a store, read": lambda: files.read_file(deep / "file", most_bytes=99),
     "in a store, sync": lambda: files.sync_directory(deep),
@@ -70,8 +70,9 @@ WAYS = {
     "in a store, renamed": lambda: links.rename(deep / "file", deep / "file"),
     "in a store, made": lambda: links.make_directory(deep / "new"),
     "in a store, looked at": lambda: (
-        peek.names(deep), peek.listed(deep), peek.status(deep / "file"), peek.found_in(deep, ["file"]),
-        peek.symlink_texts(deep), list(peek.walk(deep.parent)),
+        dirfd_stat.names(deep), dirfd_stat.listed(deep),
+        dirfd_stat.status(deep / "file"), dirfd_stat.found_in(deep, ["file"]),
+        dirfd_stat.symlink_texts(deep), list(dirfd_stat.walk(deep.parent)),
     ),
     "in a store, no directory": lambda: files.sync_directory(deep / "file" / "more"),
     "catalog": lambda: create_or_migrate(folder / "catalog.db", "", timeout_s=1.0),
@@ -138,4 +139,4 @@ def test_one_function_opens_descriptors() -> None:
     }
 
     # `open_descriptor`, and the walk, which opens one directory after another in C code as well
-    assert {name: len(found) for name, found in uses.items() if found} == {"fs/held.py": 1, "fs/peek.py": 1}
+    assert {name: len(found) for name, found in uses.items() if found} == {"fs/open_dir.py": 1, "fs/dirfd_stat.py": 1}

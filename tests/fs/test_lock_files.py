@@ -13,20 +13,20 @@ import pytest
 
 from ckstore.errors import InUse, UnsafePlace
 from ckstore.fs import links
-from ckstore.fs.inside import Inside
 from ckstore.fs.lock_files import LockFile, is_locked
+from ckstore.fs.store_path import StorePath
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Inside:
-    return Inside(str(tmp_path)) / "run-main"
+def place(tmp_path: Path) -> StorePath:
+    return StorePath(str(tmp_path)) / "run-main"
 
 
-def take(place: Inside, *, exclusive: bool = True) -> LockFile:
+def take(place: StorePath, *, exclusive: bool = True) -> LockFile:
     return LockFile.take(place, exclusive=exclusive, timeout_s=0.0)
 
 
-def test_one_alone_or_many_together(place: Inside) -> None:
+def test_one_alone_or_many_together(place: StorePath) -> None:
     first, second = take(place, exclusive=False), take(place, exclusive=False)
     with pytest.raises(InUse, match="locked by another process"):
         take(place)
@@ -43,7 +43,7 @@ def test_one_alone_or_many_together(place: Inside) -> None:
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_what_others_do_after_it_ends_is_not_a_loss_for_the_next(place: Inside, *, exclusive: bool) -> None:
+def test_what_others_do_after_it_ends_is_not_a_loss_for_the_next(place: StorePath, *, exclusive: bool) -> None:
     take(place).close()
     held = take(place, exclusive=exclusive)
     held.check()
@@ -57,7 +57,7 @@ def forgotten(lock: LockFile) -> None:
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_a_lock_that_another_has_now_is_lost(place: Inside, *, exclusive: bool) -> None:
+def test_a_lock_that_another_has_now_is_lost(place: StorePath, *, exclusive: bool) -> None:
     lost = take(place, exclusive=exclusive)
     forgotten(lost)
     other = take(place)
@@ -69,7 +69,7 @@ def test_a_lock_that_another_has_now_is_lost(place: Inside, *, exclusive: bool) 
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_a_lock_that_another_had_meanwhile_is_lost(place: Inside, *, exclusive: bool) -> None:
+def test_a_lock_that_another_had_meanwhile_is_lost(place: StorePath, *, exclusive: bool) -> None:
     lost = take(place, exclusive=exclusive)
     forgotten(lost)
     take(place).close()
@@ -78,7 +78,7 @@ def test_a_lock_that_another_had_meanwhile_is_lost(place: Inside, *, exclusive: 
     lost.close()
 
 
-def test_a_lock_that_no_other_had_meanwhile_is_held_again(place: Inside) -> None:
+def test_a_lock_that_no_other_had_meanwhile_is_held_again(place: StorePath) -> None:
     lock = take(place)
     forgotten(lock)
     lock.check()
@@ -88,7 +88,7 @@ def test_a_lock_that_no_other_had_meanwhile_is_held_again(place: Inside) -> None
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_a_file_that_was_replaced_or_removed_is_a_lost_lock(place: Inside, *, again: bool) -> None:
+def test_a_file_that_was_replaced_or_removed_is_a_lost_lock(place: StorePath, *, again: bool) -> None:
     lock = take(place)
     os.unlink(place.path)
     if again:
@@ -98,7 +98,7 @@ def test_a_file_that_was_replaced_or_removed_is_a_lost_lock(place: Inside, *, ag
     lock.close()
 
 
-def test_a_file_without_a_mark_that_was_replaced_by_another_is_a_lost_lock(place: Inside) -> None:
+def test_a_file_without_a_mark_that_was_replaced_by_another_is_a_lost_lock(place: StorePath) -> None:
     lock = take(place, exclusive=False)
     os.unlink(place.path)
     take(place, exclusive=False).close()
@@ -108,7 +108,7 @@ def test_a_file_without_a_mark_that_was_replaced_by_another_is_a_lost_lock(place
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EIO, errno.ESTALE])
-def test_a_lock_server_that_fails_is_said(place: Inside, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_server_that_fails_is_said(place: StorePath, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     held = take(place)
     monkeypatch.setattr(fcntl, "flock", refusing(code))
     with pytest.raises(InUse, match=f"cannot be locked: {os.strerror(code)}"):
@@ -119,14 +119,14 @@ def test_a_lock_server_that_fails_is_said(place: Inside, code: int, monkeypatch:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP])
-def test_where_files_have_no_locks_there_is_none(place: Inside, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_files_have_no_locks_there_is_none(place: StorePath, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", refusing(code))
     lock = take(place)
     lock.check()
     lock.close()
 
 
-def test_the_file_is_as_private_as_its_directory(place: Inside) -> None:
+def test_the_file_is_as_private_as_its_directory(place: StorePath) -> None:
     folder = Path(place.path).parent
     for mode in (0o2770, 0o700):
         folder.chmod(mode)
@@ -136,11 +136,11 @@ def test_the_file_is_as_private_as_its_directory(place: Inside) -> None:
     assert not any(name.startswith(".new-") for name in os.listdir(folder))
 
 
-def test_one_that_is_swept_while_it_is_made_is_made_again(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_swept_while_it_is_made_is_made_again(place: StorePath, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process stood still for longer than the grace, before or after it gave the file its name."""
     link, swept = links.link, 0
 
-    def sweeping(old: Inside, new: Inside) -> None:
+    def sweeping(old: StorePath, new: StorePath) -> None:
         nonlocal swept
         swept += 1
         if swept == 1:
@@ -154,7 +154,7 @@ def test_one_that_is_swept_while_it_is_made_is_made_again(place: Inside, monkeyp
     assert swept == 2
 
 
-def test_the_mark_is_durable_when_the_lock_is_held(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mark_is_durable_when_the_lock_is_held(place: StorePath, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[bytes] = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.pread(fd, 100, 0)))
 
@@ -163,14 +163,16 @@ def test_the_mark_is_durable_when_the_lock_is_held(place: Inside, monkeypatch: p
         assert synced != [b""]
 
 
-def test_a_lock_that_its_owner_never_got_is_released(place: Inside) -> None:
+def test_a_lock_that_its_owner_never_got_is_released(place: StorePath) -> None:
     lock = take(place)
     del lock
     take(place).close()
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
-def test_a_full_disk_keeps_no_process_from_locking(place: Inside, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_no_process_from_locking(
+    place: StorePath, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -187,7 +189,7 @@ def refusing(code: int) -> Callable[[int, int], None]:
     return flock
 
 
-def test_a_forked_child_releases_nothing_and_the_next_lock_waits_for_its_holder(place: Inside) -> None:
+def test_a_forked_child_releases_nothing_and_the_next_lock_waits_for_its_holder(place: StorePath) -> None:
     lock = take(place)
     child = os.fork()
     if child == 0:
@@ -200,12 +202,12 @@ def test_a_forked_child_releases_nothing_and_the_next_lock_waits_for_its_holder(
     take(place).close()
 
 
-def temporary(place: Inside) -> list[str]:
+def temporary(place: StorePath) -> list[str]:
     """Return the names that a lock file has before its own one."""
     return [path.name for path in place.parent.path.glob(".new-*")]
 
 
-def test_a_file_that_is_made_is_its_makers_from_the_first_moment(place: Inside) -> None:
+def test_a_file_that_is_made_is_its_makers_from_the_first_moment(place: StorePath) -> None:
     with closing(LockFile.make(place, b"mine")):
         assert is_locked(place)
         assert Path(str(place)).read_bytes() == b"mine"
@@ -218,7 +220,7 @@ def test_a_file_that_is_made_is_its_makers_from_the_first_moment(place: Inside) 
     assert temporary(place) == []
 
 
-def test_two_that_ask_at_once_do_not_take_each_other_for_the_owner(place: Inside) -> None:
+def test_two_that_ask_at_once_do_not_take_each_other_for_the_owner(place: StorePath) -> None:
     LockFile.make(place, b"").close()
     fd = os.open(str(place), os.O_RDONLY)
     try:
@@ -229,10 +231,10 @@ def test_two_that_ask_at_once_do_not_take_each_other_for_the_owner(place: Inside
         os.close(fd)
 
 
-def test_a_file_that_gc_took_for_a_dead_ones_is_made_again(place: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_gc_took_for_a_dead_ones_is_made_again(place: StorePath, monkeypatch: pytest.MonkeyPatch) -> None:
     link, swept = links.link, 0
 
-    def sweep_first(source: Inside, target: Inside) -> None:
+    def sweep_first(source: StorePath, target: StorePath) -> None:
         nonlocal swept
         if swept < 2:
             swept += 1
@@ -248,7 +250,9 @@ def test_a_file_that_gc_took_for_a_dead_ones_is_made_again(place: Inside, monkey
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
-def test_a_file_that_cannot_be_locked_is_not_made(place: Inside, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_file_that_cannot_be_locked_is_not_made(
+    place: StorePath, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 

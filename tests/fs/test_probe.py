@@ -15,7 +15,7 @@ from ckstore import Store
 from ckstore.errors import CkstoreError, UnsafePlace
 from ckstore.fs import links, locks, statx
 from ckstore.fs.host import machine, mounts, probe
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.objects.layout import Layout
 from tests.support.crashing import run_and_kill
 from tests.support.loopfs import loop_filesystem
@@ -147,7 +147,7 @@ def test_a_broken_disk_is_no_unfit_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_a_place_is_tried_once_in_the_life_of_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = made(tmp_path / "store").path
-    tried: list[Inside] = []
+    tried: list[StorePath] = []
     monkeypatch.setattr(probe, "try_links", lambda staging, others: tried.append(staging))
     probe._able.clear()
 

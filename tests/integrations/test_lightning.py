@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from ckstore import BadInput, CkstoreWarning, NoSuchRef, Store
-from ckstore.fs import files, peek
-from ckstore.fs.inside import Where
+from ckstore.fs import dirfd_stat, files
+from ckstore.fs.store_path import AnyPath
 from tests.integrations.marks import ROOT, TRAINS, kill_in_a_save
 from tests.integrations.tiny_lightning import fit
 from tests.support.damage import flip
@@ -352,9 +352,9 @@ def test_a_training_in_processes_that_lightning_starts_itself_ends_as_without_a_
 
 def _refuse(patch: pytest.MonkeyPatch, place: Path, code: int) -> None:
     """Let the system refuse to open a file, or to list a directory."""
-    opened, listed = peek.open_at, os.listdir
+    opened, listed = dirfd_stat.open_at, os.listdir
 
-    def opening(path: Where, *rest: Any, **options: Any) -> Any:
+    def opening(path: AnyPath, *rest: Any, **options: Any) -> Any:
         if str(path) == str(place):
             raise OSError(code, os.strerror(code), str(path))
         return opened(path, *rest, **options)

@@ -17,8 +17,8 @@ from ckstore import CatalogFull, Store
 from ckstore.catalog import connection
 from ckstore.errors import CatalogUnavailable, InsufficientSpace
 from ckstore.fs import files
-from ckstore.fs.inside import Where
-from ckstore.fs.peek import open_at
+from ckstore.fs.dirfd_stat import open_at
+from ckstore.fs.store_path import AnyPath
 from ckstore.objects import reserve
 from tests.machines.quota_acts import live_with
 from tests.support.descriptors import open_below
@@ -193,7 +193,7 @@ def test_trying_whether_there_is_room_leaves_nothing(store_path: Path, monkeypat
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file needs a name, as on NFS."""
 
-    def without(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+    def without(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         return open_at(where, flags, mode, dir_fd=dir_fd)

@@ -22,7 +22,7 @@ MACHINES = [
     Mutant(
         "a checkpoint that is closed to a user is passed over where many are listed",
         "closed-stops-a-list",
-        "Held.look_into",
+        "OpenDir.look_into",
         "                    except PermissionError:\n                        continue\n",
         "",
         f"{_CLOSED}[checkpoint]",

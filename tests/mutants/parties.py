@@ -135,7 +135,7 @@ PARTIES = [
         "names of blobs in an evicted checkpoint are inside the store",
         "evicted-names-outside",
         "_Names.__init__",
-        "known.get(key) != stamp or peek.exists(layout.checkpoint(key) / ELSEWHERE)",
+        "known.get(key) != stamp or dirfd_stat.exists(layout.checkpoint(key) / ELSEWHERE)",
         "known.get(key) != stamp",
         f"{_KILLED}[_pull]",
         "LinkedBlob",

@@ -881,7 +881,7 @@ REMOTES = [
         "a folder that is removed before an object gets its name is made again",
         "folder-gone",
         "in_directory.DirectoryObjects._written",
-        "                    if not peek.exists(fresh):\n",
+        "                    if not dirfd_stat.exists(fresh):\n",
         "                    if True:\n",
         f"{_IN_DIRECTORY}::test_a_folder_that_is_removed_before_an_object_gets_its_name_is_made_again",
         "RemoteUnavailable",

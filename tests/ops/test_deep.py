@@ -12,8 +12,8 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import CannotStore
-from ckstore.fs import peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat
+from ckstore.fs.store_path import StorePath
 from ckstore.model.names import MOST_LEVELS
 from tests.support.descriptors import open_below
 from tests.support.stores import check_store
@@ -90,7 +90,7 @@ def test_verify_names_what_is_nested_too_deep(store: Store) -> None:
 
     report = store.verify()
 
-    deep = "/".join(["quarantine", *["d"] * peek.MOST_LEVELS])
+    deep = "/".join(["quarantine", *["d"] * dirfd_stat.MOST_LEVELS])
     assert [found.subject for found in report.findings if found.kind == "deep"] == [deep]
 
 
@@ -119,9 +119,11 @@ def test_a_commit_of_deep_directories_is_refused_with_the_path(store: Store, tmp
 def test_a_walk_sees_every_file_that_is_not_too_deep(tmp_path: Path) -> None:
     nest(tmp_path, 5)
     (tmp_path / "symlink").symlink_to(tmp_path)
-    deep: list[Inside] = []
+    deep: list[StorePath] = []
 
-    seen = sorted(place.inner for place, _ in peek.walk(Inside(str(tmp_path)), deep) if ".home" not in place.parts)
+    seen = sorted(
+        place.inner for place, _ in dirfd_stat.walk(StorePath(str(tmp_path)), deep) if ".home" not in place.parts
+    )
 
     assert seen == ["d/d/d/d/d/file", "d/d/d/d/file", "symlink"]
     assert deep == []

@@ -16,7 +16,7 @@ import ckstore
 from ckstore import Store
 from ckstore.errors import BadInput, CannotStore, InUse, NoSuchRef, StepExists
 from ckstore.fs import locks
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.objects import blobs
 from ckstore.objects.staging import Staging
 from tests.support.look import directory_of
@@ -240,9 +240,9 @@ def test_arguments_that_look_right_and_are_not_are_refused(store: Store) -> None
 
 def test_a_save_that_is_swept_while_it_begins_begins_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     real = locks.lock_shared
-    swept: list[Inside] = []
+    swept: list[StorePath] = []
 
-    def sweep_first(path: Inside, *, timeout_s: float = 10.0) -> locks.DirectoryLock:
+    def sweep_first(path: StorePath, *, timeout_s: float = 10.0) -> locks.DirectoryLock:
         if path.inner.startswith("staging/") and not swept:
             swept.append(path)
             path.path.rmdir()

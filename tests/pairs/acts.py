@@ -21,8 +21,8 @@ from unittest.mock import patch
 
 from ckstore import Budget, CheckpointInfo, Ranks, RetentionPolicy, Store
 from ckstore.errors import InsufficientSpace, RankFailed
+from ckstore.fs import dirfd_stat
 from ckstore.fs import files as seam
-from ckstore.fs import peek
 from ckstore.remote import asking
 from ckstore.remote.mirror.work import Mirror
 from ckstore.store import context_of
@@ -93,15 +93,15 @@ def budget(world: World, store: Store) -> None:
 
 def make_room(world: World, store: Store) -> None:
     """Save where only what a policy gives up makes room."""
-    full_bytes, real = _file_bytes(world) + 60_000, peek.free_space
+    full_bytes, real = _file_bytes(world) + 60_000, dirfd_stat.free_space
     may = world.beyond(1)
 
-    def small(_: object) -> peek.FreeSpace:
+    def small(_: object) -> dirfd_stat.FreeSpace:
         left_bytes = full_bytes - _file_bytes(world)
         return real(world.root)._replace(free_bytes=left_bytes, unused_bytes=left_bytes)
 
     store.config.make_room = RetentionPolicy(keep_last=1)
-    with patch.object(peek, "free_space", small), suppress(InsufficientSpace):
+    with patch.object(dirfd_stat, "free_space", small), suppress(InsufficientSpace):
         world.save(store)
     store.config.make_room = None
     world.purged()

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ckstore import NoSuchRef, Store
-from ckstore.fs import blob_time, peek
+from ckstore.fs import blob_time, dirfd_stat
 from tests.purge import histories
 from tests.support.coverage import covered, lane_seed
 from tests.support.loopfs import loop_filesystem
@@ -232,7 +232,7 @@ def test_what_was_restored_is_read_once_and_stamped_again(
     real: Callable[..., os.stat_result | None] = blobs.verified
 
     def counted(path: Path, digest: str, nbytes: int) -> os.stat_result | None:
-        read.append(peek.status(path).st_ino)
+        read.append(dirfd_stat.status(path).st_ino)
         return real(path, digest, nbytes)
 
     monkeypatch.setattr(blobs, "verified", counted)
@@ -270,7 +270,7 @@ def test_a_write_after_touch_has_listed_a_checkpoint_is_not_hidden(
     with Store.init(tmp_path / "store") as store:
         store.save({"base": _BASE}, step=1)
         blob = blobs_of(store)[-1]
-        listed = peek.statuses
+        listed = dirfd_stat.statuses
 
         def then_written(folder: Any) -> list[tuple[str, os.stat_result]]:
             found = listed(folder)
@@ -278,7 +278,7 @@ def test_a_write_after_touch_has_listed_a_checkpoint_is_not_hidden(
                 os.utime(blob)  # as a program that writes into it at this moment
             return found
 
-        monkeypatch.setattr(peek, "statuses", then_written)
+        monkeypatch.setattr(dirfd_stat, "statuses", then_written)
         store.touch()
         monkeypatch.undo()
 

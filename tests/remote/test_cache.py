@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from ckstore import BytesElsewhere, Store
-from ckstore.fs import files, peek
-from ckstore.fs.inside import Where
+from ckstore.fs import dirfd_stat, files
+from ckstore.fs.store_path import AnyPath
 from ckstore.ops import fetched
 from ckstore.ops.fetched import Fetched, cached_bytes, folder, limit_bytes
 from ckstore.remote import keys
@@ -98,13 +98,13 @@ def test_it_is_bounded_and_the_one_used_longest_ago_goes_first(tmp_path: Path) -
 
 
 def test_it_never_takes_more_than_half_of_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckstore.fs import peek
+    from ckstore.fs import dirfd_stat
 
     layout = context_of(Store.init(tmp_path / "store")).layout
-    real = peek.free_space(layout.path)
-    monkeypatch.setattr(peek, "free_space", lambda _: real._replace(total_bytes=10**9, free_bytes=10**6))
+    real = dirfd_stat.free_space(layout.path)
+    monkeypatch.setattr(dirfd_stat, "free_space", lambda _: real._replace(total_bytes=10**9, free_bytes=10**6))
     assert limit_bytes(layout, 0) == 500_000
-    monkeypatch.setattr(peek, "free_space", lambda _: real._replace(total_bytes=10**9, free_bytes=10**9))
+    monkeypatch.setattr(dirfd_stat, "free_space", lambda _: real._replace(total_bytes=10**9, free_bytes=10**9))
     assert limit_bytes(layout, 0) == 10**8
 
 
@@ -190,14 +190,14 @@ def test_where_its_directory_cannot_be_listed_bytes_are_fetched(
 ) -> None:
     store, objects = evicted
     store.load(1)
-    statuses = peek.statuses
+    statuses = dirfd_stat.statuses
 
-    def refuse(where: Where) -> list[tuple[str, os.stat_result]]:
+    def refuse(where: AnyPath) -> list[tuple[str, os.stat_result]]:
         if str(where).endswith("/.cache"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(where))
         return statuses(where)
 
-    monkeypatch.setattr(peek, "statuses", refuse)
+    monkeypatch.setattr(dirfd_stat, "statuses", refuse)
     objects.forget_requests()
 
     with Store.open(store.path, readonly=True) as other:

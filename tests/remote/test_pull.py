@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ckstore import AmbiguousRef, CkstoreWarning, InsufficientSpace, NoSuchRef, RemoteError, StepExists, Store
-from ckstore.fs import files, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files
+from ckstore.fs.store_path import StorePath
 from ckstore.model.seal import seal
 from ckstore.objects import checkpoints
 from ckstore.remote import keys, other_store
@@ -64,20 +64,20 @@ def test_a_pulled_checkpoint_is_the_same_one(store: Store, other: Store) -> None
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[Inside]:
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[StorePath]:
     """Where all tags were read, each time."""
-    found, texts = list[Inside](), peek.symlink_texts
+    found, texts = list[StorePath](), dirfd_stat.symlink_texts
 
-    def read(where: Inside) -> dict[str, str | None]:
+    def read(where: StorePath) -> dict[str, str | None]:
         found.append(where)
         return texts(where)
 
-    monkeypatch.setattr(peek, "symlink_texts", read)
+    monkeypatch.setattr(dirfd_stat, "symlink_texts", read)
     return found
 
 
 def test_many_tags_are_taken_in_one_go(
-    store: Store, other: Store, looks: list[Inside], monkeypatch: pytest.MonkeyPatch
+    store: Store, other: Store, looks: list[StorePath], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them had all of them read again: 100,000 of one checkpoint took minutes."""
     names = {f"t{number:02}" for number in range(30)}
@@ -86,7 +86,7 @@ def test_many_tags_are_taken_in_one_go(
     other.remotes.add("there", store.path)
     synced, sync = list[object](), files.sync_directory
 
-    def synchronized(where: Inside) -> None:
+    def synchronized(where: StorePath) -> None:
         synced.append(where.name)
         sync(where)
 
@@ -101,7 +101,7 @@ def test_many_tags_are_taken_in_one_go(
 
 
 def test_tags_are_looked_at_no_more_often_for_more_checkpoints(
-    store: Store, other: Store, looks: list[Inside], monkeypatch: pytest.MonkeyPatch
+    store: Store, other: Store, looks: list[StorePath], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 100,000 tags each look takes half a second, and so does the id of each tag's checkpoint."""
     for step in range(10, 18):
@@ -110,7 +110,7 @@ def test_tags_are_looked_at_no_more_often_for_more_checkpoints(
     other.remotes.add("there", store.path)
     ids, id_at = list[object](), checkpoints.id_at
 
-    def looked(path: Inside) -> str | None:
+    def looked(path: StorePath) -> str | None:
         ids.append(path)
         return id_at(path)
 
@@ -514,12 +514,12 @@ def test_a_blob_under_a_later_name_is_found(store: Store, other: Store) -> None:
 def test_no_room_is_said_before_anything_is_fetched(
     store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckstore.fs import peek
+    from ckstore.fs import dirfd_stat
 
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
-    room = peek.free_space(other.path)
-    monkeypatch.setattr(peek, "free_space", lambda _: room._replace(free_bytes=MIB))
+    room = dirfd_stat.free_space(other.path)
+    monkeypatch.setattr(dirfd_stat, "free_space", lambda _: room._replace(free_bytes=MIB))
     with pytest.raises(InsufficientSpace, match="nothing was fetched"):
         other.pull(1, remote)
     assert objects.requests["read"] == 0

@@ -19,8 +19,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckstore import BadInput, Budget, CannotLoad, CkstoreWarning, RetentionPolicy, StepExists, Store
-from ckstore.fs import files, peek, tree
-from ckstore.fs.inside import Where
+from ckstore.fs import dirfd_stat, files, tree
+from ckstore.fs.store_path import AnyPath
 from ckstore.training import import_history
 from ckstore.training.history import find_checkpoints
 from tests.support.look import files_of
@@ -82,9 +82,9 @@ def test_metrics_and_the_latest_that_cannot_be_read_end_the_import_and_come_alon
     folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
     (folder / "latest").write_text("checkpoint-500")
-    opened = peek.open_at
+    opened = dirfd_stat.open_at
 
-    def refused(path: Where, *rest: Any, **options: Any) -> int:
+    def refused(path: AnyPath, *rest: Any, **options: Any) -> int:
         if str(path) == str(folder / name):
             raise OSError(code, os.strerror(code), str(path))
         return opened(path, *rest, **options)

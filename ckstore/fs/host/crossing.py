@@ -8,9 +8,9 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
+from ckstore.fs.dirfd_stat import open_directory
 from ckstore.fs.host import mounts
-from ckstore.fs.inside import Where
-from ckstore.fs.peek import open_directory
+from ckstore.fs.store_path import AnyPath
 
 _FS_IOC_FSGETXATTR = 0x801C581F  # linux/fs.h
 _FSXATTR = struct.Struct("IIIII8x")
@@ -34,7 +34,7 @@ def cause_of(paths: Iterable[str | bytes]) -> str:
     return _OVERLAY if "overlay" in kinds else ""
 
 
-def said_of_projects(folders: Iterable[Where]) -> str:
+def said_of_projects(folders: Iterable[AnyPath]) -> str:
     """Say that directories have different project ids; empty if they have one."""
     found = {project_of(folder): folder for folder in folders}
     if None in found or len(found) < 2:
@@ -43,7 +43,7 @@ def said_of_projects(folders: Iterable[Where]) -> str:
     return f"{named}, and the kernel moves nothing between projects"
 
 
-def project_of(folder: Where) -> int | None:
+def project_of(folder: AnyPath) -> int | None:
     """Return the project id of a directory, which XFS and ext4 use for quotas; None: it has none."""
     fd = open_directory(folder)
     try:

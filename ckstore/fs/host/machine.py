@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ckstore.fs import files, holders, reflink
-from ckstore.fs.inside import Where
+from ckstore.fs.store_path import AnyPath
 from ckstore.model.doctor.abilities import DirtyFacts
 
 _VM = Path("/proc/sys/vm")
@@ -62,13 +62,13 @@ def open_files_limit() -> int:
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
-def lease_support(path: Where) -> str:
+def lease_support(path: AnyPath) -> str:
     """Return ``yes``, ``held`` or ``no``: whether the kernel tells who has the regular file `path` open."""
     words = {holders.Holding.FREE: "yes", holders.Holding.HELD: "held", holders.Holding.UNKNOWN: "no"}
     return words[holders.holding_of(path)]
 
 
-def can_reflink(directory: Where) -> bool | None:
+def can_reflink(directory: AnyPath) -> bool | None:
     """Try whether two files in `directory` can share blocks; they never have names. None: it could not be tried."""
     with ExitStack() as opened:
         try:

@@ -12,8 +12,8 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore.fs.host import statfs
-from ckstore.fs.peek import open_descriptor
 from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 
 # A table that is not true could lead round in a circle: the descent has to end.

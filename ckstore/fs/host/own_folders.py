@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckstore.fs import links
+from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore.fs.host.mounts import examine
-from ckstore.fs.peek import open_descriptor
 
 _TEMPORARY = ("/var/tmp", "/tmp")  # noqa: S108 - a folder there is used only if it belongs to this user alone
 _PRIVATE = 0o700

@@ -11,10 +11,10 @@ from contextlib import suppress
 from functools import partial
 
 from ckstore.errors import UnsafePlace
-from ckstore.fs import links, locks, peek, statx
+from ckstore.fs import dirfd_stat, links, locks, statx
+from ckstore.fs.dirfd_stat import open_at
 from ckstore.fs.host.mounts import mount_id
-from ckstore.fs.inside import Inside
-from ckstore.fs.peek import open_at
+from ckstore.fs.store_path import StorePath
 
 TRY_PREFIX = ".try-"
 """How the names begin that `try_links` makes for a moment."""
@@ -29,10 +29,10 @@ _UNABLE = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSY
 _able: set[tuple[int, int, int]] = set()
 
 
-def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
+def misplaced(root: StorePath, directories: Sequence[StorePath]) -> tuple[str, ...]:
     """Return which directories of a store are something else, or on another filesystem than its root, each a phrase."""
     device = os.stat(root.path).st_dev
-    there = peek.found_in(root, [directory.name for directory in directories])
+    there = dirfd_stat.found_in(root, [directory.name for directory in directories])
     found = []
     for directory in directories:
         status = there.get(directory.name)
@@ -47,7 +47,9 @@ def misplaced(root: Inside, directories: Sequence[Inside]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, linked: Sequence[Inside]) -> None:
+def check_able(
+    root: StorePath, directories: Sequence[StorePath], staging: StorePath, linked: Sequence[StorePath]
+) -> None:
     """Raise unless the store can work here; links are tried once for each store and mount in a process."""
     # `directories`: all of the store, see `misplaced`. `linked`: those that files in `staging` are linked or moved to.
     if found := misplaced(root, directories):
@@ -63,14 +65,14 @@ def check_able(root: Inside, directories: Sequence[Inside], staging: Inside, lin
         _able.add(key)
 
 
-def try_links(staging: Inside, others: Sequence[Inside]) -> None:
+def try_links(staging: StorePath, others: Sequence[StorePath]) -> None:
     """Try what a store needs between its directories: hardlinks and renames."""
     # And that names that differ in case are two: else runs and tags would be one that are not. It is done in a
     # directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers of a killed
     # process differ from the trial of a living one (`remove_leftovers`).
     name, lock = _own_directory(staging)
     own = lock.inside
-    made: list[Inside] = []
+    made: list[StorePath] = []
     try:
         first, second = own / "one", own / "two"
         for path in (first, second):
@@ -90,7 +92,7 @@ def try_links(staging: Inside, others: Sequence[Inside]) -> None:
             lock.release()
 
 
-def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:
+def _own_directory(staging: StorePath) -> tuple[str, locks.DirectoryLock]:
     for _ in range(_TRIES):
         name = f"{_OWN_PREFIX}{uuid.uuid4().hex[:12]}"
         links.make_directory(staging / name)
@@ -100,7 +102,9 @@ def _own_directory(staging: Inside) -> tuple[str, locks.DirectoryLock]:
     raise OSError(errno.EAGAIN, msg)
 
 
-def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Inside], made: list[Inside]) -> None:
+def _try_between(
+    staging: StorePath, name: str, own: StorePath, others: Sequence[StorePath], made: list[StorePath]
+) -> None:
     first = own / "one"
     for directory in others:
         path = directory / f".{name}"
@@ -109,7 +113,7 @@ def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Insid
         _try_case(path)
         statx.refresh(first)  # the cache of a network filesystem may have the count of before
         # gc goes by the link count; on a filesystem that does not count, it would free what checkpoints use.
-        if peek.status(first).st_nlink < 2:
+        if dirfd_stat.status(first).st_nlink < 2:
             raise UnsafePlace(f"{staging.top}: hardlinks are not counted there", hint="use ext4, XFS or btrfs")
         # Renamed back as gc and deletions do: a quota or an ACL can allow a link into a folder and no rename from it.
         back = own / directory.name
@@ -120,9 +124,9 @@ def _try_between(staging: Inside, name: str, own: Inside, others: Sequence[Insid
         made.append(back)
 
 
-def _try_case(path: Inside) -> None:
+def _try_case(path: StorePath) -> None:
     """Raise if a name that is there is found by its upper case as well."""
-    if peek.exists(path.parent / path.name.upper()):
+    if dirfd_stat.exists(path.parent / path.name.upper()):
         msg = (
             f"{path.top}: in {path.parent.name}/ names that differ only in case are the same, so "
             "runs or tags could be mixed up"
@@ -132,7 +136,7 @@ def _try_case(path: Inside) -> None:
         raise UnsafePlace(msg, hint=f"{hint}readonly=True still reads it")
 
 
-def _try(act: str, where: Inside, do: Callable[[], None]) -> None:
+def _try(act: str, where: StorePath, do: Callable[[], None]) -> None:
     try:
         do()
     except UnsafePlace:
@@ -146,11 +150,11 @@ def _try(act: str, where: Inside, do: Callable[[], None]) -> None:
         ) from error
 
 
-def remove_leftovers(staging: Inside, others: Sequence[Inside]) -> None:
+def remove_leftovers(staging: StorePath, others: Sequence[StorePath]) -> None:
     """Remove names that killed processes left while they tried links; those of living ones stay."""
     for directory in others:
-        for name in peek.names(directory):
+        for name in dirfd_stat.names(directory):
             # Its owner removes it before its own directory, which no other process does while it lives.
-            if name.startswith(TRY_PREFIX) and not peek.exists(staging / name[1:]):
+            if name.startswith(TRY_PREFIX) and not dirfd_stat.exists(staging / name[1:]):
                 with suppress(FileNotFoundError, PermissionError):  # in a sticky directory only its owner may
                     links.unlink(directory / name)

@@ -9,8 +9,8 @@ from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import ANNOTATIONS
 
 if TYPE_CHECKING:
-    from ckstore.fs.inside import Inside
     from ckstore.fs.locks import DirectoryLock
+    from ckstore.fs.store_path import StorePath
     from ckstore.model.checkpoint.annotations import Annotations
     from ckstore.objects.layout import Layout
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ANNOTATIONS_MAX_BYTES = 16 * 2**20
 
 
-def read_annotations(directory: Inside) -> Annotations | None:
+def read_annotations(directory: StorePath) -> Annotations | None:
     """Return what was added to the checkpoint in `directory`; None if nothing was."""
     path = directory / ANNOTATIONS
     try:

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
-from ckstore.fs.inside import Inside
 from ckstore.fs.locks import DirectoryLock
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder, parse_elsewhere
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
@@ -30,7 +30,7 @@ def read_elsewhere(dir_fd: int) -> Elsewhere | None:
     return read(data, parse_elsewhere, ELSEWHERE)
 
 
-def holders_at(directory: Inside) -> tuple[Holder, ...]:
+def holders_at(directory: StorePath) -> tuple[Holder, ...]:
     """Return the remotes that have what a directory of a checkpoint lacks; none: it lacks nothing."""
     try:
         data = files.read_file(directory / ELSEWHERE, most_bytes=_MAX_BYTES)
@@ -39,7 +39,7 @@ def holders_at(directory: Inside) -> tuple[Holder, ...]:
         return ()
 
 
-def holder_names_at(directory: Inside) -> tuple[str, ...]:
+def holder_names_at(directory: StorePath) -> tuple[str, ...]:
     """As `holders_at`, by their names."""
     return tuple(holder.name for holder in holders_at(directory))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ckstore.errors import CkstoreError, DamagedBlob
-from ckstore.fs import files, links, lock_files, locks, peek, statx
+from ckstore.fs import dirfd_stat, files, links, lock_files, locks, statx
 from ckstore.model.checkpoint.evaluation import (
     EVALUATION_MAX_BYTES,
     Evaluation,
@@ -47,7 +47,7 @@ def records(layout: Layout) -> list[RecordName]:
         # The cache of this host may have the names from before another host's record.
         statx.refresh(layout.locks)
     try:
-        with peek.entries(layout.locks) as entries:
+        with dirfd_stat.entries(layout.locks) as entries:
             names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     except FileNotFoundError:  # most stores on a local disk have none
         return []
@@ -59,7 +59,7 @@ def running(layout: Layout, name: RecordName) -> Running | None:
     if name.is_over:
         return None
     path = layout.locks / name.text
-    found = peek.find(path)
+    found = dirfd_stat.find(path)
     if found is None:
         return None
     try:

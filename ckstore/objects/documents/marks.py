@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from ckstore.errors import DamagedBlob
-from ckstore.fs import files, links, peek
-from ckstore.fs.held import Held
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, links
 from ckstore.fs.locks import DirectoryLock
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.digest import is_digest
 from ckstore.model.names import parse_directory
@@ -56,19 +56,19 @@ def identity(dir_fd: int) -> Identity | None:
     return status.st_ino, status.st_mtime_ns
 
 
-def is_marked(path: Inside) -> bool:
+def is_marked(path: StorePath) -> bool:
     """Whether the checkpoint in the directory `path` is marked."""
-    return peek.find(path / MARK) is not None
+    return dirfd_stat.find(path / MARK) is not None
 
 
-def marked(layout: Layout) -> Iterator[Inside]:
+def marked(layout: Layout) -> Iterator[StorePath]:
     """Yield the directory of every published checkpoint that is marked, or may be, since it cannot be looked at."""
     # Each save asks this of all of them, so the names are looked up below the open directory of the run, and the few
     # that have a mark are looked at closer.
     for run in layout.runs():
         folder = layout.checkpoints / run
         try:
-            with Held(folder) as run_directory:
+            with OpenDir(folder) as run_directory:
                 listed = [name for name in os.listdir(run_directory.fd) if parse_directory(name) is not None]
                 names = [name for name in listed if _may_be_marked(run_directory, name)]
         except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -78,7 +78,7 @@ def marked(layout: Layout) -> Iterator[Inside]:
             yield from (folder / name for name in names if name in published)
 
 
-def _may_be_marked(run_directory: Held, step: str) -> bool:
+def _may_be_marked(run_directory: OpenDir, step: str) -> bool:
     try:
         # By the name alone: each save asks this of every checkpoint, so no mark is opened.
         return bool(run_directory.having(step, (MARK,)))
@@ -86,7 +86,7 @@ def _may_be_marked(run_directory: Held, step: str) -> bool:
         return True
 
 
-def blobs_of(path: Inside) -> list[str]:
+def blobs_of(path: StorePath) -> list[str]:
     """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once."""
     try:
         with files.opened_directory(path) as fd:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from ckstore.errors import CkstoreError, DamagedBlob
-from ckstore.fs import files, links, peek
+from ckstore.fs import dirfd_stat, files, links
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES, Pin, file_name, parse_pin, pin_name
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
@@ -15,7 +15,7 @@ from ckstore.objects.layout import Layout
 def read_pins(layout: Layout) -> list[Pin]:
     """Return every pin, expired ones too, by name."""
     try:
-        names = sorted(name for entry in peek.names(layout.pins) if (name := pin_name(entry)) is not None)
+        names = sorted(name for entry in dirfd_stat.names(layout.pins) if (name := pin_name(entry)) is not None)
     except FileNotFoundError:
         return []
     return [pin for name in names if (pin := _read(layout, name)) is not None]

@@ -12,9 +12,9 @@ import os
 import uuid
 from dataclasses import dataclass
 
-from ckstore.fs import files, links, peek, statx
-from ckstore.fs.inside import Inside
-from ckstore.fs.peek import open_at
+from ckstore.fs import dirfd_stat, files, links, statx
+from ckstore.fs.dirfd_stat import open_at
+from ckstore.fs.store_path import StorePath
 from ckstore.objects.layout import BLOBS, Layout
 
 _SECOND_NS = 10**9
@@ -27,18 +27,18 @@ class Grace:
     now_ns: int  # what the clock of the filesystem says
     grace_ns: int  # how long a thing waits
 
-    def is_over(self, path: Inside) -> bool:
+    def is_over(self, path: StorePath) -> bool:
         """Whether what is there was not touched for so long, a staging's ``blobs/`` neither; False if it is gone."""
         times = []
         for place in (path, path / BLOBS):
             # The cache of this host may have times from before another host wrote.
             statx.refresh(place)
-            found = peek.find(place)
+            found = dirfd_stat.find(place)
             if found is not None:
                 times.append(self._touched_ns(place, found))
         return bool(times) and self.now_ns - max(times) >= self.grace_ns
 
-    def _touched_ns(self, path: Inside, found: os.stat_result) -> int:
+    def _touched_ns(self, path: StorePath, found: os.stat_result) -> int:
         # More than a grace ahead is no change that came after `begin`, and would wait until the clock is there.
         most_ns = self.now_ns + self.grace_ns
         if found.st_ctime_ns > most_ns:  # the clock of the filesystem was set back since

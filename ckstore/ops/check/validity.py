@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, DamagedBlob, OtherHash, RemoteError
-from ckstore.fs import locks, peek
-from ckstore.fs.held import Held
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, locks
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
@@ -69,7 +69,7 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     return ""
 
 
-def glance(path: Inside, key: CheckpointKey | None, cache: ManifestCache | None = None) -> Glance:
+def glance(path: StorePath, key: CheckpointKey | None, cache: ManifestCache | None = None) -> Glance:
     """Look at the directory of a checkpoint, published or once published at `key`, without a lock; no data is read.
 
     With `cache`, a manifest that is the same file as before is not read again, and comes without its leaves.
@@ -80,8 +80,8 @@ def glance(path: Inside, key: CheckpointKey | None, cache: ManifestCache | None 
         return Glance(problem=f"this user may not read {path}")
 
 
-def _glance(path: Inside, key: CheckpointKey | None, cache: ManifestCache | None) -> Glance:
-    with Held(path) as directory:
+def _glance(path: StorePath, key: CheckpointKey | None, cache: ManifestCache | None) -> Glance:
+    with OpenDir(path) as directory:
         fd = directory.fd
         try:
             manifest, manifest_id = _manifest_in(fd, path, cache)
@@ -98,7 +98,7 @@ def _glance(path: Inside, key: CheckpointKey | None, cache: ManifestCache | None
         return Glance(manifest, manifest_id, problem, touched)
 
 
-def _manifest_in(fd: int, path: Inside, cache: ManifestCache | None) -> tuple[Manifest, str]:
+def _manifest_in(fd: int, path: StorePath, cache: ManifestCache | None) -> tuple[Manifest, str]:
     # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
     stamp = file_stamp(fd)
     known = None if cache is None else cache.recall(stamp)
@@ -114,7 +114,7 @@ def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more blobs"
 
 
-def open_checked(context: Context, path: Inside, *, timeout_s: float = 10.0) -> CheckpointDirectory:
+def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) -> CheckpointDirectory:
     """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered."""
     # Held by the reader until the end: a mark must go into the directory that was read, wherever it is by then.
     lock = locks.lock_shared(path, timeout_s=timeout_s)
@@ -181,7 +181,7 @@ def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
     """Put the canonical name of a damaged blob aside if it is the file of another user, who alone can set its time."""
     # Else a save of that user would rely on it.
     canonical = layout.blob(digest)
-    damaged, offered = peek.find(lock.inside / BLOBS / digest), peek.find(canonical)
+    damaged, offered = dirfd_stat.find(lock.inside / BLOBS / digest), dirfd_stat.find(canonical)
     # This user's own file lost its time above, and no save relies on it.
     if damaged is None or offered is None or damaged.st_uid == os.geteuid():
         return

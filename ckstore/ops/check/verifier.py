@@ -16,8 +16,8 @@ from typing import Self
 
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import DamagedBlob, InUse, OtherHash
-from ckstore.fs import buffers, locks, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import buffers, dirfd_stat, locks
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import MarkEntry
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import Encoding
@@ -88,13 +88,13 @@ class Verifier:
         """From now on read whatever is asked for."""
         self._budget = Budget(None)
 
-    def file(self, path: Inside, digest: str, nbytes: int) -> str | None:
+    def file(self, path: StorePath, digest: str, nbytes: int) -> str | None:
         """Check a file that should be a blob and is in no checkpoint; return what is wrong, empty if it is right.
 
         None: the budget does not allow to read it, or it is gone. A damaged one loses its time.
         """
         try:
-            status = peek.status(path)
+            status = dirfd_stat.status(path)
         except FileNotFoundError:
             return None
         unit = (status.st_dev, status.st_ino, digest)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files, links
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.parse import parse_manifest
@@ -75,7 +75,7 @@ class _Base(NamedTuple):
     """An open checkpoint; with a path it is a former generation, locked against all others."""
 
     directory: CheckpointDirectory
-    path: Inside | None
+    path: StorePath | None
 
 
 class Bases:
@@ -104,7 +104,7 @@ class Bases:
         for name in [name for name, base in self._open.items() if base.path is None]:
             self._drop(name)
 
-    def put_old(self, name: str, directory: CheckpointDirectory, path: Inside) -> None:
+    def put_old(self, name: str, directory: CheckpointDirectory, path: StorePath) -> None:
         """Keep the former generation of a checkpoint, with its lock."""
         self._open[name] = _Base(directory, path)
 

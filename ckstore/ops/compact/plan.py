@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, check_run
@@ -91,7 +91,7 @@ def _plan_run(
         # A place is kept once it was given: it decides which base is the best, and dropped neighbours must not move it.
         at = max(at + 1, encoding.place if encoding is not None else 0)
         places.append(at)
-        away = peek.exists(context.layout.checkpoint(info.key) / ELSEWHERE)
+        away = dirfd_stat.exists(context.layout.checkpoint(info.key) / ELSEWHERE)
         problems.append(found.problem or ("blobs of it are elsewhere" if away else ""))
         # Of those that stayed plain only old packs are encoded.
         compacted.append(

@@ -7,9 +7,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import files, locks, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, locks
 from ckstore.fs.lock_holders import named_holders
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
@@ -106,7 +106,7 @@ def drop_torn(
         raise _gone(key) from None
     with run_lock:
         lock = locks.try_exclusive(path)
-        if lock is None and not peek.is_directory(path):
+        if lock is None and not dirfd_stat.is_directory(path):
             raise _gone(key)
         if lock is None:
             raise InUse(f"{key.name} is open", hint="close it in the process that has it open, then delete again")
@@ -258,13 +258,13 @@ def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
         raise gone(info) from None
 
 
-def _taken(info: CheckpointInfo, path: Inside) -> locks.DirectoryLock:
+def _taken(info: CheckpointInfo, path: StorePath) -> locks.DirectoryLock:
     lock = locks.try_exclusive(path)
     if lock is not None:
         return lock
-    if not peek.is_directory(path):
+    if not dirfd_stat.is_directory(path):
         raise gone(info)
-    found = peek.find(path)
+    found = dirfd_stat.find(path)
     who = "" if found is None else named_holders(found)
     msg = f"{info.shown} is open for reading{who}"
     raise InUse(msg, hint="close it in the process that has it open, then delete again")

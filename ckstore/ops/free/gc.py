@@ -22,9 +22,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
-from ckstore.fs import files, peek
-from ckstore.fs.inside import NotInStore
+from ckstore.fs import dirfd_stat, files
 from ckstore.fs.lock_holders import lock_holders, named_holders
+from ckstore.fs.store_path import NotInStore
 from ckstore.model.digest import short_id
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, parse_directory
 from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
@@ -158,7 +158,7 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False, p
 
 def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool) -> GcReport:
     layout = context.layout
-    free_bytes = peek.free_space(layout.path).unused_bytes
+    free_bytes = dirfd_stat.free_space(layout.path).unused_bytes
     with _start(context, grace, purge=purge) as collector, reserve.given_up(layout):
         _make_current(context, settle=settle)
         if settle or purge:  # after each save it would cost too much, and the save drops what it replaces itself
@@ -257,7 +257,7 @@ def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
 
 def _kept_out(context: Context) -> InUse:
     """Return the error of a gc whose lock another process has, which it names."""
-    status = peek.status(context.layout.trash)
+    status = dirfd_stat.status(context.layout.trash)
     found, who = lock_holders(status), named_holders(status)
     # A gc has it alone. Any user who can read the store can have it shared.
     if found and all(one.is_shared for one in found):
@@ -279,13 +279,13 @@ def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
 def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int) -> int:
     """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for a moment."""
     # What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
-    most_bytes = grown_bytes = peek.free_space(context.layout.path).unused_bytes - before_bytes
+    most_bytes = grown_bytes = dirfd_stat.free_space(context.layout.path).unused_bytes - before_bytes
     begun_s = grew_s = time.monotonic()
     while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:
         if time.monotonic() > min(grew_s, begun_s + _SETTLE_S) + _QUIET_S:
             break
         time.sleep(_START_PAUSE_S)
-        grown_bytes = peek.free_space(context.layout.path).unused_bytes - before_bytes
+        grown_bytes = dirfd_stat.free_space(context.layout.path).unused_bytes - before_bytes
         if grown_bytes > most_bytes:
             most_bytes, grew_s = grown_bytes, time.monotonic()
     return grown_bytes

@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import peek
-from ckstore.fs.held import through_parents
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat
+from ckstore.fs.open_dir import with_open_parents
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.names import CheckpointKey
@@ -56,13 +56,13 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     leaving = [layout.staging / name for name in plan.dead_stagings]
     touched: set[str] = set()
     for path in (layout.trash / name for name in plan.trash):
-        if peek.is_directory(path):
+        if dirfd_stat.is_directory(path):
             leaving.append(path)
         elif is_digest(digest := path.name.partition(".")[0]):  # a gc condemned it, and left it
             touched.add(digest)
             going.add(digest, path)
     leaving += [layout.checkpoint(key) for key in dropping]
-    for path, held_path in through_parents((path, path) for path in leaving):  # thousands may be of one run
+    for path, held_path in with_open_parents((path, path) for path in leaving):  # thousands may be of one run
         touched.update(going.add_checkpoint(path, held_path))
     unused = {*plan.unused}
     if touched:
@@ -73,7 +73,7 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     seen = judge.look_for(lasts)
     held: list[LastName] = []
     free: list[LastName] = []
-    for last, path in through_parents((last, last.path) for last in lasts):
+    for last, path in with_open_parents((last, last.path) for last in lasts):
         # Names in blobs/ only: they share directories, and no opener renames these.
         asked = replace(last, path=path) if last.path.parts[0] == layout.blobs.name else last
         with suppress(FileNotFoundError):  # an opener swept it to trash meanwhile: the next gc looks at it there
@@ -127,17 +127,17 @@ class _Names:
             tuple(
                 layout.checkpoint(key)
                 for key, stamp in layout.stamps().items()
-                if key in dropping or known.get(key) != stamp or peek.exists(layout.checkpoint(key) / ELSEWHERE)
+                if key in dropping or known.get(key) != stamp or dirfd_stat.exists(layout.checkpoint(key) / ELSEWHERE)
             ),
         )
 
     @LazyProperty
-    def _loose(self) -> list[Inside]:
+    def _loose(self) -> list[StorePath]:
         """Names of blobs beside ``blobs/``: temporary ones of saves at work, and condemned blobs in trash."""
         stagings, trashed, unknown = self.listing
         found = [path for path in trashed if is_digest(path.name.partition(".")[0])]
         for folder in (*stagings, *trashed, *unknown):
-            if peek.is_directory(folder):
+            if dirfd_stat.is_directory(folder):
                 found += [folder / name for name in trash.names_in(folder) if name.startswith("new-")]
         return found
 
@@ -150,7 +150,7 @@ class _Names:
         names = NameCount()
         for path in (canonical, *inside, *self._loose):
             names.add(digest, path)
-        found = peek.find(canonical)
+        found = dirfd_stat.find(canonical)
         return 0 if found is None else max(0, found.st_nlink - names.counts[found.st_dev, found.st_ino])
 
 
@@ -178,7 +178,7 @@ def _why_not(context: Context, digest: str, done: Collected) -> str:
     if not context.catalog.without_use({digest}):
         return "a checkpoint uses it again"
     try:
-        canonical = peek.find(context.layout.blob(digest))
+        canonical = dirfd_stat.find(context.layout.blob(digest))
     except PermissionError:
         return "it is in a directory of another user"
     if canonical is None:
@@ -206,7 +206,7 @@ def next_to_free(context: Context) -> NextToFree | None:
     return None
 
 
-def freed_in_turn(context: Context, folders: Iterable[Inside]) -> list[list[tuple[str, int]]]:
+def freed_in_turn(context: Context, folders: Iterable[StorePath]) -> list[list[tuple[str, int]]]:
     """Return, for directories of checkpoints that go one after another, the blobs (digest, size) that go with each."""
     # The link counts say it: a blob goes with the last of the checkpoints that have it, unless it has another name.
     going = NameCount()

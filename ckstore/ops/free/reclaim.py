@@ -14,7 +14,7 @@ from ckstore.ops.index.reconcile import reconcile_one
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ckstore.fs.inside import Inside
+    from ckstore.fs.store_path import StorePath
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
@@ -62,7 +62,7 @@ def discard(context: Context, staging: Staging, error: BaseException | None = No
         staging.lock.release()
 
 
-def _moved(context: Context, staging: Staging) -> Inside | None:
+def _moved(context: Context, staging: Staging) -> StorePath | None:
     """Move a save to trash; None: that needs space, too, as on btrfs."""
     try:
         return trash.move_to_trash(context.layout, staging.path, staging.lock)

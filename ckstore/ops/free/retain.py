@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import locks, owner, peek
-from ckstore.fs.held import through_parents
+from ckstore.fs import dirfd_stat, locks, owner
+from ckstore.fs.open_dir import with_open_parents
 from ckstore.model.best import metrics_there
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
@@ -81,7 +81,7 @@ def plan_retention(
 
 def _is_own(context: Context, info: CheckpointInfo) -> bool:
     """Whether this user saved a checkpoint; False if it was removed meanwhile."""
-    found = peek.find(context.layout.checkpoint(info.key))
+    found = dirfd_stat.find(context.layout.checkpoint(info.key))
     return found is not None and found.st_uid == owner.current_user()
 
 
@@ -173,7 +173,7 @@ def _plan(
         unsure = [(info, relied_on) for info, relied_on in unsure if (info.name, relied_on) not in looked_at]
         known_better = False
         places = ((each, context.layout.checkpoint(each[0].key)) for each in unsure)
-        for (info, relied_on), path in through_parents(places):
+        for (info, relied_on), path in with_open_parents(places):
             looked_at.add((info.name, relied_on))
             facts = history[info.name]
             if relied_on:

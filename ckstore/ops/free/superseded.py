@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, NoSuchRef, Protected
-from ckstore.fs import locks, peek
+from ckstore.fs import dirfd_stat, locks
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
@@ -223,7 +223,7 @@ def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace 
     if context.shared or (purge and trash.may_purge(path)):
         return True
     # Its rename to its name set ctime, which no user can set back.
-    found = peek.find(path)
+    found = dirfd_stat.find(path)
     window_s = max(setting_of(context.layout, UNDO_BY_HAND_S), _undo_s(context))  # a person or a rule dropped it
     return found is None or not trash.left_of(window_s, found.st_ctime)
 

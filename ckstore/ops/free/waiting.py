@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import SupportsIndex
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, NoSuchRef
-from ckstore.fs import files, links, locks, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, links, locks
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.refs import has_id, parse_ref
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo
@@ -59,7 +59,9 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
         path = layout.trash / name
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # gone, or another user's
             looked = glance(path, place, context.known.manifests)
-            if looked.manifest is None and not peek.exists(path / MANIFEST):  # a failed save, or nearly taken apart
+            if looked.manifest is None and not dirfd_stat.exists(
+                path / MANIFEST
+            ):  # a failed save, or nearly taken apart
                 continue
             if looked.manifest is not None and not place.fits(*place.run_step, looked.manifest_id):  # it was a staging
                 continue
@@ -67,7 +69,7 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
             if any(id_at(layout.checkpoint(key)) == looked.manifest_id for key in published[place.run_step]):
                 continue
             now = datetime.now(UTC)
-            dropped = text_of_time(min(now, datetime.fromtimestamp(peek.status(path).st_ctime, UTC)))
+            dropped = text_of_time(min(now, datetime.fromtimestamp(dirfd_stat.status(path).st_ctime, UTC)))
             until = text_of_time(now + timedelta(seconds=left_s))
             nbytes = sum(size for _, size in blobs)
             found.append(Waiting(*place.run_step, looked.manifest_id, dropped, until, nbytes, name, looked.problem))
@@ -75,10 +77,10 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
     return tuple(sorted(latest.values(), key=lambda one: one.dropped, reverse=True))
 
 
-def _left_s(path: Inside, window_s: float) -> float:
+def _left_s(path: StorePath, window_s: float) -> float:
     if not window_s:
         return trash.left_s(path)
-    found = peek.find(path)
+    found = dirfd_stat.find(path)
     return 0.0 if found is None else trash.left_of(window_s, found.st_ctime)
 
 
@@ -113,7 +115,7 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
         # the name that it was saved under may not be gone durably, if its saver and who dropped it died (law N3).
         for folder in (run, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
-        context.known.directories.changed(key, peek.status(layout.checkpoint(key)).st_ino, change)
+        context.known.directories.changed(key, dirfd_stat.status(layout.checkpoint(key)).st_ino, change)
     # Not while it is held: its directory is locked for use to be looked at.
     with suppress(CkstoreError, OSError):  # else the next opening enters it
         reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)

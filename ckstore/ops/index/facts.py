@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ckstore.errors import BadInput, CatalogUnavailable, DamagedBlob
 from ckstore.fs import files
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import MANIFEST, OpenRuns
@@ -53,7 +53,7 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
     return facts if facts.key == place else replace(facts, directory=place.directory)
 
 
-def facts_in(context: Context, path: Inside) -> CheckpointInfo:
+def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
     """Return what the manifest in a directory says, wherever that is."""
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:

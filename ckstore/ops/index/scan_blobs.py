@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ckstore.fs import peek
-from ckstore.fs.held import through_parents
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat
+from ckstore.fs.open_dir import with_open_parents
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.reindex_report import Incomplete
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 CANDIDATES_BATCH = 5000  # blobs that are entered in one transaction
 
 
-def canonical_blobs(layout: Layout) -> Iterator[Inside]:
+def canonical_blobs(layout: Layout) -> Iterator[StorePath]:
     """Yield everything in ``blobs/`` that has the name of a blob at its place."""
     for fan in names_in(layout.blobs):
         folder = layout.blobs / fan
-        if peek.is_directory(folder):
+        if dirfd_stat.is_directory(folder):
             names: list[str] = []
             with suppress(PermissionError):  # another user's: their opening lists it
                 names = names_in(folder)
@@ -43,7 +43,7 @@ def canonical_blobs(layout: Layout) -> Iterator[Inside]:
 def list_blobs(context: Context, *, timeout_s: float) -> int:
     """Enter every blob in ``blobs/`` that no checkpoint uses as a candidate for gc; return how many there are."""
     count = 0
-    batch: list[Inside] = []
+    batch: list[StorePath] = []
     for path in canonical_blobs(context.layout):
         # In batches: each transaction holds the lock that tags and pins need.
         batch.append(path)
@@ -53,15 +53,15 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
     return count + _enter(context, batch, timeout_s)
 
 
-def _enter(context: Context, paths: list[Inside], timeout_s: float) -> int:
+def _enter(context: Context, paths: list[StorePath], timeout_s: float) -> int:
     if not paths:
         return 0
     # Asked first: a blob that is in use needs no look at its file.
     without_use = context.catalog.without_use([path.name for path in paths])
     unused = []
-    for digest, path in through_parents((path.name, path) for path in paths if path.name in without_use):
+    for digest, path in with_open_parents((path.name, path) for path in paths if path.name in without_use):
         with suppress(FileNotFoundError):  # another process freed it meanwhile
-            unused.append((digest, peek.status(path).st_size))
+            unused.append((digest, dirfd_stat.status(path).st_size))
     if unused:
         context.catalog.add_candidates(unused, timeout_s=timeout_s)
     return len(unused)
@@ -108,9 +108,9 @@ class StoreInventory:
         """Compare ``blobs/`` with what the checkpoints name; no data is read."""
         # An inode has as many links as the store has names for it, so what the canonical one has too few are copies.
         lost = set(self._uses)
-        for _, path in through_parents((None, blob) for blob in canonical_blobs(self.layout)):
+        for _, path in with_open_parents((None, blob) for blob in canonical_blobs(self.layout)):
             try:
-                status = peek.status(path)
+                status = dirfd_stat.status(path)
             except FileNotFoundError:  # freed meanwhile
                 continue
             use = self._uses.get(path.name)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ckstore.catalog.values import Counted, Listing
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import MAX_SEQUENCE, WIDEST_GAP, CheckpointKey, greatest_in_order
 from ckstore.objects import trash
@@ -56,7 +56,9 @@ def _look_at_waiting(context: Context, greatest: int) -> None:
     fresh = names - known.waiting
     if len(fresh) > _MANY:
         # Those whose manifests were written last: numbers grow with time, and to read all could take long.
-        written = {name: found.st_mtime_ns for name in fresh if (found := peek.find(layout.trash / name / MANIFEST))}
+        written = {
+            name: found.st_mtime_ns for name in fresh if (found := dirfd_stat.find(layout.trash / name / MANIFEST))
+        }
         fresh = frozenset(sorted(written, key=written.__getitem__)[-_MANY:])
     for name in fresh:
         with suppress(FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):  # it cannot come back

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files, links, locks, peek
+from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.names import CheckpointKey, is_tag
 from ckstore.model.reports.migrate_report import MigrateReport
@@ -53,7 +53,7 @@ def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
 def _publish_replaced(layout: Layout, left: list[str]) -> bool:
     """Publish the checkpoints that a replacement took from their places before it died, and that nothing replaced."""
     is_whole = True
-    for name in peek.names(layout.staging):
+    for name in dirfd_stat.names(layout.staging):
         key, path = trash.draft_replaced(layout, name), layout.staging / name
         if key is None or id_at(path) is None:
             continue

@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, InUse, NewerFormat
-from ckstore.fs import files, links, locks, peek
+from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.host import probe
 from ckstore.fs.host.mounts import examine
-from ckstore.fs.inside import Where
 from ckstore.fs.owner import may_give
+from ckstore.fs.store_path import AnyPath
 from ckstore.fs.tree import foreign
 from ckstore.interpreter import log
 from ckstore.model.doctor.owners import OwnerFacts, check_owner, check_permissions
@@ -51,14 +51,14 @@ _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     """Make a store in the directory `root`, with it and those above it that are missing; False if there is one."""
-    peek.open_closed_streams()
+    dirfd_stat.open_closed_streams()
     now = text_of_time(datetime.now(UTC))
     settings = StoreSettings(
         uuid=str(uuid.uuid4()), hash=hash_name, chunk_bytes=chunk_bytes, created=now, requires=(CHECKPOINT_IDS,)
     )
     settings.algorithm.start()  # raises here if the package for it is missing
     layout = Layout(root)
-    if not peek.exists(layout.settings):
+    if not dirfd_stat.exists(layout.settings):
         refuse_inside(root)
     for _ in range(_CREATE_TRIES - 1):
         with suppress(FileNotFoundError):  # a process that failed here removed a directory that this one had found
@@ -75,7 +75,7 @@ def _create(layout: Layout, settings: StoreSettings) -> bool:
             return _fill(layout, settings)
 
 
-def _make_parents(folder: Path, made: list[Where]) -> None:
+def _make_parents(folder: Path, made: list[AnyPath]) -> None:
     """Make a directory and those above it that are missing, as mkdir -p; the name of each is durable before the next.
 
     Args:
@@ -83,7 +83,7 @@ def _make_parents(folder: Path, made: list[Where]) -> None:
         made: Gets those that this process made.
     """
     missing = []
-    while not peek.exists(folder):
+    while not dirfd_stat.exists(folder):
         missing.append(folder)
         folder = folder.parent
     # A maker that died before it synced the name of a directory left that directory empty.
@@ -107,16 +107,16 @@ def _is_empty(folder: Path) -> bool:
 
 
 @contextmanager
-def _removed_without_store(layout: Layout) -> Iterator[list[Where]]:
+def _removed_without_store(layout: Layout) -> Iterator[list[AnyPath]]:
     """Give a list for the directories that are made, parents first; if the block fails, remove them again."""
-    made: list[Where] = []
+    made: list[AnyPath] = []
     try:
         yield made
     except BaseException:
         # Best effort: the error of the block is the news. A directory into which another process has put something
         # stays, and so do those of a store that another host made meanwhile.
         with suppress(OSError):
-            if not peek.exists(layout.settings):
+            if not dirfd_stat.exists(layout.settings):
                 for path in reversed(made):
                     with suppress(OSError):
                         links.remove_directory(path)
@@ -128,9 +128,9 @@ def tell_made(root: Path) -> None:
     text = f"made a new store at {root}"
     beside = foreign(root.parent)
     try:
-        names = [name for name, _, is_directory in peek.listed(beside) if is_directory]
+        names = [name for name, _, is_directory in dirfd_stat.listed(beside) if is_directory]
         similar = similar_names(root.name, names)
-        other = next((name for name in similar if peek.exists(beside / name / _SETTINGS)), None)
+        other = next((name for name in similar if dirfd_stat.exists(beside / name / _SETTINGS)), None)
     except OSError:  # a user who may not list the directory can still make a store in it
         other = None
     if other is None:
@@ -142,14 +142,14 @@ def tell_made(root: Path) -> None:
 def _fill(layout: Layout, settings: StoreSettings) -> bool:
     """Make what is missing, ``store.json`` last; False if another process was faster."""
     # The root is locked, but on a shared filesystem not against other hosts.
-    if peek.exists(layout.settings):
+    if dirfd_stat.exists(layout.settings):
         return False
     try:
         # Removed while the root is locked: no other maker of this host has found them yet.
         with _removed_without_store(layout) as made:
             _make(layout, settings, made)
     except OSError:  # another host made it meanwhile, and may have filled the disk
-        if peek.exists(layout.settings):
+        if dirfd_stat.exists(layout.settings):
             return False  # opening it makes its names durable, as its maker may have died
         raise
     files.sync_directory(layout.root)  # opening does so, too, but reports a failure by a note; here it is an error
@@ -157,7 +157,7 @@ def _fill(layout: Layout, settings: StoreSettings) -> bool:
     return True
 
 
-def _make(layout: Layout, settings: StoreSettings, made: list[Where]) -> None:
+def _make(layout: Layout, settings: StoreSettings, made: list[AnyPath]) -> None:
     _refuse_foreign(layout)
     # Appended one by one: if one cannot be made, those before it are in the list.
     made.extend(directory for directory in layout.directories if links.make_directory(directory))
@@ -177,25 +177,25 @@ def _make(layout: Layout, settings: StoreSettings, made: list[Where]) -> None:
 
 def refuse_inside(root: Path) -> None:
     """Refuse a place in another store: what lies in its ``staging/`` or ``trash/`` is swept away."""
-    for parent in peek.resolved(root).parents:
+    for parent in dirfd_stat.resolved(root).parents:
         around = Layout(parent)
-        if peek.find(parent / around.settings.name) and peek.is_directory(parent / around.checkpoints.name):
+        if dirfd_stat.find(parent / around.settings.name) and dirfd_stat.is_directory(parent / around.checkpoints.name):
             raise BadInput(f"{root} is in the store {parent}", hint="choose a directory outside it")
 
 
 def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
-    present = peek.names(layout.root)
+    present = dirfd_stat.names(layout.root)
     foreign = sorted(name for name in present if name not in ours and not _FRESH.fullmatch(name))
     # Files beside a store.json are of a store that another host made since we looked, and has opened.
-    if foreign and layout.settings.name not in present and not peek.exists(layout.settings):
+    if foreign and layout.settings.name not in present and not dirfd_stat.exists(layout.settings):
         msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")
 
 
 def remove_leftovers(layout: Layout) -> None:
     """Remove the temporary ``store.json.*`` of processes that died while they made this store, or came late."""
-    for name in peek.names(layout.root):
+    for name in dirfd_stat.names(layout.root):
         if _FRESH.fullmatch(name):
             with suppress(FileNotFoundError):
                 links.unlink(layout.root / name)
@@ -296,7 +296,9 @@ def check_new(root: Path, catalog_path: Path | None) -> None:
     try:
         refuse_foreign(catalog)
     except BadInput:
-        if not peek.exists(Layout(root).settings):  # else it is of a store that another process made here meanwhile
+        if not dirfd_stat.exists(
+            Layout(root).settings
+        ):  # else it is of a store that another process made here meanwhile
             raise
 
 
@@ -310,7 +312,7 @@ def open_context(
     subscribers: Sequence[Subscriber] = (),
 ) -> tuple[Context, tuple[str, ...]]:
     """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`."""
-    peek.open_closed_streams()
+    dirfd_stat.open_closed_streams()
     settings = read_settings(root)
     place, unread = place_of(root)
     notes = unread + _notes_at_opening(place, readonly=readonly)

@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable
 
 from ckstore.errors import CkstoreError, InsufficientSpace
-from ckstore.fs import links, peek
+from ckstore.fs import dirfd_stat, links
 from ckstore.fs.host import machine
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.progress import Progress
 from ckstore.model.reports.reindex_report import ReindexReport, RelinkReport
@@ -94,7 +94,7 @@ def _check_space(context: Context) -> None:
         wanted_bytes = os.stat(path, follow_symlinks=False).st_size + _MARGIN_BYTES
     except FileNotFoundError:  # then there is nothing to lose
         return
-    free_bytes = peek.free_space(path.parent).free_bytes
+    free_bytes = dirfd_stat.free_space(path.parent).free_bytes
     if wanted_bytes > free_bytes:
         msg = (
             f"the new catalog, beside the old one, needs about {needed_and_free(wanted_bytes, free_bytes)} on the "
@@ -135,8 +135,8 @@ class _Shown:
             self._progress(done_bytes, max(self._all_bytes, done_bytes))
 
 
-def _size(path: Inside) -> int:
-    found = peek.find(path)
+def _size(path: StorePath) -> int:
+    found = dirfd_stat.find(path)
     return 0 if found is None else found.st_size
 
 

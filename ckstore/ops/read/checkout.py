@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ckstore.errors import BadInput, InsufficientSpace, NoSuchRef, UnsafePlace
-from ckstore.fs import files, links, peek
+from ckstore.fs import dirfd_stat, files, links
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.manifest.manifest import Extent, FileRecord
 from ckstore.model.names import check_path, differing_in_case, parent_of
@@ -140,7 +140,7 @@ def _fits(path: str, glob: str) -> bool:
 
 
 def _check_space(tree: NewTree, nbytes: int, count: int) -> None:
-    room = peek.free_space(tree.path)
+    room = dirfd_stat.free_space(tree.path)
     needed = nbytes + count * room.block_bytes + _MARGIN_BYTES
     if needed > room.free_bytes or not room.has_inodes(count):
         inodes = "" if room.free_inodes is None else f" and {room.free_inodes} inodes"

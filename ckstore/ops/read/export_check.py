@@ -9,8 +9,8 @@ from operator import truediv
 from pathlib import Path
 
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.fs import direct, files, peek
-from ckstore.fs.inside import NotInStore
+from ckstore.fs import direct, dirfd_stat, files
+from ckstore.fs.store_path import NotInStore
 from ckstore.fs.tree import foreign
 from ckstore.model.document import parse_document
 from ckstore.model.names import check_path
@@ -169,4 +169,4 @@ class _Check:
                 if self._progress is not None:
                     self._progress(self.checked_bytes, max(self.checked_bytes, self.total_bytes))
         finally:
-            peek.close_quietly(fd)
+            dirfd_stat.close_quietly(fd)

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ckstore.errors import CkstoreError, InsufficientSpace
-from ckstore.fs import direct, files, peek
+from ckstore.fs import direct, dirfd_stat, files
 from ckstore.fs.new_tree import NewTree
 from ckstore.model.digest import ALGORITHMS, RunningDigest
 from ckstore.model.manifest.leaf_records import itemsize
@@ -91,13 +91,13 @@ def building(
             raise
         msg = (
             f"the export needs {size_text(needed_bytes)}, which did not fit ({describe_os_error(error)}); "
-            f"{size_text(peek.free_space(path.parent).free_bytes)} are free on the filesystem of {path}"
+            f"{size_text(dirfd_stat.free_space(path.parent).free_bytes)} are free on the filesystem of {path}"
         )
         raise InsufficientSpace(msg, hint="make room, then export again; nothing was left behind") from error
 
 
 def _check_space(tree: NewTree, needed_bytes: int) -> None:
-    free_bytes = peek.free_space(tree.path).free_bytes
+    free_bytes = dirfd_stat.free_space(tree.path).free_bytes
     if needed_bytes > free_bytes:
         wanted = needed_and_free(needed_bytes, free_bytes)
         msg = f"the export needs {wanted} on the filesystem of {tree.destination}"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ckstore.errors import BadInput, CkstoreError, NoSuchRef
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.fs.host.mounts import examine
-from ckstore.fs.inside import Inside, Where
+from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.brief import BriefList, brief
 from ckstore.model.manifest.files import FileSummary, summaries
 from ckstore.model.manifest.health import Health
@@ -153,7 +153,7 @@ class OpenCheckpoint:
     def directory(self) -> Path:
         """Where it lies; a copy of this directory (``cp -r``) is a complete checkpoint."""
         where = self._directory.path
-        return where.path if isinstance(where, Inside) else Path(where)
+        return where.path if isinstance(where, StorePath) else Path(where)
 
     @property
     def kept_bytes(self) -> int:
@@ -255,7 +255,7 @@ class OpenCheckpoint:
         if self.info.elsewhere and self._store is not None:  # by its directory alone nothing would fetch them
             return _open_in_store, (self._store, self.info, self._max_bytes)
         where = self._directory.path
-        top, parts = (where.top, where.parts) if isinstance(where, Inside) else (str(where), ())
+        top, parts = (where.top, where.parts) if isinstance(where, StorePath) else (str(where), ())
         return _open_again, (Path(top), parts, self.info, self._max_bytes)
 
     def __enter__(self) -> Self:
@@ -371,10 +371,10 @@ def _open_in_store(store: Any, info: CheckpointInfo, max_bytes: int | None) -> A
 @act
 def _open_again(top: Path, parts: tuple[str, ...], info: CheckpointInfo, max_bytes: int | None) -> OpenCheckpoint:
     """Open a checkpoint that was pickled, at the place `parts` in `top`."""
-    return OpenCheckpoint(_again(Inside(str(top), parts) if parts else top, info), info, max_bytes)
+    return OpenCheckpoint(_again(StorePath(str(top), parts) if parts else top, info), info, max_bytes)
 
 
-def _again(path: Where, info: CheckpointInfo) -> CheckpointDirectory:
+def _again(path: AnyPath, info: CheckpointInfo) -> CheckpointDirectory:
     try:
         directory = CheckpointDirectory.at(_now_at(path, info))
     except FileNotFoundError as error:
@@ -388,9 +388,9 @@ def _again(path: Where, info: CheckpointInfo) -> CheckpointDirectory:
     return directory
 
 
-def _now_at(path: Where, info: CheckpointInfo) -> Where:
+def _now_at(path: AnyPath, info: CheckpointInfo) -> AnyPath:
     """Return where a checkpoint lies that was opened at `path`: a compaction gives it another directory."""
-    if not isinstance(path, Inside) or path.parts[:1] != ("checkpoints",) or peek.exists(path):
+    if not isinstance(path, StorePath) or path.parts[:1] != ("checkpoints",) or dirfd_stat.exists(path):
         return path
     layout = Layout(Path(path.top))
     key = key_with_id(layout, info.run, info.step, info.id)

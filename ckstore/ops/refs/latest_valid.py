@@ -11,8 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import holders, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, holders
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.refs import VERIFIED_KINDS, newest_first, nothing_saved, parse_ref
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
@@ -120,9 +120,9 @@ def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: flo
             is_repaired = True
 
 
-def _why_locked(place: Inside, error: InUse) -> str:
+def _why_locked(place: StorePath, error: InUse) -> str:
     """Say who has a checkpoint locked, as far as this user may see that."""
-    status = peek.find(place)
+    status = dirfd_stat.find(place)
     if status is None:  # gone since
         return error.message
     holding = holders.find_holders([(status.st_dev, status.st_ino)]).holders.get((status.st_dev, status.st_ino), [])

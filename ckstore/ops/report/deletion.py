@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ckstore.errors import CatalogUnavailable
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.deletion import DeletionEffect
@@ -46,7 +46,7 @@ class Preview:
                     file = self._files.setdefault(inode, _File(digest, status.st_size, status.st_nlink))
                     file.links_of[key] = file.links_of.get(key, 0) + 1
         for inode, file in self._files.items():
-            canonical = peek.find(layout.blob(file.digest))
+            canonical = dirfd_stat.find(layout.blob(file.digest))
             file.other_links += canonical is not None and (canonical.st_dev, canonical.st_ino) == inode
         for folder in waiting_folders(layout):
             for _, status in blobs_in(folder):

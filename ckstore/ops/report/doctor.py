@@ -12,12 +12,12 @@ from functools import partial
 from typing import get_args
 
 from ckstore.errors import CkstoreError, UnsafePlace
-from ckstore.fs import peek, statx
+from ckstore.fs import dirfd_stat, statx
+from ckstore.fs.dirfd_stat import may_write as may_write_in
 from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.host import machine, probe
 from ckstore.fs.host.crossing import said_of_projects
 from ckstore.fs.owner import may_give
-from ckstore.fs.peek import may_write as may_write_in
 from ckstore.model.doctor import abilities, contents, owners
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
@@ -72,7 +72,7 @@ def _place(context: Context) -> Findings:
 
 
 def _space(context: Context) -> Findings:
-    room = peek.free_space(context.layout.path)
+    room = dirfd_stat.free_space(context.layout.path)
     newest = next(iter(infos(context, newest=1)), None)
     facts = abilities.SpaceFacts(
         total_bytes=room.total_bytes,
@@ -134,7 +134,7 @@ def _try_links(context: Context) -> str:
 def _projects(layout: Layout) -> str:
     """Return which directories have another project id, as where one run has a quota of its own."""
     folders = [layout.staging, layout.trash, *(layout.checkpoints / run for run in layout.runs())]
-    return said_of_projects(folder for folder in folders if peek.is_directory(folder))
+    return said_of_projects(folder for folder in folders if dirfd_stat.is_directory(folder))
 
 
 def _sqlite(_context: Context) -> Findings:
@@ -254,9 +254,9 @@ def _ages(context: Context) -> Findings:
     if newest is None:
         return
     path = context.layout.checkpoint(newest.key)
-    found = [status for folder in (path, path / BLOBS) for _, status in peek.statuses(folder)]
+    found = [status for folder in (path, path / BLOBS) for _, status in dirfd_stat.statuses(folder)]
     files = [context.layout.settings, context.layout.config]
-    found += [status for file in files if (status := peek.find(file)) is not None]
+    found += [status for file in files if (status := dirfd_stat.find(file)) is not None]
     oldest = min((status for status in found if stat.S_ISREG(status.st_mode)), key=lambda status: status.st_mtime_ns)
     owner = "" if oldest.st_uid in (os.geteuid(), 0) else survey.user_name(oldest.st_uid)
     yield contents.check_ages(str(context.layout.path), max(time.time() - oldest.st_mtime, 0.0), owner)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ckstore.errors import BadInput
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.model.reports.metrics import Metric, openmetrics
 from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.times import time_of_text
@@ -71,7 +71,7 @@ def store_metrics(context: Context) -> list[Metric]:
     """Return the metrics; see `ckstore.Store.metrics`."""
     used = usage(context)
     listed = infos(context)
-    free = peek.free_space(context.layout.path)
+    free = dirfd_stat.free_space(context.layout.path)
     newest = {info.run: info for info in listed}
     damaged = dict.fromkeys(newest, 0)
     for info in listed:

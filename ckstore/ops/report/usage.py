@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, parts_of
 from ckstore.objects.checkpoints import encoding_at
@@ -105,7 +105,7 @@ def _compacted_bytes(context: Context) -> tuple[int, int]:
         for digest, form in encoding.encoded.items():
             plain[digest] = form.nbytes
             files[digest] = encoding.files[form.file].nbytes
-    gone = (d for d in plain if d not in there and peek.find(context.layout.blob(d)) is None)
+    gone = (d for d in plain if d not in there and dirfd_stat.find(context.layout.blob(d)) is None)
     return sum(plain[digest] - files[digest] for digest in gone), sum(files.values())
 
 

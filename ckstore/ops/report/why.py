@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import get_args
 
 from ckstore.errors import AmbiguousRef, BadInput, CkstoreError, NewerFormat, NoSuchRef
-from ckstore.fs import files, peek
+from ckstore.fs import dirfd_stat, files
 from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.names import CheckpointKey, spellings
@@ -91,7 +91,7 @@ def _published(context: Context) -> list[CheckpointKey]:
 def _places(context: Context, digest: str) -> list[CheckpointKey]:
     """Return the checkpoints to look at: all, or those that have a link to a large blob; smaller ones can be pieces."""
     try:
-        status = peek.status(context.layout.blob(digest))
+        status = dirfd_stat.status(context.layout.blob(digest))
     except FileNotFoundError:  # then every manifest is looked at
         return _published(context)
     # A piece of that size can lie in a pack of another name.
@@ -100,15 +100,15 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
     return [
         place
         for place in _published(context)
-        if peek.find(context.layout.checkpoint(place) / BLOBS / digest) is not None
-        or any(peek.exists(context.layout.checkpoint(place) / name) for name in (ELSEWHERE, PLAIN))
+        if dirfd_stat.find(context.layout.checkpoint(place) / BLOBS / digest) is not None
+        or any(dirfd_stat.exists(context.layout.checkpoint(place) / name) for name in (ELSEWHERE, PLAIN))
     ]
 
 
 def _remotes(context: Context, key: CheckpointKey, digests: Iterable[str]) -> tuple[str, ...]:
     """Return which remotes have what a checkpoint uses; none if it has it here."""
     folder = context.layout.checkpoint(key)
-    if any(peek.exists(folder / BLOBS / digest) for digest in digests):
+    if any(dirfd_stat.exists(folder / BLOBS / digest) for digest in digests):
         return ()
     return holder_names_at(folder)
 
@@ -172,9 +172,9 @@ def _kept(manifest: Manifest, kinds: Mapping[int, UseKind]) -> tuple[UseKind, in
 def _unused(context: Context, wanted: str, *, whole: bool) -> set[str]:
     """Return the canonical blobs that fit."""
     if whole:
-        return {wanted} if peek.exists(context.layout.blob(wanted)) else set()
+        return {wanted} if dirfd_stat.exists(context.layout.blob(wanted)) else set()
     try:
-        names = peek.names(context.layout.blobs / short_id(wanted, 2))
+        names = dirfd_stat.names(context.layout.blobs / short_id(wanted, 2))
     except FileNotFoundError:
         return set()
     return {name for name in names if is_digest(name) and name.startswith(wanted)}

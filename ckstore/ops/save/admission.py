@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckstore.errors import CkstoreError, InsufficientSpace
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.captured import ByteSource
 from ckstore.model.settings.free_space import Amount, Need
@@ -109,10 +109,10 @@ def _claim(staging: Staging, found: _ChunkNeed, digest: str, nbytes: int) -> Non
 def _amount(context: Context, found: _ChunkNeed, source_count: int) -> Amount:
     """Return what the save takes on this filesystem, whose files have whole blocks."""
     layout = context.layout
-    block = peek.free_space(layout.path).block_bytes
+    block = dirfd_stat.free_space(layout.path).block_bytes
     blob_count = len(found.new) + len(found.claimed)
     pack_count = _packs(found.small_bytes)
-    folders = {fan_out(digest) for digest in found.new if not peek.is_directory(layout.blob(digest).parent)}
+    folders = {fan_out(digest) for digest in found.new if not dirfd_stat.is_directory(layout.blob(digest).parent)}
     own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, so its folder, is not known yet
     own_bytes = own_inodes * block + _SOURCE_BYTES * (source_count + blob_count)
     data_bytes = sum(-(-nbytes // block) * block for nbytes in (*found.new.values(), found.small_bytes))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ckstore.catalog.values import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable
-from ckstore.fs import files, peek
+from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.digest import Algorithm
@@ -391,7 +391,7 @@ def _healed(  # noqa: PLR0917
         return False
     try:
         data_found = files.read_file(
-            staging.path_of(blob), most_bytes=max(size, peek.status(staging.path_of(blob)).st_size), is_blob=True
+            staging.path_of(blob), most_bytes=max(size, dirfd_stat.status(staging.path_of(blob)).st_size), is_blob=True
         )
     except OSError as error:
         # EIO is what a dying sector says, and the case to mend; any other error is not about the blob's bytes.

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ckstore.errors import CatalogUnavailable, CkstoreError
-from ckstore.fs import files, peek
+from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, recheck_bytes
@@ -229,7 +229,7 @@ class Recheck:
         with Verifier(self._context) as checker:
             # Every checkpoint, not the catalog's list: which ones hold the damaged inode only their directories say.
             for key, _ in sorted(layout.published()):
-                status = peek.find(layout.checkpoint(key) / BLOBS / digest)
+                status = dirfd_stat.find(layout.checkpoint(key) / BLOBS / digest)
                 if status is None:
                     continue
                 result = checker.checkpoint(key, {(status.st_dev, status.st_ino, digest)})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ckstore.fs import files, links, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, links
+from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.objects.checkpoints import judge_blobs
@@ -26,7 +26,7 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
         own = lock.inside / BLOBS
         links.make_directory(own)
         for blob in manifest.blobs:
-            if peek.exists(staging.path_of(blob.digest)):
+            if dirfd_stat.exists(staging.path_of(blob.digest)):
                 _link(staging.path_of(blob.digest), own / blob.digest)
         # Durable before elsewhere.json is removed: otherwise a power cut could leave neither the blobs nor the record
         # of the remote that has them.
@@ -40,11 +40,11 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
     return is_local
 
 
-def _link(staged: Inside, name: Inside) -> None:
+def _link(staged: StorePath, name: StorePath) -> None:
     """Link a staged blob into a checkpoint, unless it has the blob."""
     try:
         if not links.try_link(staged, name):  # where it can have no more links, the checkpoint gets a copy
-            data = files.read_file(staged, most_bytes=peek.status(staged).st_size, is_blob=True)
+            data = files.read_file(staged, most_bytes=dirfd_stat.status(staged).st_size, is_blob=True)
             files.create_blob(name, memoryview(data))
     except FileExistsError:
         return

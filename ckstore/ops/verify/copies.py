@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckstore.errors import BadInput, CkstoreError
-from ckstore.fs import direct, files, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import direct, dirfd_stat, files
+from ckstore.fs.store_path import StorePath
 from ckstore.fs.tree import files_below
 from ckstore.model.digest import algorithm_of, is_digest
 from ckstore.model.lazy_property import LazyProperty
@@ -34,7 +34,7 @@ from ckstore.objects.trash import names_in
 from ckstore.ops.context import Context, RemoteCopies
 from ckstore.ops.verify.decoded import decoded
 
-File = Inside | Path
+File = StorePath | Path
 """A file of the store, or of a source, which may be anywhere."""
 Range = tuple[File, int]
 """A file and an offset in it."""
@@ -56,7 +56,7 @@ class Right:
     """Right bytes of a blob: a file of the store's own that has them, or the bytes; and where they are from."""
 
     source: str
-    path: Inside | None = None
+    path: StorePath | None = None
     data: bytearray | None = None
 
 
@@ -157,7 +157,7 @@ class Copies:
             data = _read(path, offset, offset + length)
             if data is not None and _is(data, digest):
                 whole[start:stop] = data
-                return "other blobs of the store" if isinstance(path, Inside) else str(path)
+                return "other blobs of the store" if isinstance(path, StorePath) else str(path)
         return ""
 
     def _elsewhere(self, piece: Piece) -> Iterator[Range]:
@@ -241,7 +241,7 @@ def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
                 indexes[extent.blob].pieces.add((extent.piece, extent.offset, extent.length))
 
 
-def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
+def names_of(layout: Layout, digest: str) -> Iterator[StorePath]:
     """Return every name that the store has for a blob, one for each inode; checkpoints on their way out have some."""
     inodes = set()
     held = [layout.checkpoint(key) for key, _ in layout.published()]
@@ -249,7 +249,7 @@ def names_of(layout: Layout, digest: str) -> Iterator[Inside]:
         held += [folder / name for name in names_in(folder)]
     for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
         with suppress(PermissionError):  # another user's
-            found = peek.find(path)
+            found = dirfd_stat.find(path)
             # One name for each inode: the others have the same bytes, and a blob may have a thousand.
             if found is not None and found.st_ino not in inodes:
                 inodes.add(found.st_ino)
@@ -298,7 +298,7 @@ def is_right(path: File, wanted: Wanted) -> bool:
 def is_untouched(path: File, wanted: Wanted) -> bool:
     """Whether a blob is untouched, by its size and time; False also if it is gone."""
     try:
-        return blobs.looks_untouched(peek.status(path), wanted.nbytes)
+        return blobs.looks_untouched(dirfd_stat.status(path), wanted.nbytes)
     except OSError:
         return False
 
@@ -327,7 +327,7 @@ def _read(path: File, start: int, stop: int) -> bytearray | None:
 def _size(path: File) -> int | None:
     """Return the size of a regular file; None if it is something else, or gone."""
     try:
-        status = peek.status(path)
+        status = dirfd_stat.status(path)
     except OSError as error:
         _raise_unless_of_the_file(error)
         return None

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.fs import files
-from ckstore.fs.inside import Where
+from ckstore.fs.store_path import AnyPath
 from ckstore.model.digest import algorithm_of
 from ckstore.objects import encoded
 from ckstore.objects.checkpoints import CheckpointDirectory
 
 
-def decoded(directories: Iterable[Where], digest: str, nbytes: int) -> tuple[bytearray, Where] | None:
+def decoded(directories: Iterable[AnyPath], digest: str, nbytes: int) -> tuple[bytearray, AnyPath] | None:
     """Return the bytes of a plain blob out of the first checkpoint that has it encoded and right, and which it is."""
     for path in directories:
         try:

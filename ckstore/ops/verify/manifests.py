@@ -7,7 +7,7 @@ import os
 from ckstore.codecs import container
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, InUse
 from ckstore.fs import files, links, locks
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord, Manifest
@@ -70,7 +70,7 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
     return None, f"{run}@{step}: {reason}"
 
 
-def _ids_of(context: Context, run: str, step: int, path: Inside) -> list[str]:
+def _ids_of(context: Context, run: str, step: int, path: StorePath) -> list[str]:
     """Return what the id of a checkpoint with a damaged manifest may be: by the catalog, and by what is left of it."""
     ids: list[str] = []
     try:
@@ -88,7 +88,7 @@ def _ids_of(context: Context, run: str, step: int, path: Inside) -> list[str]:
     return list(dict.fromkeys([*ids, *([head] if head else [])]))
 
 
-def _plain_at(path: Inside) -> tuple[Manifest, str, bytes] | None:
+def _plain_at(path: StorePath) -> tuple[Manifest, str, bytes] | None:
     """Return the plain manifest that a compacted checkpoint has beside what is damaged, and its id and bytes."""
     try:
         data = files.read_file(path / PLAIN, most_bytes=MANIFEST_MAX_BYTES)
@@ -97,7 +97,7 @@ def _plain_at(path: Inside) -> tuple[Manifest, str, bytes] | None:
         return None
 
 
-def _documents(context: Context, path: Inside, data: bytes) -> list[tuple[str, bytes]]:
+def _documents(context: Context, path: StorePath, data: bytes) -> list[tuple[str, bytes]]:
     """Return what to write into a directory whose manifest is `data`, by name, in this order."""
     manifest, manifest_id = parse_manifest(data, where=f"the manifest of {path}")
     form = encoding_at(path)
@@ -111,7 +111,7 @@ def _documents(context: Context, path: Inside, data: bytes) -> list[tuple[str, b
     return [(PLAIN, data), (MANIFEST, text)]
 
 
-def _found_encoding(path: Inside, manifest: Manifest, manifest_id: str) -> Encoding:
+def _found_encoding(path: StorePath, manifest: Manifest, manifest_id: str) -> Encoding:
     """Return how the blobs in a directory are stored, by the files alone: an encoded one says of which blob it is."""
     plain = {blob.digest for blob in manifest.blobs}
     listed: list[BlobRecord] = []

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from ckstore.errors import CkstoreError, InUse
-from ckstore.fs import files, locks, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, locks
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.encoding import render
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
@@ -55,7 +55,7 @@ def _decoded_from(encoding: Encoding, file: str) -> BlobRecord | None:
     )
 
 
-def put_plain(context: Context, file: str, plain: BlobRecord, good: Inside, temporary: Inside) -> Given:
+def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, temporary: StorePath) -> Given:
     """Give every checkpoint that has the encoded file the plain blob in its place; return which."""
     # What no document names any more stays in their directories, for `put_leftovers_away`.
     count = 0
@@ -80,7 +80,7 @@ def put_plain(context: Context, file: str, plain: BlobRecord, good: Inside, temp
 
 
 def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
-    context: Context, lock: locks.DirectoryLock, file: str, plain: BlobRecord, good: Inside, temporary: Inside
+    context: Context, lock: locks.DirectoryLock, file: str, plain: BlobRecord, good: StorePath, temporary: StorePath
 ) -> None:
     path = lock.inside
     manifest, _ = manifest_in(lock.fd, path)
@@ -100,21 +100,23 @@ def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
     marks.forget_blob(lock, file)
 
 
-def leftovers(context: Context) -> Iterator[Inside]:
+def leftovers(context: Context) -> Iterator[StorePath]:
     """Give the directories that have something which was of a compacted form and which no document names now."""
     for key, _ in context.layout.published():
         path = context.layout.checkpoint(key)
         # It goes last, so a repair that was killed is found by it.
-        if peek.exists(path / PLAIN) and _leftovers_in(path):
+        if dirfd_stat.exists(path / PLAIN) and _leftovers_in(path):
             yield path
 
 
-def _leftovers_in(path: Inside) -> list[Inside]:
+def _leftovers_in(path: StorePath) -> list[StorePath]:
     try:
         with files.opened_directory(path) as fd:
             manifest, _ = manifest_in(fd, path)
         named = {blob.digest for blob in manifest.stored}
-        found = [path / BLOBS / name for name in peek.names(path / BLOBS) if is_digest(name) and name not in named]
+        found = [
+            path / BLOBS / name for name in dirfd_stat.names(path / BLOBS) if is_digest(name) and name not in named
+        ]
     except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):  # it cannot be told
         return []
     return [*found, *([] if manifest.encoding else [path / PLAIN])]

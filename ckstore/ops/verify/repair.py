@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckstore.errors import DamagedBlob, InUse
-from ckstore.fs import peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat
+from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
@@ -42,7 +42,7 @@ class Repaired:
     # The checkpoints that another process had locked for too long, so that they were passed over.
     held: dict[CheckpointKey, InUse] = field(default_factory=dict)
 
-    def put_aside(self, context: Context, digest: str, names: Iterable[Inside]) -> None:
+    def put_aside(self, context: Context, digest: str, names: Iterable[StorePath]) -> None:
         """Put damaged copies into quarantine."""
         made = put_aside(context.layout, digest, names)
         self.quarantined += [path.inner for path in made]
@@ -144,7 +144,7 @@ def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey
 def _size_of_right(context: Context, digest: str) -> int | None:
     for path in names_of(context.layout, digest):
         try:
-            nbytes = peek.status(path).st_size
+            nbytes = dirfd_stat.status(path).st_size
         except FileNotFoundError:
             continue
         if is_right(path, Wanted(digest, nbytes)):
@@ -189,7 +189,7 @@ def _repair_blob(
         note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
     # Good copies keep their names: to rename over them would only make readers open another file.
-    given = staging.heal(digest, spare={peek.status(path).st_ino for path in spare}, lacking=wanted.keys)
+    given = staging.heal(digest, spare={dirfd_stat.status(path).st_ino for path in spare}, lacking=wanted.keys)
     done.held |= given.held
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, given.checkpoint_count))
     note(context, "healed", nbytes=wanted.nbytes, why=f"{digest} from {right.source}")
@@ -220,6 +220,6 @@ def _stage(staging: Staging, digest: str, right: Right) -> None:
         staging.write(digest, memoryview(right.data))
 
 
-def _inode(path: Inside) -> tuple[int, int]:
-    status = peek.status(path)
+def _inode(path: StorePath) -> tuple[int, int]:
+    status = dirfd_stat.status(path)
     return status.st_dev, status.st_ino

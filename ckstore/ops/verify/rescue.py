@@ -15,8 +15,8 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, RemoteError
-from ckstore.fs import files, links, locks, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import dirfd_stat, files, links, locks
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord
 from ckstore.model.names import CheckpointKey, key_of
@@ -101,7 +101,7 @@ class Rescue:
         self._failed_s[key] = time.monotonic()
         return False
 
-    def _repair_checkpoint(self, key: CheckpointKey, path: Inside) -> bool:
+    def _repair_checkpoint(self, key: CheckpointKey, path: StorePath) -> bool:
         try:
             directory = CheckpointDirectory.at(path, self._context.layout.hash_prefix)
         except DamagedBlob as error:
@@ -222,9 +222,9 @@ class Rescue:
             for other in keys if len(keys) <= _SEARCHED_MOST else ():
                 path = layout.checkpoint(other)
                 with suppress(CkstoreError, OSError):  # it is gone, or another user's
-                    if not peek.exists(path / ELSEWHERE):
+                    if not dirfd_stat.exists(path / ELSEWHERE):
                         for digest in lost & _named_in(path):
-                            if not peek.exists(path / BLOBS / digest):
+                            if not dirfd_stat.exists(path / BLOBS / digest):
                                 found.setdefault(digest, []).append(other)
             self._lacking[directory] = found
         return self._lacking[directory]
@@ -256,12 +256,12 @@ def _lacking(directory: CheckpointDirectory) -> Iterable[str]:
     """Give the digests of the blobs that an open checkpoint lacks, or has with another size."""
     folder = directory.lock.inside / BLOBS
     for blob in directory.manifest.stored:
-        found = peek.find(folder / blob.digest)
+        found = dirfd_stat.find(folder / blob.digest)
         if (found is None or not blobs.has_size(found, blob.nbytes)) and not directory.is_elsewhere(blob.digest):
             yield blob.digest
 
 
-def _named_in(path: Inside) -> set[str]:
+def _named_in(path: StorePath) -> set[str]:
     """Return every digest that the documents of a checkpoint have in them."""
     found: set[str] = set()
     for name in (MANIFEST, PLAIN):

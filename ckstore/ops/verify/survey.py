@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import blob_time, peek
-from ckstore.fs.held import through_parents
-from ckstore.fs.inside import Inside
+from ckstore.fs import blob_time, dirfd_stat
+from ckstore.fs.open_dir import with_open_parents
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
 from ckstore.model.reports.verify_report import Mode, StoreFinding
@@ -43,16 +43,16 @@ class Names:
     # Digest -> status of what is at the canonical name.
     canonical: dict[str, os.stat_result] = field(default_factory=dict)
     # Digest -> a name in a checkpoint for each inode.
-    used: dict[str, dict[Inode, Inside]] = field(default_factory=dict)
+    used: dict[str, dict[Inode, StorePath]] = field(default_factory=dict)
     touched: list[str] = field(default_factory=list)  # the digest of each of these that has another time than a blob
-    too_deep: list[Inside] = field(default_factory=list)  # directories that were not looked into
+    too_deep: list[StorePath] = field(default_factory=list)  # directories that were not looked into
 
     @classmethod
     def of(cls, layout: Layout) -> Names:
         """List every directory that can have names of blobs."""
         made = cls()
         for folder in (layout.blobs, layout.checkpoints, layout.staging, layout.trash, layout.quarantine):
-            for path, status in peek.walk(folder, made.too_deep):
+            for path, status in dirfd_stat.walk(folder, made.too_deep):
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 inode, name = (status.st_dev, status.st_ino), path.name
@@ -147,15 +147,15 @@ def _statuses(names: Mapping[Inode, LastName]) -> dict[Inode, os.stat_result]:
     """Return the statuses of those names that are still there."""
     found: dict[Inode, os.stat_result] = {}
     # No comprehension: what it goes through would stay in the traceback of an error, and a directory open with it.
-    for inode, path in through_parents((inode, name.path) for inode, name in names.items()):
-        if (status := peek.find(path)) is not None:
+    for inode, path in with_open_parents((inode, name.path) for inode, name in names.items()):
+        if (status := dirfd_stat.find(path)) is not None:
             found[inode] = status
     return found
 
 
 def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
     """Canonical names that are lost are given back, unless no copy can be relied on."""
-    lost: dict[str, list[Inside]] = {}
+    lost: dict[str, list[StorePath]] = {}
     for digest, paths in sorted(names.used.items()):
         if digest not in names.canonical:
             good = [path for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
@@ -167,9 +167,9 @@ def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: b
         yield StoreFinding("name", message, digest, mended=digest in given)
 
 
-def _given_names(layout: Layout, lost: Mapping[str, list[Inside]]) -> set[str]:
+def _given_names(layout: Layout, lost: Mapping[str, list[StorePath]]) -> set[str]:
     """Return the digests that have their canonical name again; a checkpoint is locked once for all that it has."""
-    by_checkpoint: defaultdict[Inside, list[str]] = defaultdict(list)
+    by_checkpoint: defaultdict[StorePath, list[str]] = defaultdict(list)
     for digest, copies in lost.items():
         for copy in copies:
             by_checkpoint[copy.parent.parent].append(digest)
@@ -182,14 +182,14 @@ def _given_names(layout: Layout, lost: Mapping[str, list[Inside]]) -> set[str]:
 def _wrong_names(layout: Layout, names: Names, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
     """Canonical names that give other bytes than they say, where no checkpoint has that copy."""
     places = ((entry, layout.blob(entry[0])) for entry in sorted(names.canonical.items()))
-    for (digest, status), path in through_parents(places):
+    for (digest, status), path in with_open_parents(places):
         problem = _wrong_name(path, status, names.used.get(digest, {}), checker, mode)
         if problem:
             yield StoreFinding("name", f"{problem}; no checkpoint uses this copy", digest, harmful=True)
 
 
 def _wrong_name(
-    path: Inside, status: os.stat_result, used: Mapping[Inode, Inside], checker: Verifier, mode: Mode
+    path: StorePath, status: os.stat_result, used: Mapping[Inode, StorePath], checker: Verifier, mode: Mode
 ) -> str:
     if (status.st_dev, status.st_ino) in used:
         return ""
@@ -199,7 +199,7 @@ def _wrong_name(
     if mode == "full":
         return checker.file(path, path.name, status.st_size) or ""
     if used and blob_time.is_stamp(status.st_mtime_ns):  # without a stamp no save relies on it unread
-        sizes = {other.st_size for name in used.values() if (other := peek.find(name)) is not None}
+        sizes = {other.st_size for name in used.values() if (other := dirfd_stat.find(name)) is not None}
         if status.st_size not in sizes:
             return f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"
     return ""

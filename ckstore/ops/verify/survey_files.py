@@ -7,7 +7,7 @@ from functools import partial
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.annotations import parse_annotations
 from ckstore.model.checkpoint.pins import parse_pin, pin_name
 from ckstore.model.checkpoint.tag import parse_tag
@@ -103,14 +103,14 @@ def file_findings(context: Context) -> Iterator[StoreFinding]:
         yield from _file(context, "notes", layout.checkpoint(key) / ANNOTATIONS)
 
 
-def _read(path: Inside) -> bytes | None:
+def _read(path: StorePath) -> bytes | None:
     try:
         return files.read_file(path, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _file(context: Context, kind: FindingKind, path: Inside) -> Iterator[StoreFinding]:
+def _file(context: Context, kind: FindingKind, path: StorePath) -> Iterator[StoreFinding]:
     """Read one file as its users do; a file that may be missing says nothing."""
     subject = path.inner
     try:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ckstore.errors import BadInput, CkstoreError, RemoteError
 from ckstore.fs import locks
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest, short_id
 from ckstore.model.document import parse_document, refuse
@@ -160,13 +160,13 @@ def _is_needed(context: Context, claim: Claim) -> bool:
     return any(_names(path, claim.uuid) for directories in places for path in directories)
 
 
-def _listed(context: Context, place: Place) -> Iterator[Inside]:
+def _listed(context: Context, place: Place) -> Iterator[StorePath]:
     layout = context.layout
     fitting = (key for key in layout.of_step(place.run, place.step) if key.fits(*place))
     return (layout.checkpoint(key) for key in fitting)
 
 
-def _dropped(context: Context, place: Place) -> Iterator[Inside]:
+def _dropped(context: Context, place: Place) -> Iterator[StorePath]:
     layout = context.layout
     for name in trash.names_in(layout.trash):
         key = trash.former_place(name)
@@ -175,7 +175,7 @@ def _dropped(context: Context, place: Place) -> Iterator[Inside]:
             yield layout.trash / name
 
 
-def _names(path: Inside, uuid: str) -> bool:
+def _names(path: StorePath, uuid: str) -> bool:
     try:
         with locks.lock_shared(path) as lock:
             document = read_elsewhere(lock.fd)

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from uuid import uuid4
 
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef, RemoteError
-from ckstore.fs import files, links, locks, peek
+from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.locks import DirectoryLock
 from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
 from ckstore.model.manifest.info import CheckpointInfo
@@ -120,7 +120,7 @@ def evict(
             reclaim.give_back(context, digests)
     if failures:
         raise joined(failures)
-    freed = {digest for digest in digests if not peek.exists(context.layout.blob(digest))}
+    freed = {digest for digest in digests if not dirfd_stat.exists(context.layout.blob(digest))}
     return EvictReport(
         remote.name,
         dry_run,
@@ -225,7 +225,7 @@ def alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
     with ExitStack() as held:
         run_lock = held.enter_context(store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S))
         lock = locks.try_exclusive(path)
-        if lock is None and not peek.is_directory(path):
+        if lock is None and not dirfd_stat.is_directory(path):
             raise gone(info)
         if lock is None:
             raise InUse(f"{info.name} is open for reading", hint="close it, then evict again")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckstore.errors import CkstoreError, RemoteError
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
@@ -52,7 +52,7 @@ def claim_again(context: Context, remote: Remote) -> int:
     return len(wanted)
 
 
-def _evicted(context: Context) -> Iterator[Inside]:
+def _evicted(context: Context) -> Iterator[StorePath]:
     """Yield the directories of checkpoints, listed or deleted, that may be evicted."""
     layout = context.layout
     yield from (layout.checkpoint(info.key) for info in infos(context, superseded=True) if info.elsewhere)
@@ -61,7 +61,7 @@ def _evicted(context: Context) -> Iterator[Inside]:
 
 
 def _lacking(
-    context: Context, attest: Attest, claims: dict[Inside, str]
+    context: Context, attest: Attest, claims: dict[StorePath, str]
 ) -> Iterator[tuple[Place, str, Sequence[BlobRecord]]]:
     for path, claim in claims.items():
         try:

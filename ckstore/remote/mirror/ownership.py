@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, RemoteError, RemoteUnavailable, RunIsOwned
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.fs.host import machine
 from ckstore.model.names import WIDEST_GAP, greatest_in_order
 from ckstore.ops.config_file import LEAST_SEQUENCE, edit, setting_of
@@ -168,6 +168,6 @@ def _is_gone(owner: Owner) -> bool:
         return False
     path = Path(owner.path)
     try:
-        return peek.find(path) is None or read_settings(path).uuid != owner.store
+        return dirfd_stat.find(path) is None or read_settings(path).uuid != owner.store
     except (CkstoreError, OSError):  # it cannot be looked at, such as another user's: it may be alive
         return False

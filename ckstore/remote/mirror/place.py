@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from ckstore.errors import BadInput
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.ops.context import Context
 from ckstore.remote import keys
 from ckstore.remote.mirror.ownership import learn_order
@@ -37,7 +37,7 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
         raise BadInput(msg, hint="give the mirror as a URL or a directory with a slash: s3://BUCKET/PREFIX, ./mirror")
     target = parse_target(mirror)
     if target.kind == "directory":
-        if peek.resolved(target.path) == peek.resolved(root):
+        if dirfd_stat.resolved(target.path) == dirfd_stat.resolved(root):
             raise BadInput(f"{mirror} is this store itself", hint="name another directory")
         refuse_store(target)
         if not check_folder(target):  # it is made after the store: where that fails, nothing is left

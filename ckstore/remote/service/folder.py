@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckstore.errors import BadInput
-from ckstore.fs import files, links, peek
+from ckstore.fs import dirfd_stat, files, links
 from ckstore.ops.open.opening import refuse_inside
 from ckstore.ops.settings_file import is_store
 from ckstore.remote import keys
@@ -29,11 +29,11 @@ def check_folder(target: Target) -> bool:
     path = target.path
     refuse_inside(path)
     try:
-        if not peek.exists(path):
-            if not peek.may_write(path.parent):
+        if not dirfd_stat.exists(path):
+            if not dirfd_stat.may_write(path.parent):
                 raise _not_made(target)
             return False
-        names = {*peek.names(path)}
+        names = {*dirfd_stat.names(path)}
     except OSError as error:
         raise _not_made(target, error.strerror or str(error)) from error
     others = sorted(name for name in names - _OWN if not name.startswith("."))

@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, InUse, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable
-from ckstore.fs import files, links, peek, statx
-from ckstore.fs.held import Held
+from ckstore.fs import dirfd_stat, files, links, statx
 from ckstore.fs.host.mounts import examine
-from ckstore.fs.inside import Inside, NotInStore
 from ckstore.fs.lock_files import LockFile
+from ckstore.fs.open_dir import OpenDir
+from ckstore.fs.store_path import NotInStore, StorePath
 from ckstore.model.doctor.place import reach_of_locks
 from ckstore.remote import keys
 from ckstore.remote.objects import Listed
@@ -59,8 +59,8 @@ class DirectoryObjects:
         self._inode: tuple[int, int] | None = None
         self._call(self._look, "opening")
 
-    def _look(self, top: Inside) -> None:
-        status, place = peek.status(top), examine(self._target.path)
+    def _look(self, top: StorePath) -> None:
+        status, place = dirfd_stat.status(top), examine(self._target.path)
         self._inode = status.st_dev, status.st_ino
         self._shared = place.shared
         self._locks = not place.shared or reach_of_locks(place.kind, place.options).hosts is True
@@ -78,7 +78,7 @@ class DirectoryObjects:
     def get(self, key: str, max_bytes: int) -> bytes | None:
         """Return a whole small object; see `Objects`."""
 
-        def read(top: Inside) -> bytes | None:
+        def read(top: StorePath) -> bytes | None:
             self._refresh(top, key)
             with suppress(FileNotFoundError), files.opened_regular(_at(top, key)) as fd:
                 size = os.fstat(fd).st_size
@@ -116,7 +116,7 @@ class DirectoryObjects:
     def put(self, key: str, data: bytes | memoryview) -> Listed:
         """Write an object and look at it; see `Objects`."""
 
-        def place(top: Inside, fresh: Inside) -> Listed:
+        def place(top: StorePath, fresh: StorePath) -> Listed:
             with self._locked(top, key, exclusive=False):
                 return _rename(fresh, top, key)
 
@@ -125,7 +125,7 @@ class DirectoryObjects:
     def create(self, key: str, data: bytes | memoryview) -> bool:
         """Write an object that is not there; see `Objects`."""
 
-        def place(top: Inside, fresh: Inside) -> bool | None:
+        def place(top: StorePath, fresh: StorePath) -> bool | None:
             target = _at(top, key)
             if self._creates:
                 try:
@@ -142,7 +142,7 @@ class DirectoryObjects:
                     msg = f"{self._target} has neither hardlinks nor locks, so an object may be created twice"
                     raise RemoteError(msg)
             with self._locked(top, key, exclusive=True):
-                if peek.exists(target):
+                if dirfd_stat.exists(target):
                     return _same(target, data)
                 _rename(fresh, top, key)
             return True
@@ -155,7 +155,7 @@ class DirectoryObjects:
             msg = f"locks on {self._target} are not known to reach other hosts, so no version can be compared"
             raise RemoteError(msg)
 
-        def place(top: Inside, fresh: Inside) -> str | bool:
+        def place(top: StorePath, fresh: StorePath) -> str | bool:
             with closing(_lock(top, exclusive=True)) as lock:
                 found = self._find(top, key)
                 if found is None or found.tag != expected:
@@ -173,8 +173,8 @@ class DirectoryObjects:
     def _below(self, folder: str, prefix: str, level: int) -> Iterator[Listed]:
         """Yield the objects of a folder, whose key is empty or ends with a slash, that begin with a prefix."""
 
-        def look(top: Inside) -> Sequence[tuple[str, os.stat_result]]:
-            found = peek.statuses(_at(top, folder[:-1]) if folder else top)
+        def look(top: StorePath) -> Sequence[tuple[str, os.stat_result]]:
+            found = dirfd_stat.statuses(_at(top, folder[:-1]) if folder else top)
             # As keys compare: a folder by its name with the slash.
             named = ((name + "/" * stat.S_ISDIR(status.st_mode), status) for name, status in found)
             return sorted((name, status) for name, status in named if folder or not name.startswith("."))
@@ -200,8 +200,8 @@ class DirectoryObjects:
             batch = every[start : start + _BATCH]
             self._call(partial(self._remove, batch), f"removing {len(batch)} objects")
 
-    def _remove(self, batch: Sequence[str], top: Inside) -> None:
-        folders: dict[Inside, None] = {}
+    def _remove(self, batch: Sequence[str], top: StorePath) -> None:
+        folders: dict[StorePath, None] = {}
         for key in batch:
             place = _at(top, key)
             with self._locked(top, key, exclusive=False), suppress(FileNotFoundError, NotADirectoryError):
@@ -216,7 +216,7 @@ class DirectoryObjects:
                     links.remove_directory(folder)
                     folder = folder.parent  # noqa: PLW2901
 
-    def _find(self, top: Inside, key: str) -> Listed | None:
+    def _find(self, top: StorePath, key: str) -> Listed | None:
         """Return what is known of an object; on a shared filesystem what the server knows."""
         try:
             self._refresh(top, key)
@@ -227,32 +227,32 @@ class DirectoryObjects:
         os.close(fd)
         return _listed(key, status)
 
-    def _refresh(self, top: Inside, key: str) -> None:
+    def _refresh(self, top: StorePath, key: str) -> None:
         if self._shared:
             with suppress(FileNotFoundError, NotADirectoryError):
                 statx.refresh(_at(top, key).parent)
 
-    def _locked(self, top: Inside, key: str, *, exclusive: bool) -> AbstractContextManager[object]:
+    def _locked(self, top: StorePath, key: str, *, exclusive: bool) -> AbstractContextManager[object]:
         """Keep updates of other processes out for the time of a `with` block."""
         # No blob is updated: each write of a name has the same bytes.
         if not self._locks or key.startswith(keys.BLOBS):
             return nullcontext()
         return closing(_lock(top, exclusive=exclusive))
 
-    def _written(self, key: str, data: bytes | memoryview, place: Callable[[Inside, Inside], T | None]) -> T:
+    def _written(self, key: str, data: bytes | memoryview, place: Callable[[StorePath, StorePath], T | None]) -> T:
         """Write a file with these bytes; return what `place` gives, which gives it its name, and is tried again."""
         what, view = f"writing {key}", memoryview(data).cast("B")
         # Two calls: one that was given up, as after an hour, gives nothing a name afterwards.
         name = self._call(partial(self._write, view), what)
 
-        def give_name(top: Inside) -> T:
+        def give_name(top: StorePath) -> T:
             fresh = top / _INCOMING / name
             for _ in range(_TRIES):
                 _make_parents(top, key)
                 try:
                     found = place(top, fresh)
                 except FileNotFoundError:  # its directory was empty, and another process has just removed it
-                    if not peek.exists(fresh):
+                    if not dirfd_stat.exists(fresh):
                         raise
                     continue
                 if found is not None:
@@ -266,13 +266,13 @@ class DirectoryObjects:
             with suppress(RemoteError):  # a later writer sweeps it, and the first error is the news
                 self._call(partial(_discard, name), what)
 
-    def _write(self, data: memoryview, top: Inside) -> str:
+    def _write(self, data: memoryview, top: StorePath) -> str:
         """Write a file under a name that no other has, and return that."""
         folder, name = top / _INCOMING, uuid.uuid4().hex
         links.make_directory(folder)
         if self._swept.acquire(blocking=False):  # once, and never released
             _sweep(folder)
-        with Held(folder) as held:
+        with OpenDir(folder) as held:
             mode = files.mode_in(held.fd)
         try:
             with files.opened(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode) as fd:
@@ -285,11 +285,11 @@ class DirectoryObjects:
             raise
         return name
 
-    def _call(self, function: Callable[[Inside], T], what: str) -> T:
+    def _call(self, function: Callable[[StorePath], T], what: str) -> T:
         """Call it with the directory in a worker; raise what it raises as an error of a remote."""
 
         def call() -> T:
-            with Held(Inside(self._target.address)) as held:
+            with OpenDir(StorePath(self._target.address)) as held:
                 status = os.fstat(held.fd)
                 if self._inode not in (None, (status.st_dev, status.st_ino)):
                     msg = f"another directory is at {self._target} than before"
@@ -306,13 +306,13 @@ class DirectoryObjects:
             raise RemoteError(f"{what} at {self._target} failed: {error.message}", hint=error.hint) from error
 
 
-def _at(top: Inside, key: str) -> Inside:
+def _at(top: StorePath, key: str) -> StorePath:
     for part in key.split("/"):
         top /= part
     return top
 
 
-def _read(key: str, offset: int, nbytes: int, top: Inside) -> bytes | None:
+def _read(key: str, offset: int, nbytes: int, top: StorePath) -> bytes | None:
     """Return bytes of an object, fewer at its end; None: it is missing."""
     # Opened for each part: a descriptor that a worker gives to a caller who has left would stay open.
     with suppress(FileNotFoundError), files.opened_regular(_at(top, key)) as fd:
@@ -320,7 +320,7 @@ def _read(key: str, offset: int, nbytes: int, top: Inside) -> bytes | None:
     return None
 
 
-def _same(place: Inside, data: bytes | memoryview) -> bool | None:
+def _same(place: StorePath, data: bytes | memoryview) -> bool | None:
     """Whether an object holds these bytes; None: it was removed meanwhile."""
     view = memoryview(data).cast("B")
     with suppress(FileNotFoundError), files.opened_regular(place) as fd:
@@ -335,19 +335,19 @@ def _same(place: Inside, data: bytes | memoryview) -> bool | None:
     return None
 
 
-def _lock(top: Inside, *, exclusive: bool) -> LockFile:
+def _lock(top: StorePath, *, exclusive: bool) -> LockFile:
     try:
         return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
     # A lock is made by a hardlink, so that no other process sees it with narrower permissions than it gets.
-    with Held(top) as held, suppress(FileExistsError):
+    with OpenDir(top) as held, suppress(FileExistsError):
         files.create_file(top / _LOCK, b"", mode=files.mode_in(held.fd))
     return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)
 
 
-def _sync(folder: Inside) -> None:
+def _sync(folder: StorePath) -> None:
     """Make the names in a directory durable; on SMB, which has no such call, the server does what it does."""
     try:
         files.sync_directory(folder)
@@ -356,49 +356,49 @@ def _sync(folder: Inside) -> None:
             raise
 
 
-def _sweep(folder: Inside) -> None:
+def _sweep(folder: StorePath) -> None:
     """Remove what writers that died left, by the clock of the filesystem."""
     clock = folder / uuid.uuid4().hex
     files.create_file(clock, b"", mode=0o600)
-    now_s = peek.status(clock).st_mtime
+    now_s = dirfd_stat.status(clock).st_mtime
     links.unlink(clock)
-    for name, status in peek.statuses(folder):
+    for name, status in dirfd_stat.statuses(folder):
         if now_s - status.st_mtime > _LEFT_S:
             with suppress(FileNotFoundError, PermissionError):  # of another user, in a directory with the sticky bit
                 links.unlink(folder / name)
 
 
-def _discard(name: str, top: Inside) -> None:
+def _discard(name: str, top: StorePath) -> None:
     with suppress(FileNotFoundError):
         links.unlink(top / _INCOMING / name)
 
 
-def _rename(fresh: Inside, top: Inside, key: str, lock: LockFile | None = None) -> Listed:
+def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = None) -> Listed:
     """Give an object its name, over what has it; its time, which marks its version, is later than that of this."""
     target = _at(top, key)
-    before, status = peek.find(target), peek.status(fresh)
+    before, status = dirfd_stat.find(target), dirfd_stat.status(fresh)
     # By a nanosecond, or by the two seconds of the coarsest filesystem.
     for step_ns in (1, 2 * 10**9):
         if before is None or status.st_mtime_ns > before.st_mtime_ns:
             break
-        with peek.at(fresh) as (fd, name):
+        with dirfd_stat.at(fresh) as (fd, name):
             os.utime(name, ns=(status.st_atime_ns, before.st_mtime_ns + step_ns), dir_fd=fd, follow_symlinks=False)
-        status = peek.status(fresh)
+        status = dirfd_stat.status(fresh)
     if lock is not None:
         lock.check()
     links.rename(fresh, target)
     return _listed(key, status)
 
 
-def _make_parents(top: Inside, key: str) -> None:
+def _make_parents(top: StorePath, key: str) -> None:
     # That of the uppermost one: another thread may have made the one above just now, and not opened it to others yet.
-    mode = stat.S_IMODE(peek.status(top).st_mode) | stat.S_IRWXU
+    mode = stat.S_IMODE(dirfd_stat.status(top).st_mode) | stat.S_IRWXU
     for part in key.split("/")[:-1]:
         top /= part
         links.make_directory(top, mode=mode)
 
 
-def _sync_parents(top: Inside, key: str) -> None:
+def _sync_parents(top: StorePath, key: str) -> None:
     """Make the name of an object durable, and those of its directories, whichever process made them."""
     place = _at(top, key)
     while place.parts:

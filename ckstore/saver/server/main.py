@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import cast
 
 from ckstore.errors import CkstoreError, SaveFailed, StepExists, UnknownOutcome
-from ckstore.fs.inside import NotInStore
 from ckstore.fs.mapping import map_shared
+from ckstore.fs.store_path import NotInStore
 from ckstore.model.manifest.captured import ByteSource, BytesSource
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.transfer import EvictReport

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ckstore.errors import CkstoreError
-from ckstore.fs import peek
+from ckstore.fs import dirfd_stat
 from ckstore.ops.acts import describe_error
 from ckstore.ops.context import Context
 from ckstore.ops.events import journal_stamp
@@ -153,7 +153,7 @@ def _wait_for_change(context: Context, stamp: tuple[int, int], until: float) -> 
 
 
 def _is_there(context: Context) -> bool:
-    return peek.exists(context.layout.settings)
+    return dirfd_stat.exists(context.layout.settings)
 
 
 def _tell(context: Context, mirror: Mirror, why: str) -> None:

@@ -23,7 +23,7 @@ import ckstore
 from ckstore import CheckpointInfo, InsufficientSpace, SaveFailed, Store, UnknownOutcome
 from ckstore.codecs import container
 from ckstore.fs import direct, files, locks
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import CheckpointKey
@@ -179,7 +179,7 @@ def test_a_look_at_a_locked_directory_counts_if_it_is_still_there_afterwards(
     judge = checkpoints.judge_blobs
     moved: list[str] = []
 
-    def judging(directory: Inside, fd: int, manifest: Manifest) -> checkpoints.Judgement:
+    def judging(directory: StorePath, fd: int, manifest: Manifest) -> checkpoints.Judgement:
         if manifest.step == 1 and is_dropped and not moved:
             moved.append("")
             here = checkpoint_dir(store.path, "main", 1)

@@ -22,8 +22,8 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, CkstoreError, InsufficientSpace, InUse, SaveFailed
 from ckstore.fs import files, links, statx
-from ckstore.fs.inside import Inside
 from ckstore.fs.lock_files import LockFile
+from ckstore.fs.store_path import StorePath
 from ckstore.objects import trash
 from ckstore.objects.shared import grace
 from ckstore.objects.staging import Staging
@@ -397,7 +397,7 @@ def filling_at(monkeypatch: pytest.MonkeyPatch, at: int, code: int, meanwhile: C
     """Let the write of the blob number `at` fail, after `meanwhile`."""
     create, written = files.create_blob, itertools.count(1)
 
-    def failing(path: Inside, data: memoryview) -> None:
+    def failing(path: StorePath, data: memoryview) -> None:
         if next(written) == at:
             meanwhile()
             raise OSError(code, os.strerror(code), str(path))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckstore.fs.inside import Where
+from ckstore.fs.store_path import AnyPath
 from ckstore.model.names import CheckpointKey, key_of
 from ckstore.objects import checkpoints
 from ckstore.objects.layout import Layout, RunChange
@@ -33,7 +33,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     original = checkpoints.manifest_in
 
-    def watched(dir_fd: int, path: Where, hash_prefix: str = "") -> object:
+    def watched(dir_fd: int, path: AnyPath, hash_prefix: str = "") -> object:
         found.append(str(path))
         return original(dir_fd, path, hash_prefix)
 

@@ -20,7 +20,7 @@ from ckstore import CkstoreWarning, Store
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import files, links, locks
 from ckstore.fs.host import probe
-from ckstore.fs.inside import Inside, Where
+from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.similar_names import similar_names
 from ckstore.objects.layout import Layout
 from ckstore.ops.open import opening as creating
@@ -63,8 +63,8 @@ def no_common_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of the root keep no process out, as those of another host do not."""
     lock_exclusive = locks.lock_exclusive
 
-    def lock(path: Where, **given: Any) -> Any:
-        return lock_exclusive(path, **given) if isinstance(path, Inside) and path.parts else nullcontext()
+    def lock(path: AnyPath, **given: Any) -> Any:
+        return lock_exclusive(path, **given) if isinstance(path, StorePath) and path.parts else nullcontext()
 
     monkeypatch.setattr(locks, "lock_exclusive", lock)
 

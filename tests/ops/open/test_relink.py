@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ckstore import Store
 from ckstore.errors import CkstoreError
 from ckstore.fs import blob_time, files, links
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import algorithm_of
 from ckstore.model.reports.reindex_report import RelinkReport
 from ckstore.objects import blobs
@@ -202,7 +202,7 @@ def test_where_a_file_takes_no_more_links_copies_stay(
     copy = copied(filled(tmp_path / "store"), "cp -rp")
     link, before = links.link, files_of(copy)
 
-    def full(source: Inside, target: Inside) -> None:
+    def full(source: StorePath, target: StorePath) -> None:
         if "new-" in target.name and (which == "the right one") == (source.parent.parent.name == "blobs"):
             raise OSError(31, "Too many links")
         link(source, target)
@@ -221,7 +221,7 @@ def test_a_canonical_file_that_was_replaced_after_it_was_read_is_not_used(
     verified = blobs.verified
     done: list[str] = []
 
-    def then_replaced(place: Inside, digest: str, nbytes: int) -> os.stat_result | None:
+    def then_replaced(place: StorePath, digest: str, nbytes: int) -> os.stat_result | None:
         found = verified(place, digest, nbytes)
         path = place.path
         if not done and path.parent.parent == copy.path / "blobs":
@@ -291,14 +291,14 @@ def test_what_was_put_right_before_an_error_is_durable_before_a_sweep_frees_the_
     calls: list[str] = []
     rename, sync, unlink = links.rename, files.sync_directory, os.unlink
 
-    def renaming(one: Inside, other: Inside, **given: Any) -> None:
+    def renaming(one: StorePath, other: StorePath, **given: Any) -> None:
         if other.parent.name == "blobs" and calls:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         rename(one, other, **given)
         if other.parent.name == "blobs":
             calls.append("rename")
 
-    def syncing(path: Inside) -> None:
+    def syncing(path: StorePath) -> None:
         calls.append(f"sync {os.path.relpath(path.path, copy.path)}")
         sync(path)
 
@@ -327,7 +327,7 @@ def test_what_was_put_right_before_an_error_is_durable_before_a_sweep_frees_the_
     assert copy.verify().ok
 
 
-def failing_below_checkpoints(sync: Callable[[Inside], None], path: Inside) -> None:
+def failing_below_checkpoints(sync: Callable[[StorePath], None], path: StorePath) -> None:
     if path.name == "blobs" and step_of_name(path.parent.name) == 0:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
     sync(path)

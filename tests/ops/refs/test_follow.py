@@ -15,8 +15,8 @@ import pytest
 
 from ckstore import AmbiguousRef, BadInput, NoSuchRef, RetentionPolicy, Store
 from ckstore.fs import files
-from ckstore.fs.inside import Inside
 from ckstore.fs.notify import Watch
+from ckstore.fs.store_path import StorePath
 from ckstore.ops.refs import follow as module
 from tests.support.requirements import CRASH_FULL
 
@@ -131,7 +131,7 @@ def test_what_it_gives_was_made_durable_by_itself(kind: str, store: Store, monke
     synced: list[str] = []
     sync = files.sync_directory
 
-    def note(path: Inside) -> None:
+    def note(path: StorePath) -> None:
         synced.append(path.name)
         sync(path)
 

@@ -14,7 +14,7 @@ import pytest
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, NoSuchRef
-from ckstore.fs.held import Held
+from ckstore.fs.open_dir import OpenDir
 from ckstore.ops.free.retain import carry_out
 from ckstore.ops.index import facts, sequence
 from tests.support.catalog_rows import change
@@ -150,14 +150,14 @@ def test_what_is_there_is_said_at_once(full: Store, trouble: Callable[[Store], l
 
 def test_the_others_are_not_looked_into(full: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    look_into = Held.look_into
+    look_into = OpenDir.look_into
 
-    def watched(self: Held, directories: Any, *rest: Any, **options: Any) -> Any:
+    def watched(self: OpenDir, directories: Any, *rest: Any, **options: Any) -> Any:
         names = [*directories]
         looked.extend(names)
         return look_into(self, names, *rest, **options)
 
-    monkeypatch.setattr(Held, "look_into", watched)
+    monkeypatch.setattr(OpenDir, "look_into", watched)
     monkeypatch.setattr(sequence, "_MANY", 5)
 
     assert full.info("main@latest").step == 11

@@ -12,7 +12,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import InUse, StepExists
 from ckstore.fs import files, links, locks
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.objects import publish, trash
 from ckstore.objects.publish import IfExists
 from ckstore.ops.free import reclaim
@@ -49,7 +49,7 @@ def test_no_save_publishes_between_the_look_at_a_step_and_the_rename(
         alone.append(is_alone(store))
         return look(*args)
 
-    def renaming(one: Inside, other: Inside, **given: Any) -> None:
+    def renaming(one: StorePath, other: StorePath, **given: Any) -> None:
         if other.parent.name == "main":
             alone.append(is_alone(store))
         rename(one, other, **given)
@@ -70,7 +70,7 @@ def test_no_save_publishes_while_a_checkpoint_is_taken_from_its_place(
     alone: list[bool] = []
     move = trash.move_to_trash
 
-    def moving(*args: Any, **options: Any) -> Inside:
+    def moving(*args: Any, **options: Any) -> StorePath:
         alone.append(is_alone(store))
         return move(*args, **options)
 
@@ -146,7 +146,7 @@ def test_what_was_published_is_durable_before_a_dead_save_is_taken_apart(
     calls: list[str] = []
     sync, unlink = files.sync_directory, os.unlink
 
-    def syncing(path: Inside) -> None:
+    def syncing(path: StorePath) -> None:
         calls.append(f"sync {path.name}")
         sync(path)
 

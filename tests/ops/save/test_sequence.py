@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckstore import CheckpointInfo, RetentionPolicy, Store
 from ckstore.catalog import Catalog, beside
 from ckstore.fs import locks
-from ckstore.fs.inside import Inside
+from ckstore.fs.store_path import StorePath
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import publish
 from ckstore.objects.layout import Layout
@@ -240,9 +240,9 @@ def test_of_many_that_can_be_brought_back_few_manifests_are_read(store: Store, m
     for step in range(30):
         store.save({"a": step}, step)
         store.delete(step)
-    reading: list[Inside] = []
+    reading: list[StorePath] = []
 
-    def counted(context: Context, path: Inside) -> CheckpointInfo:
+    def counted(context: Context, path: StorePath) -> CheckpointInfo:
         reading.append(path)
         return facts_in(context, path)
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
-from ckstore.fs import blob_time, peek
-from ckstore.fs.inside import Inside
+from ckstore.fs import blob_time, dirfd_stat
+from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
 from ckstore.ops.check.validity import why_not_valid
 from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
@@ -63,14 +63,14 @@ def test_what_another_process_renames_under_the_look_at_links_is_no_damage(
     store.config.undo_by_hand_s = 3600
     for step in range(4):
         store.save(two_part_state(0), step=step)
-    walk, going = peek.walk, [0, 1]
+    walk, going = dirfd_stat.walk, [0, 1]
 
-    def walking(top: Inside, *more: Any) -> Iterator[Any]:
+    def walking(top: StorePath, *more: Any) -> Iterator[Any]:
         if top.name == "trash" and going:  # what was listed in its place is listed here once more
             elsewhere(lambda: Store.open(store.path).delete(going.pop()))
         return walk(top, *more)
 
-    monkeypatch.setattr(peek, "walk", walking)
+    monkeypatch.setattr(dirfd_stat, "walk", walking)
     report = store.verify(quick=True)
 
     assert going == []
@@ -335,9 +335,9 @@ def test_what_fails_in_one_thread_leaves_nothing_open_by_the_others(
 ) -> None:
     """The others opened the directory of blobs when its lock had been released, and it stayed open."""
     store.save({str(number): np.full(2**19, number) for number in range(8)}, step=1)
-    opened, failed = peek.open_directory, threading.Event()
+    opened, failed = dirfd_stat.open_directory, threading.Event()
 
-    def failing(where: Inside) -> int:
+    def failing(where: StorePath) -> int:
         if where.name == "blobs" and "checkpoints" in str(where):
             if not failed.is_set():
                 failed.set()
@@ -348,7 +348,7 @@ def test_what_fails_in_one_thread_leaves_nothing_open_by_the_others(
             return fd
         return opened(where)
 
-    monkeypatch.setattr("ckstore.fs.held.open_directory", failing)
+    monkeypatch.setattr("ckstore.fs.open_dir.open_directory", failing)
     with pytest.raises(CkstoreError, match="Too many open files") as caught:  # its traceback keeps the lock
         store.verify()
 

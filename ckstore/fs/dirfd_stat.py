@@ -1,4 +1,4 @@
-"""Reach places in a store, or elsewhere, and look at them: rule N of the design (`ckstore.fs.inside`)."""
+"""Reach places in a store, or elsewhere, and look at them: rule N of the design (`ckstore.fs.store_path`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from ckstore.fs.inside import Inside, NotInStore, Where
 from ckstore.fs.owner import give_to_owner_of
+from ckstore.fs.store_path import AnyPath, NotInStore, StorePath
 
 MOST_LEVELS = 16
 """How deep `walk` goes."""
@@ -27,7 +27,7 @@ class at:  # noqa: N801 - a with statement reads as a function
 
     __slots__ = ("_dir_fd", "_fd", "_name", "_where")
 
-    def __init__(self, where: Where, dir_fd: int | None = None) -> None:
+    def __init__(self, where: AnyPath, dir_fd: int | None = None) -> None:
         self._where = where
         self._dir_fd = dir_fd
         self._fd = -1
@@ -35,7 +35,7 @@ class at:  # noqa: N801 - a with statement reads as a function
 
     def __enter__(self) -> tuple[int | None, str | Path]:
         where = self._where
-        if not isinstance(where, Inside):
+        if not isinstance(where, StorePath):
             return self._dir_fd, where
         if not where.parts:
             # The root belongs to the user who named it, and may be reached by a symlink of theirs.
@@ -64,10 +64,10 @@ class at:  # noqa: N801 - a with statement reads as a function
     __del__ = _close
 
 
-def open_at(where: Where, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
     """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost."""
     # A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
-    if not isinstance(where, Inside) and (dir_fd is None or not flags & os.O_CREAT):
+    if not isinstance(where, StorePath) and (dir_fd is None or not flags & os.O_CREAT):
         return open_descriptor(where, flags, mode, dir_fd=dir_fd)
     fd = -1
     try:
@@ -115,10 +115,10 @@ def open_closed_streams() -> None:
     os.close(fd)
 
 
-def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -> int:
+def open_directory(where: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
     """Return a descriptor of a directory: to list it, to lock it, to make its names durable."""
     # `flags` count for a path elsewhere: in a store no symlink is followed anyway.
-    if not isinstance(where, Inside) or not where.parts:
+    if not isinstance(where, StorePath) or not where.parts:
         return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
     fd = -1
     try:
@@ -132,14 +132,14 @@ def open_directory(where: Where, *, dir_fd: int | None = None, flags: int = 0) -
     return fd
 
 
-def _held(where: Inside) -> int:
+def _held(where: StorePath) -> int:
     fd = -1 if where.holder is None else where.holder.fd
     if fd < 0:
         raise OSError(errno.EBADF, "it was closed", where.top)
     return fd
 
 
-def _reach(where: Inside) -> int:
+def _reach(where: StorePath) -> int:
     """Return a new descriptor of the directory of a place."""
     # It has ``O_PATH``, as those on the way: that needs no right to read them, as following a path does not.
     if where.holder is None:
@@ -164,12 +164,12 @@ def _reach(where: Inside) -> int:
     return fd
 
 
-def _device_of(where: Inside, fd: int) -> int | None:
+def _device_of(where: StorePath, fd: int) -> int | None:
     """Return the filesystem that the way to a place stays on; None: any, as in a folder of another program."""
     return None if where.is_foreign else os.fstat(fd).st_dev
 
 
-def _step(fd: int, where: Inside, level: int, device: int | None, *, how: int) -> int:
+def _step(fd: int, where: StorePath, level: int, device: int | None, *, how: int) -> int:
     """Open the directory of that level on the way to a place, in the one above it, which is open."""
     try:
         return open_below(fd, where.parts[level - 1], how, device)
@@ -215,13 +215,13 @@ def close_quietly(fd: int) -> None:
         return
 
 
-def status(where: Where, *, dir_fd: int | None = None) -> os.stat_result:
+def status(where: AnyPath, *, dir_fd: int | None = None) -> os.stat_result:
     """Return the status of what is there; a symlink is not followed."""
     with at(where, dir_fd) as (parent, name):
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
 
 
-def find(where: Where, *, dir_fd: int | None = None) -> os.stat_result | None:
+def find(where: AnyPath, *, dir_fd: int | None = None) -> os.stat_result | None:
     """As `status`; None if there is nothing, or no directory in which it could be."""
     try:
         return status(where, dir_fd=dir_fd)
@@ -229,7 +229,7 @@ def find(where: Where, *, dir_fd: int | None = None) -> os.stat_result | None:
         return None
 
 
-def found_in(folder: Inside, names: Sequence[str]) -> dict[str, os.stat_result]:
+def found_in(folder: StorePath, names: Sequence[str]) -> dict[str, os.stat_result]:
     """As `find` for several names in one directory, which is reached once; those that are not there are left out."""
     found: dict[str, os.stat_result] = {}
     with suppress(FileNotFoundError, NotADirectoryError), at(folder / names[0]) as (parent, _):
@@ -239,7 +239,7 @@ def found_in(folder: Inside, names: Sequence[str]) -> dict[str, os.stat_result]:
     return found
 
 
-def exists(where: Where, *, dir_fd: int | None = None) -> bool:
+def exists(where: AnyPath, *, dir_fd: int | None = None) -> bool:
     """Whether there is anything of that name, a symlink that points to nothing, too."""
     try:
         status(where, dir_fd=dir_fd)
@@ -248,7 +248,7 @@ def exists(where: Where, *, dir_fd: int | None = None) -> bool:
     return True
 
 
-def is_directory(where: Where) -> bool:
+def is_directory(where: AnyPath) -> bool:
     """Whether there is a directory; a symlink to one does not count."""
     found = find(where)
     return found is not None and stat.S_ISDIR(found.st_mode)
@@ -259,14 +259,14 @@ def resolved(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(path))
 
 
-def may_write(where: Where) -> bool:
+def may_write(where: AnyPath) -> bool:
     """Whether this user may make names in a directory."""
     with at(where) as (parent, name):
         # access asks the kernel, which knows ACLs and read-only mounts; mode bits do not tell those.
         return os.access(name, os.W_OK, dir_fd=parent, follow_symlinks=False)
 
 
-def names(where: Where) -> list[str]:
+def names(where: AnyPath) -> list[str]:
     """Return the names in a directory, in no order."""
     fd = open_directory(where)
     try:
@@ -276,7 +276,7 @@ def names(where: Where) -> list[str]:
 
 
 @contextmanager
-def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
+def entries(where: AnyPath) -> Iterator[Iterator[os.DirEntry[str]]]:
     """Give what is in a directory, in no order; an entry can be asked for its status inside the block only."""
     fd = open_directory(where)
     try:
@@ -286,7 +286,7 @@ def entries(where: Where) -> Iterator[Iterator[os.DirEntry[str]]]:
         os.close(fd)
 
 
-def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[Inside, os.stat_result]]:
+def walk(top: StorePath, too_deep: list[StorePath] | None = None) -> Iterator[tuple[StorePath, os.stat_result]]:
     """Yield all but the directories below a directory, with its status; not what vanishes or is closed to us."""
     # Nothing recurses, and one directory is open at a time. A store has at most five levels; directories deeper than
     # `MOST_LEVELS` are not looked into, and noted in `too_deep`.
@@ -308,7 +308,7 @@ def walk(top: Inside, too_deep: list[Inside] | None = None) -> Iterator[tuple[In
                 too_deep.append(place)
 
 
-def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
+def statuses(folder: AnyPath) -> list[tuple[str, os.stat_result]]:
     """Return the names in a directory with their status, without those that vanish meanwhile; nothing if it is gone."""
     listed: list[tuple[str, os.stat_result]] = []
     try:
@@ -327,14 +327,14 @@ def statuses(folder: Where) -> list[tuple[str, os.stat_result]]:
     return listed
 
 
-def listed(folder: Where) -> list[tuple[str, int, bool]]:
+def listed(folder: AnyPath) -> list[tuple[str, int, bool]]:
     """Return each name in a directory with its inode number and whether it is a directory; nothing if it is gone."""
     with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
         return [(entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in found]
     return []
 
 
-def symlink_texts(folder: Inside) -> dict[str, str | None]:
+def symlink_texts(folder: StorePath) -> dict[str, str | None]:
     """Return what each symlink in a directory holds; None: the entry is something else."""
     # Names that start with a dot are temporary, and left out.
     found: dict[str, str | None] = {}

@@ -1,4 +1,4 @@
-"""Directories of a store that stay open, for those who go to many places in them (`ckstore.fs.inside`)."""
+"""Directories of a store that stay open, for those who go to many places in them (`ckstore.fs.store_path`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import partial
 from itertools import repeat
 from typing import Self, TypeVar
 
-from ckstore.fs.inside import CLOSED, Inside
-from ckstore.fs.peek import close_quietly, open_below, open_directory
+from ckstore.fs.dirfd_stat import close_quietly, open_below, open_directory
+from ckstore.fs.store_path import CLOSED, StorePath
 
 _OPEN_AT_ONCE = 32
 """Descriptors that are opened and closed together, which takes less."""
@@ -19,12 +19,12 @@ _OPEN_AT_ONCE = 32
 _T = TypeVar("_T")
 
 
-class Held:
+class OpenDir:
     """A directory of a store that stays open, for those who go to many places in it; a context manager."""
 
     __slots__ = ("_device", "_where", "fd")
 
-    def __init__(self, where: Inside) -> None:
+    def __init__(self, where: StorePath) -> None:
         self.fd = CLOSED
         self._where = where
         try:
@@ -35,9 +35,9 @@ class Held:
             raise
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> StorePath:
         """The directory, as it is held."""
-        return Inside(str(self._where), (), self)
+        return StorePath(str(self._where), (), self)
 
     def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
         """Return which of these names a directory in this one has; none also if it is gone, or closed to this user."""
@@ -115,14 +115,14 @@ def _has(directory_fd: int, name: str) -> bool:
     return True
 
 
-def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, Inside]]:
+def with_open_parents(places: Iterable[tuple[_T, StorePath]]) -> Iterator[tuple[_T, StorePath]]:
     """Give things and their places again, each through its directory, which stays open while the next is in it."""
     # For those who go to thousands of places: a directory is opened once for all of its that come one after another. A
     # place counts until the next is asked for. Where there is no such directory, the place is given as it was.
     # For a `for` statement: after an error the traceback of a comprehension would keep the directory open.
     parent: tuple[object, ...] | None = None
-    held: Held | None = None
-    folder: Inside | None = None
+    held: OpenDir | None = None
+    folder: StorePath | None = None
     try:
         for thing, place in places:
             # Only neighbours share a directory: one descriptor is open, however many places there are.
@@ -131,7 +131,7 @@ def through_parents(places: Iterable[tuple[_T, Inside]]) -> Iterator[tuple[_T, I
                     held.close()
                 held, folder, parent = None, None, (place.top, place.parts[:-1], place.holder)
                 with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # a call there says so
-                    held = Held(place.parent) if place.parts else None
+                    held = OpenDir(place.parent) if place.parts else None
                 folder = None if held is None else held.inside
             yield thing, place if folder is None else folder / place.name
     finally:

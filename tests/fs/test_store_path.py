@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.fs import direct, files, holders, links, locks, peek, statx
-from ckstore.fs.held import Held, through_parents
-from ckstore.fs.inside import Inside, NotInStore
+from ckstore.fs import direct, dirfd_stat, files, holders, links, locks, statx
+from ckstore.fs.open_dir import OpenDir, with_open_parents
+from ckstore.fs.store_path import NotInStore, StorePath
 from tests.support.descriptors import open_below
 from tests.support.mounts import mount, unmount
 from tests.support.requirements import require_root
@@ -30,26 +30,26 @@ NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 )
 
 
-def _opened(place: Inside) -> None:
+def _opened(place: StorePath) -> None:
     with files.opened(place, os.O_WRONLY | os.O_CREAT):
         pass
 
 
-def _read_directly(place: Inside) -> None:
+def _read_directly(place: StorePath) -> None:
     with direct.opened_uncached(place):
         pass
 
 
-def _locked(place: Inside) -> None:
+def _locked(place: StorePath) -> None:
     locks.lock_shared(place.parent).release()
 
 
-def _listed(place: Inside) -> None:
-    with peek.entries(place.parent):
+def _listed(place: StorePath) -> None:
+    with dirfd_stat.entries(place.parent):
         pass
 
 
-ACTS: dict[str, Callable[[Inside], object]] = {
+ACTS: dict[str, Callable[[StorePath], object]] = {
     "link from": lambda place: links.link(place, _root_of(place) / "other"),
     "link to": lambda place: links.link(_root_of(place) / "file", place),
     "rename from": lambda place: links.rename(place, _root_of(place) / "other"),
@@ -68,27 +68,27 @@ ACTS: dict[str, Callable[[Inside], object]] = {
     "lock": _locked,
     "ask for a lease": holders.holding_of,
     "ask for the alignment": statx.direct_io_bytes,
-    "status": peek.status,
-    "exists": peek.exists,
-    "may write": peek.may_write,
-    "names": lambda place: peek.names(place.parent),
+    "status": dirfd_stat.status,
+    "exists": dirfd_stat.exists,
+    "may write": dirfd_stat.may_write,
+    "names": lambda place: dirfd_stat.names(place.parent),
     "entries": _listed,
-    "read a symlink": lambda place: peek.symlink_texts(place.parent),
-    "hold": lambda place: Held(place.parent),
+    "read a symlink": lambda place: dirfd_stat.symlink_texts(place.parent),
+    "hold": lambda place: OpenDir(place.parent),
 }
 
 
-def _root_of(place: Inside) -> Inside:
-    return Inside(place.top)
+def _root_of(place: StorePath) -> StorePath:
+    return StorePath(place.top)
 
 
-def made(tmp_path: Path) -> Inside:
+def made(tmp_path: Path) -> StorePath:
     """A tree with a file in its root and one in the directory that `WAY` leads to."""
     root = tmp_path / "store"
     root.joinpath(*WAY).mkdir(parents=True)
     (root / "file").write_bytes(b"1")
     root.joinpath(*WAY, "file").write_bytes(b"2")
-    return Inside(str(root), (*WAY, "file"))
+    return StorePath(str(root), (*WAY, "file"))
 
 
 def fingerprint(folder: Path) -> list[tuple[str, int, int, int, bytes]]:
@@ -164,22 +164,22 @@ def test_a_directory_of_another_filesystem_is_not_entered(act: str, tmp_path: Pa
 
 @given(name=NAMES, other=NAMES)
 def test_a_name_is_one_step_down(name: str, other: str) -> None:
-    place = Inside("/top") / name
+    place = StorePath("/top") / name
 
-    assert (place.name, place.parent, str(place)) == (name, Inside("/top"), f"/top/{name}")
-    assert (place == Inside("/top") / other) == (name == other)
-    assert hash(place) == hash(Inside("/top") / name)
+    assert (place.name, place.parent, str(place)) == (name, StorePath("/top"), f"/top/{name}")
+    assert (place == StorePath("/top") / other) == (name == other)
+    assert hash(place) == hash(StorePath("/top") / name)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", "/etc", "../x", "a\0"])
 def test_what_is_more_than_a_name_or_none_is_refused(name: str) -> None:
     with pytest.raises(BadInput, match="is not a valid name"):
-        Inside("/top") / name
+        StorePath("/top") / name
 
 
 def test_the_directory_above_the_root_is_out_of_reach() -> None:
     with pytest.raises(BadInput, match="root"):
-        _ = Inside("/top").parent
+        _ = StorePath("/top").parent
 
 
 def test_functions_of_os_refuse_a_place() -> None:
@@ -188,17 +188,17 @@ def test_functions_of_os_refuse_a_place() -> None:
 
     for call in calls:
         with pytest.raises(TypeError):
-            call(Inside("/top"))
+            call(StorePath("/top"))
 
 
 def test_an_error_names_the_whole_path(tmp_path: Path) -> None:
     place = made(tmp_path)
 
     with pytest.raises(FileNotFoundError) as missing:
-        peek.status(place.parent / "none")
+        dirfd_stat.status(place.parent / "none")
     assert missing.value.filename == str(place.parent / "none")
     with pytest.raises(FileNotFoundError) as above:
-        peek.status(_root_of(place) / "none" / "file")
+        dirfd_stat.status(_root_of(place) / "none" / "file")
     assert above.value.filename == str(_root_of(place) / "none")
     with pytest.raises(FileExistsError) as taken:
         links.link(place, _root_of(place) / "file")
@@ -208,7 +208,7 @@ def test_an_error_names_the_whole_path(tmp_path: Path) -> None:
 def test_the_error_survives_pickling(tmp_path: Path) -> None:
     place = made(tmp_path)
     with pytest.raises(NotInStore) as caught:
-        peek.names(place)
+        dirfd_stat.names(place)
 
     again = pickle.loads(pickle.dumps(caught.value))
 
@@ -217,13 +217,13 @@ def test_the_error_survives_pickling(tmp_path: Path) -> None:
 
 def test_a_held_directory_is_the_same_after_a_rename_and_no_use_after_it_was_closed(tmp_path: Path) -> None:
     place = made(tmp_path)
-    with Held(place.parent) as held:
+    with OpenDir(place.parent) as held:
         here = held.inside / "file"
         tmp_path.joinpath("store", "a").rename(tmp_path / "store" / "moved")
         assert files.read_file(here, most_bytes=9) == b"2"
         assert held.having("none", ["file"]) == frozenset()
     with pytest.raises(OSError, match="closed"):
-        peek.status(here)
+        dirfd_stat.status(here)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc-"), st.sampled_from("xyz")), max_size=30))
@@ -235,12 +235,12 @@ def test_places_through_their_directories_are_the_same_and_each_run_of_them_open
             (Path(folder) / directory).mkdir()
             for name in "xy":
                 (Path(folder) / directory / name).write_text(directory + name)
-        places = [Inside(folder, (directory, name)) for directory, name in wanted]
+        places = [StorePath(folder, (directory, name)) for directory, name in wanted]
         seen = []
-        for index, place in through_parents(enumerate(places)):
+        for index, place in with_open_parents(enumerate(places)):
             assert place == places[index]
             assert len(open_below(Path(folder))) == (wanted[index][0] != "-")
-            seen.append(peek.exists(place) and files.read_file(place, most_bytes=9).decode())
+            seen.append(dirfd_stat.exists(place) and files.read_file(place, most_bytes=9).decode())
         assert seen == [name != "z" and directory != "-" and directory + name for directory, name in wanted]
         assert not open_below(Path(folder))
 
@@ -265,7 +265,7 @@ def test_a_look_into_many_directories_says_of_each_what_is_there(kinds: list[str
                 place.mkdir()
                 for file in {"whole": ("manifest",), "annotated": ("manifest", "more")}.get(kind, ()):
                     (place / file).touch()
-        with Held(Inside(folder)) as held:
+        with OpenDir(StorePath(folder)) as held:
             found = held.look_into(names, "manifest", ("more",))
         assert not open_below(root)
         assert {
@@ -284,7 +284,7 @@ def test_a_locked_directory_keeps_others_open_as_long_as_the_lock(tmp_path: Path
     place = made(tmp_path)
     lock = locks.lock_shared(_root_of(place) / "a")
     kept = lock.keep(lock.inside / "b")
-    assert peek.exists(kept.inside / "c")
+    assert dirfd_stat.exists(kept.inside / "c")
 
     lock.release()
 
@@ -292,7 +292,7 @@ def test_a_locked_directory_keeps_others_open_as_long_as_the_lock(tmp_path: Path
         with pytest.raises(OSError, match="Bad file descriptor"):  # and not the names in the working directory
             os.listdir(closed)
     with pytest.raises(OSError, match="closed"):
-        peek.exists(lock.inside / "b")
+        dirfd_stat.exists(lock.inside / "b")
 
 
 def test_the_mode_of_a_new_directory_is_not_given_to_what_was_put_in_its_place(

@@ -3,7 +3,7 @@
 A user who may write to a store can replace any directory in it by a symlink, or by a mounted filesystem, at any moment.
 So no path with more than one component below the root of the store is given to the kernel: `at` opens one directory
 after another, each with ``O_NOFOLLOW``, checks that it is on the filesystem of the store, and gives the descriptor of
-the last one with the name in it. A place is a value of its own, `Inside`, which no function of ``os`` takes.
+the last one with the name in it. A place is a value of its own, `StorePath`, which no function of ``os`` takes.
 
 The same is done by Go's ``os.Root`` and by cap-std's ``Dir``.
 """
@@ -32,7 +32,7 @@ class OpenDirectory(Protocol):
     fd: int  # its descriptor; below 0 when it was closed
 
 
-class Inside:
+class StorePath:
     """A place in a store: a directory, and the names that lead from it to the place. Immutable."""
 
     # Deliberately no ``os.PathLike``: a plain function of ``os`` would follow symlinks on the way.
@@ -47,12 +47,12 @@ class Inside:
         self.holder = holder  # has the directory open; None: `top` is opened for each use
         self.is_foreign = is_foreign  # a folder of another program, no store: filesystems may be mounted in it
 
-    def __truediv__(self, name: str) -> Inside:
+    def __truediv__(self, name: str) -> StorePath:
         """Return the place `name` in this directory."""
         if not name or name in {".", ".."} or "/" in name or "\0" in name:
             msg = f"{name!r} is not a valid name in {self}"
             raise BadInput(msg, hint="give one file name, without a slash, and not . or ..")
-        return Inside(self.top, (*self.parts, name), self.holder, is_foreign=self.is_foreign)
+        return StorePath(self.top, (*self.parts, name), self.holder, is_foreign=self.is_foreign)
 
     @property
     def name(self) -> str:
@@ -60,11 +60,11 @@ class Inside:
         return self.parts[-1] if self.parts else os.path.basename(self.top)
 
     @property
-    def parent(self) -> Inside:
+    def parent(self) -> StorePath:
         """The directory of this place."""
         if not self.parts:
             raise BadInput(f"{self} is the root of a store or a directory held open, so its parent is not in the store")
-        return Inside(self.top, self.parts[:-1], self.holder, is_foreign=self.is_foreign)
+        return StorePath(self.top, self.parts[:-1], self.holder, is_foreign=self.is_foreign)
 
     @property
     def path(self) -> Path:
@@ -80,17 +80,17 @@ class Inside:
         return f"{self.top}/{'/'.join(self.parts)}" if self.parts else self.top
 
     def __repr__(self) -> str:
-        return f"Inside({str(self)!r})"
+        return f"StorePath({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Inside) and str(self) == str(other)
+        return isinstance(other, StorePath) and str(self) == str(other)
 
-    def __lt__(self, other: Inside) -> bool:
+    def __lt__(self, other: StorePath) -> bool:
         return str(self) < str(other)
 
     def __hash__(self) -> int:
         return hash(str(self))
 
 
-Where: TypeAlias = Inside | Path | str
+AnyPath: TypeAlias = StorePath | Path | str
 """A place in a store, or a path elsewhere."""
