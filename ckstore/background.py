@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.model.lineage import after_save
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.ops.acts import act_in_memory
+from ckstore.ops.api_calls import api_call_in_memory
 from ckstore.ops.notices import tell_left_out
 from ckstore.ops.save.lineage import know_training
 from ckstore.ops.save.tolerance import tolerated
@@ -40,7 +40,7 @@ class BackgroundSaves:
         self.path = path
         self._context = context
 
-    @act_in_memory
+    @api_call_in_memory
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until every save of this handle in the background has ended.
 
@@ -56,7 +56,7 @@ class BackgroundSaves:
         self._made.raise_unread()
         return done
 
-    @act_in_memory
+    @api_call_in_memory
     def flush(self, timeout_s: float) -> bool:
         """Finish the saves in the background within `timeout_s`, as before a preemption; else give them up.
 
@@ -79,7 +79,7 @@ class BackgroundSaves:
         self._made.raise_unread()
         return done and all(pending.exception() is None for pending in under_way)
 
-    @act_in_memory
+    @api_call_in_memory
     def staging_bytes(self, state: object) -> int:
         """Return how much memory a save of this state in the background takes, for each of `max_in_flight`.
 
@@ -88,7 +88,7 @@ class BackgroundSaves:
         """
         return self._client().staging_bytes(state)
 
-    @act_in_memory
+    @api_call_in_memory
     def prewarm(self, state: object | None = None, *, nice: int = 0) -> None:
         """Start the saver and make the memory that a save of this state needs: the first is as quick as others then.
 

@@ -16,7 +16,7 @@ from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
-from ckstore.ops.acts import act, act_in_memory, check_options, places_of
+from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options, places_of
 from ckstore.saver.helper_processes import SUBSCRIBERS, wake_mirror
 from ckstore.tracebacks import short_tracebacks
 
@@ -342,7 +342,7 @@ class Store:
         **options: Unpack[SaveOptions],
     ) -> CheckpointInfo | NotSaved: ...
 
-    @act
+    @api_call
     def save(
         self,
         state: object,
@@ -404,9 +404,9 @@ class Store:
 
             return save(self._context, state, request())
 
-        return self._told(save_once, on_failure, run, step)
+        return self._log_warnings(save_once, on_failure, run, step)
 
-    @act_in_memory
+    @api_call_in_memory
     def save_async(
         self,
         state: object,
@@ -490,10 +490,10 @@ class Store:
             named = UnchangedNames(selects, self._context.settings.chunk_bytes)
             return self.background._submit(state, order_of(request, ref), limits, named, on_failure)  # noqa: SLF001 - its own
         except BaseException:
-            self.background._call_failed(self._run_meant(run))  # noqa: SLF001 - its own
+            self.background._call_failed(self._effective_run(run))  # noqa: SLF001 - its own
             raise
 
-    @act_in_memory
+    @api_call_in_memory
     def write_metrics(self, path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> None:
         """Write what the saves of this handle did so far to a file, as text of OpenMetrics.
 
@@ -541,7 +541,7 @@ class Store:
         **options: Unpack[SaveOptions],
     ) -> CheckpointInfo | NotSaved: ...
 
-    @act
+    @api_call
     def commit(
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -607,9 +607,9 @@ class Store:
                 return commit_files(self._context, files, request, how, as_rank)
             return commit(self._context, files, request(), how)
 
-        return self._told(commit_once, on_failure, run, step)
+        return self._log_warnings(commit_once, on_failure, run, step)
 
-    @act
+    @api_call
     def checkout(
         self,
         ref: RefLike,
@@ -643,7 +643,7 @@ class Store:
         globs = None if only is None else (only,) if isinstance(only, str) else tuple(only)
         return checkout(self._context, ref, expanded(destination), link=link, only=globs, progress=progress)
 
-    @act
+    @api_call
     def export(
         self,
         ref: RefLike,
@@ -703,7 +703,7 @@ class Store:
             progress=progress,
         )
 
-    @act
+    @api_call
     def export_safetensors(
         self,
         ref: RefLike,
@@ -773,7 +773,7 @@ class Store:
 
         return verify_export(expanded(export), progress)
 
-    @act
+    @api_call
     def load(
         self,
         ref: RefLike = "latest",
@@ -838,7 +838,7 @@ class Store:
             max_bytes=max_bytes,
         )
 
-    @act
+    @api_call
     def load_into(
         self,
         target: Any,
@@ -907,7 +907,7 @@ class Store:
         )
         return load_into(self._context, ref, target, request)
 
-    @act
+    @api_call
     def open_checkpoint(self, ref: RefLike = "latest", *, max_bytes: int | None = None) -> OpenCheckpoint:
         """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart.
 
@@ -925,7 +925,7 @@ class Store:
 
         return open_ref(self._context, ref, max_bytes, self)
 
-    @act
+    @api_call
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:
         """Return what the store says about a checkpoint.
 
@@ -937,7 +937,7 @@ class Store:
 
         return with_remotes(self._context, with_oldest_reading(self._context, find(self._context, ref)))
 
-    @act
+    @api_call
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
         """Return the newest checkpoint of a run by order of commits; None if there is none.
 
@@ -960,7 +960,7 @@ class Store:
 
         return latest(self._context, run, valid=valid)
 
-    @act
+    @api_call
     def best(
         self, metric: str, run: str | None = None, *, mode: Literal["min", "max"] | None = None
     ) -> CheckpointInfo | None:
@@ -983,7 +983,7 @@ class Store:
 
         return best_by(self._context, metric, run, mode)
 
-    @act
+    @api_call
     def checkpoints(
         self, run: str | None = None, *, newest: int | None = None, superseded: bool = False
     ) -> list[CheckpointInfo]:
@@ -1009,7 +1009,7 @@ class Store:
             tell_torn(self._context, found[-1] if found else None, torn)
         return BriefList(found)
 
-    @act
+    @api_call
     def runs(self) -> list[RunSummary]:
         """Return all runs that have a complete checkpoint, in the order of their newest commits, oldest first.
 
@@ -1022,7 +1022,7 @@ class Store:
 
         return BriefList(run_summaries(self._context))
 
-    @act
+    @api_call
     def follow(
         self,
         run: str | None = None,
@@ -1089,7 +1089,7 @@ class Store:
         news = News(context, "origin" if remote is None else remote, wanted, POLL_S if poll_s is None else poll_s)
         return follow(context, run, after, timeout_s, news)
 
-    @act
+    @api_call
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
         """Delete a checkpoint durably; `undelete` brings it back for a day, then the bytes that only it used go.
 
@@ -1108,7 +1108,7 @@ class Store:
 
         delete(self._context, ref, dry_run=dry_run, now=now)
 
-    @act
+    @api_call
     def verify(
         self,
         ref: RefLike | None = None,
@@ -1170,7 +1170,7 @@ class Store:
 
         return look_elsewhere(self._context, report)
 
-    @act
+    @api_call
     def reindex(self, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
         """Rebuild the catalog from the directories, keep the old one aside, and say what was found.
 
@@ -1194,7 +1194,7 @@ class Store:
 
         return reindex(self._context, relink=relink, progress=progress)
 
-    @act
+    @api_call
     def migrate(self) -> MigrateReport:
         """Convert a store that a draft of ckstore made; `open` does the same, unless called with ``recover=False``.
 
@@ -1210,7 +1210,7 @@ class Store:
         self._context.check_writable()
         return convert(self._context, by_hand=True)
 
-    @act
+    @api_call
     def touch(self, ref: RefLike | Iterable[RefLike] | None = None, *, run: str | None = None) -> TouchReport:
         """Renew the modification and access times of checkpoints, so that a filesystem that purges by age keeps them.
 
@@ -1234,7 +1234,7 @@ class Store:
 
         return touch(self._context, ref, run)
 
-    @act
+    @api_call
     def diff(
         self,
         before: RefLike,
@@ -1264,7 +1264,7 @@ class Store:
 
         return diff(self._context, before, after, values=values, file=file)
 
-    @act
+    @api_call
     def du(self) -> Usage:
         """Say what each checkpoint takes on the disk, and what dropping it would free; no data is read.
 
@@ -1275,7 +1275,7 @@ class Store:
 
         return usage(self._context)
 
-    @act
+    @api_call
     def metrics(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return what the store and each run hold, as text of OpenMetrics; `write_metrics` is of this handle's saves.
 
@@ -1289,7 +1289,7 @@ class Store:
 
         return metrics(self._context, None if path is None else expanded(path))
 
-    @act
+    @api_call
     def report(self, path: str | os.PathLike[str] | None = None) -> HtmlReport:
         """Return a page of HTML about the store, which needs no network; a notebook shows it.
 
@@ -1307,7 +1307,7 @@ class Store:
 
         return report(self._context, None if path is None else expanded(path), savers_seen(str(self.path)))
 
-    @act
+    @api_call
     def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:
         """Return what happened in the store, the oldest first: saves, drops and by which rule, damage, failures.
 
@@ -1324,7 +1324,7 @@ class Store:
 
         return BriefList(events(self._context, since=since, run=run))
 
-    @act
+    @api_call
     def why(self, digest: str) -> list[Use]:
         """Say which checkpoints, and which tensors in them, use a blob or a piece; the oldest commit first.
 
@@ -1342,7 +1342,7 @@ class Store:
 
         return BriefList(why(self._context, digest))
 
-    @act
+    @api_call
     def plan_push(
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
@@ -1362,7 +1362,7 @@ class Store:
         check_options(self.plan_push, options, TransferOptions)
         return plan_push(self._context, ref, remote, options)
 
-    @act
+    @api_call
     def push(
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
@@ -1392,7 +1392,7 @@ class Store:
         check_options(self.push, options, TransferOptions)
         return push(self._context, ref, remote, options)
 
-    @act
+    @api_call
     def plan_pull(
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
@@ -1412,7 +1412,7 @@ class Store:
         check_options(self.plan_pull, options, TransferOptions)
         return plan_pull(self._context, ref, remote, options)
 
-    @act
+    @api_call
     def pull(
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
@@ -1453,7 +1453,7 @@ class Store:
         check_options(self.pull, options, TransferOptions)
         return pull(self._context, ref, remote, if_exists, options)
 
-    @act
+    @api_call
     def evict(
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
@@ -1492,7 +1492,7 @@ class Store:
         check_options(self.evict, options, ChoiceOptions)
         return evict(self._context, ref, remote, options, rule=rule, dry_run=dry_run)
 
-    @act
+    @api_call
     def plan_gc(self) -> GcPlan:
         """Say what `gc` would free at this moment, and what it would not; change nothing.
 
@@ -1505,7 +1505,7 @@ class Store:
 
         return planned(self._context)
 
-    @act
+    @api_call
     def prune(
         self,
         policy: RetentionPolicy | RetentionPlan | None = None,
@@ -1543,7 +1543,7 @@ class Store:
         run = self.run if run is None else run
         return prune(self._context, policy, run, dry_run=dry_run, exclusive=exclusive, now=now)
 
-    @act
+    @api_call
     def compact(
         self,
         refs: Iterable[RefLike] = (),
@@ -1577,7 +1577,7 @@ class Store:
         made = plan(self._context, refs, self.run if run is None else run, keep_newest=keep_newest)
         return CompactionReport(made, dry_run=True) if dry_run else compact(self._context, made)
 
-    @act
+    @api_call
     def gc(self, *, dry_run: bool = False, exclusive: bool = False, now: bool = False) -> GcReport:
         """Free what no checkpoint needs and no process has open, what killed saves left, and what was fetched.
 
@@ -1600,7 +1600,7 @@ class Store:
 
         return gc(self._context, dry_run=dry_run, exclusive=exclusive, purge=now)
 
-    @act
+    @api_call
     def dropped(self) -> tuple[Waiting, ...]:
         """Return the dropped and replaced checkpoints that `undelete` can bring back, the one dropped last first.
 
@@ -1614,7 +1614,7 @@ class Store:
 
         return waiting(self._context)
 
-    @act
+    @api_call
     def undelete(self, ref: RefLike = "latest") -> CheckpointInfo:
         """Bring back a checkpoint that was dropped or replaced, durably, every bit as it was.
 
@@ -1630,7 +1630,7 @@ class Store:
 
         return undelete(self._context, ref)
 
-    @act
+    @api_call
     def rename_run(self, old: str, new: str) -> list[CheckpointInfo]:
         """Give all checkpoints of a run another name, durably; return them, the oldest first.
 
@@ -1649,7 +1649,7 @@ class Store:
 
         return rename_run(self._context, old, new)
 
-    @act_in_memory
+    @api_call_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:
         """Return the processes that save to this store in the background, of all handles and users seen from here.
 
@@ -1660,7 +1660,7 @@ class Store:
 
         return savers_of(str(self.path))
 
-    @act
+    @api_call
     def doctor(self) -> DoctorReport:
         """Look at what the store and its place are able to keep: each finding that is not ok says what to do.
 
@@ -1674,7 +1674,7 @@ class Store:
 
         return examine_all(self._context)
 
-    @act
+    @api_call
     def tag(self, name: str, ref: RefLike = "latest") -> CheckpointInfo:
         """Give a checkpoint a name, durably; a tag that exists moves. What has a tag is never dropped.
 
@@ -1689,7 +1689,7 @@ class Store:
         wake_mirror(self._context, "said")
         return info
 
-    @act
+    @api_call
     def untag(self, name: str) -> None:
         """Take a tag away, durably, also one that cannot be read; the checkpoint stays.
 
@@ -1701,7 +1701,7 @@ class Store:
 
         untag(self._context, name)
 
-    @act
+    @api_call
     def tags(self) -> list[Tag]:
         """Return all tags by name; those that dangle say so, and a warning names those that cannot be read.
 
@@ -1712,7 +1712,7 @@ class Store:
 
         return BriefList(tags(self._context))
 
-    @act
+    @api_call
     def pin(self, ref: RefLike, reason: str, expires: str | float | timedelta | datetime | None = None) -> Pin:
         """Protect a checkpoint from retention and `delete`, durably.
 
@@ -1732,7 +1732,7 @@ class Store:
         wake_mirror(self._context, "said")
         return made
 
-    @act
+    @api_call
     def unpin(self, ref: RefLike | Pin) -> list[str]:
         """Remove one pin, by its name, or all pins of a checkpoint; return their names.
 
@@ -1743,7 +1743,7 @@ class Store:
 
         return unpin(self._context, ref)
 
-    @act
+    @api_call
     def pins(self) -> list[Pin]:
         """Return all pins in the order in which they were made; those that expired or dangle say so.
 
@@ -1754,7 +1754,7 @@ class Store:
 
         return BriefList(pins(self._context))
 
-    @act
+    @api_call
     def annotate(
         self, ref: RefLike, metrics: Mapping[str, Any] | None = None, note: str | None = None
     ) -> CheckpointInfo:
@@ -1791,7 +1791,7 @@ class Store:
 
         return StoreConfig(self._context)
 
-    @act
+    @api_call
     def plan_retention(
         self, policy: RetentionPolicy | None = None, run: str | None = None, *, shown_only: bool = False
     ) -> RetentionPlan:
@@ -1918,7 +1918,7 @@ class Store:
         self.config.mirror = entry.name
         wake_mirror(self._context, "saved")
 
-    @act
+    @api_call
     def mirror_status(self) -> MirrorStatus | None:
         """Return how far the mirror of the store is behind; None: it has no mirror.
 
@@ -1937,7 +1937,7 @@ class Store:
             self.remotes.add(name, source, endpoint=endpoint, region=region)
         self._list_remote(name)
 
-    @act
+    @api_call
     def _list_remote(self, name: str) -> None:
         from ckstore.ops.notices import warn
         from ckstore.remote.elsewhere.clone import list_remote
@@ -1961,29 +1961,29 @@ class Store:
         check_options(method, options, SaveOptions)
 
         def request() -> Request:
-            self.background._settle(self._run_meant(run))  # noqa: SLF001 - its own
+            self.background._settle(self._effective_run(run))  # noqa: SLF001 - its own
             return request_of(self._context, self._run_named(run), step, options, progress)
 
         return request
 
-    def _told(
+    def _log_warnings(
         self, save: Callable[[], CheckpointInfo], on_failure: OnFailure, run: str | None, step: int | None
     ) -> CheckpointInfo | NotSaved:
         """Return what was saved, once its notes are logged; with ``warn`` what stands for a save that failed."""
         from ckstore.ops.save.tolerance import or_not_saved
 
-        info = or_not_saved(self._context, save, on_failure, self._run_meant(run), step)
+        info = or_not_saved(self._context, save, on_failure, self._effective_run(run), step)
         if isinstance(info, CheckpointInfo):
             log_notes(info.name, info.warnings, self._context.notices.logged)
         return info
 
     def _run_named(self, run: str | None) -> str:
-        """As `_run_meant`; where that is a guess, it is said once."""
+        """As `_effective_run`; where that is a guess, it is said once."""
         if run is None:
             self._context.notices.tell_unnamed_run()
-        return self._run_meant(run)
+        return self._effective_run(run)
 
-    def _run_meant(self, run: str | None) -> str:
+    def _effective_run(self, run: str | None) -> str:
         if run == AUTO:
             return self._new_run()
         return (self.run or DEFAULT_RUN) if run is None else run
@@ -1991,7 +1991,7 @@ class Store:
     def _run_of_all(self, run: str | None, ranks: Ranks) -> str:
         if run == AUTO:
             _refuse_ranks(str(ranks.world_size))
-        return self._run_meant(run)
+        return self._effective_run(run)
 
     def _new_run(self) -> str:
         """Return the run of ``run="auto"``, which this handle takes when it is first asked for."""
@@ -2001,11 +2001,11 @@ class Store:
             self._auto_run = take_free_run(self._context, self.run or DEFAULT_RUN)
         return self._auto_run
 
-    @act
+    @api_call
     def _bind_new_run(self) -> None:
         self.run = self._context.run = self._new_run()
 
-    @act
+    @api_call
     def _continue(self, ref: RefLike) -> None:
         from ckstore.ops.read.load import continue_from
         from ckstore.ops.refs.find import find
@@ -2061,7 +2061,7 @@ def _resolved(path: str | os.PathLike[str]) -> Path:
         raise BadInput(msg, hint="give an absolute path") from error
 
 
-@act
+@api_call
 def _open(
     root: Path, *, run: str | None, readonly: bool, recover: bool, catalog_path: Path | None
 ) -> tuple[Context, tuple[str, ...]]:
@@ -2135,14 +2135,14 @@ class _LazyRescue:
             self._rescue().tell(directory)
 
 
-@act
+@api_call
 def _settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
     from ckstore.remote.mirror.place import settings_at
 
     return settings_at(root, mirror)
 
 
-@act
+@api_call
 def _new_settings(
     _: Path, source: str | os.PathLike[str], name: str, endpoint: str | None, region: str | None
 ) -> tuple[str, int]:
@@ -2151,7 +2151,7 @@ def _new_settings(
     return new_settings(source, name, endpoint=endpoint, region=region)
 
 
-@act
+@api_call
 def _create(
     root: Path,
     hash_name: str,
@@ -2184,7 +2184,7 @@ def _create(
     return made
 
 
-@act
+@api_call
 def _tell_made(root: Path) -> None:
     from ckstore.ops.open.opening import tell_made
 
@@ -2206,7 +2206,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, max_bytes: int | None = Non
     return _open_checkpoint(_resolved(path), max_bytes)
 
 
-@act
+@api_call
 def _open_checkpoint(path: Path, max_bytes: int | None) -> OpenCheckpoint:
     from ckstore.ops.read.open_checkpoint import open_path
 

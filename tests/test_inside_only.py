@@ -46,7 +46,7 @@ ROOM_OF_CALLS = frozenset({"dirfd_stat", "links", "files", "entry", "e"})
 
 EXCEPTIONS = {
     # The root of a store, by the path that its user named: it has no directory of the store above it.
-    "ops/acts.py: os.stat(root)": "the root",
+    "ops/api_calls.py: os.stat(root)": "the root",
     "ops/context.py: os.access(self.layout.path, os.W_OK)": "the root",
     "ops/index/catalog_place.py: os.stat(root)": "the root",
     "ops/report/doctor.py: os.stat(context.layout.path)": "the root",

@@ -34,7 +34,7 @@ from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.held import HeldBlob, PlannedBlob
 from ckstore.objects import store_locks, trash
-from ckstore.objects.last_names import Judge, LastName
+from ckstore.objects.last_links import LastLink, OpenFileCheck
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Collector:
         purge: bool = False,
     ) -> None:
         self.collected = Collected()  # what was done
-        self._judge = Judge(leases=leases)
+        self._judge = OpenFileCheck(leases=leases)
         self._layout = layout
         self._lock = lock
         self._trash = lock.inside
@@ -107,7 +107,7 @@ class Collector:
 
     @property
     def unseen_count(self) -> int | None:
-        """Processes that could not be looked at; see `Judge`."""
+        """Processes that could not be looked at; see `OpenFileCheck`."""
         return self._judge.unseen_count
 
     def __enter__(self) -> Self:
@@ -208,19 +208,19 @@ class Collector:
         """Go on with a condemned blob that a collector left when it died."""
         status = dirfd_stat.status(path)
         self._enter([(digest, status.st_size)], None)
-        if status.st_nlink == 1 and self._free([LastName(digest, path, status)]):
+        if status.st_nlink == 1 and self._free([LastLink(digest, path, status)]):
             return
         if not trash.put_back(self._layout, digest, path):
             self._unlink_unless_last(path)
 
     # ---------------------------------------------------------------------------- what is unused
 
-    def condemn(self, blobs: Sequence[tuple[str, int]]) -> list[str]:
+    def mark_for_deletion(self, blobs: Sequence[tuple[str, int]]) -> list[str]:
         """Free the canonical blobs (digest, size) that no checkpoint uses; return those whose name is gone."""
         # What is kept is told by `collected`. After an error the next collector goes on with it.
         gone: list[str] = []
-        moved: list[LastName] = []
-        open_now: list[LastName] = []
+        moved: list[LastLink] = []
+        open_now: list[LastLink] = []
         for (digest, nbytes), canonical in with_open_parents((blob, self._layout.blob(blob[0])) for blob in blobs):
             try:
                 last, is_moved = self._take_last(digest, nbytes, canonical)
@@ -251,7 +251,7 @@ class Collector:
                 self._unlink_unless_last(last.path)
         return [*gone, *freed]
 
-    def _take_last(self, digest: str, nbytes: int, canonical: StorePath) -> tuple[LastName | None, bool]:
+    def _take_last(self, digest: str, nbytes: int, canonical: StorePath) -> tuple[LastLink | None, bool]:
         """Move the last name of a blob to trash unless a process has the file open; return it, and whether it moved."""
         if self._layout.shared:
             statx.refresh(canonical)
@@ -260,19 +260,19 @@ class Collector:
             self.collected.linked[digest] = nbytes
             return None, False
         if self._judge.may_be_open(canonical):
-            return LastName(digest, self._layout.blob(digest), status), False
+            return LastLink(digest, self._layout.blob(digest), status), False
         # From here on no save finds it, so that what the next look sees stays true.
         target = trash.free_name(self._trash, digest)
         links.rename(canonical, target)
-        return LastName(digest, target, status), True
+        return LastLink(digest, target, status), True
 
-    def _free(self, lasts: list[LastName], seen: holders.Scan | None = None) -> set[str]:
+    def _free(self, lasts: list[LastLink], seen: holders.Scan | None = None) -> set[str]:
         """Unlink the last names that no process has open; return their digests. The others stay where they are."""
         # The count again: a save may have linked to it between the first look and the rename.
         lasts = [last for last in lasts if self._is_last(last.path)]
         seen = seen or self._judge.look_for(lasts)
         freed: set[str] = set()
-        held: list[LastName] = []
+        held: list[LastLink] = []
         for last in lasts:
             if self._judge.is_held(last, seen):
                 held.append(last)
@@ -288,7 +288,7 @@ class Collector:
             statx.refresh(path)
         return dirfd_stat.status(path).st_nlink == 1
 
-    def _note_held(self, lasts: list[LastName], seen: holders.Scan) -> None:
+    def _note_held(self, lasts: list[LastLink], seen: holders.Scan) -> None:
         for last in lasts:
             self.collected.held[last.digest] = self._judge.held(last, seen)
 
@@ -301,7 +301,7 @@ class Collector:
         """Unlink one name; False if a process has the file open, and it is the last one (rule K) or one of NFS."""
         status = dirfd_stat.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
-        if last and self._judge.is_open(LastName(path.name, path, status)):
+        if last and self._judge.is_open(LastLink(path.name, path, status)):
             return False
         try:
             links.unlink(path)
@@ -352,13 +352,13 @@ def _remove_if_empty(folder: StorePath) -> None:
         links.remove_directory(folder)
 
 
-def _split(entries: list[StorePath]) -> tuple[list[LastName], list[StorePath]]:
+def _split(entries: list[StorePath]) -> tuple[list[LastLink], list[StorePath]]:
     """Return the last names of blobs, and all others."""
     lasts, others = [], []
     for entry in entries:
         status = dirfd_stat.status(entry)
         if status.st_nlink == 1 and is_digest(entry.name) and stat.S_ISREG(status.st_mode):
-            lasts.append(LastName(entry.name, entry, status))
+            lasts.append(LastLink(entry.name, entry, status))
         else:
             others.append(entry)
     return lasts, others

@@ -12,7 +12,7 @@ from ckstore.model.document import shown
 from ckstore.model.settings.retention import Budget, RetentionPolicy
 from ckstore.objects.layout import Layout
 from ckstore.ops import config_file
-from ckstore.ops.acts import act, places_of
+from ckstore.ops.api_calls import api_call, places_of
 from ckstore.ops.config_file import Setting
 from ckstore.ops.context import Context, annotated, read_info
 from ckstore.tracebacks import short_tracebacks
@@ -112,7 +112,7 @@ class _Attribute(Generic[T]):
 
         for function in (get, change):
             function.__name__, function.__qualname__ = member, f"StoreConfig.{member}"
-        self._get, self._change = act(get), act(change)
+        self._get, self._change = api_call(get), api_call(change)
 
     @short_tracebacks
     def __get__(self, config: StoreConfig, _: object = None) -> T:

@@ -20,7 +20,7 @@ from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, read_config, setting_of
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.notices import Notices, warn, way_in
-from ckstore.ops.pace import DutyCycle, Laps, SaveTotals, pause
+from ckstore.ops.pace import DutyCycle, PhaseTimer, SaveTotals, pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -127,7 +127,7 @@ NO_WATCH = SaveWatch()
 
 
 @dataclass
-class Known:
+class ProcessCache:
     """What this process remembers of the store, so that its next save or load looks at less of it."""
 
     # Where packed pieces are that this process wrote or read and checked in its last save.
@@ -209,7 +209,7 @@ class Context:
     trainer_pid: int | None = None  # the process that a background saver saves for; None in every other process
     totals: SaveTotals = field(default_factory=SaveTotals)  # what the saves of this store did so far
     notices: Notices = field(default_factory=Notices)
-    known: Known = field(default_factory=Known)
+    known: ProcessCache = field(default_factory=ProcessCache)
 
     @property
     def own_pid(self) -> int:
@@ -300,7 +300,7 @@ class Publication:
     # was to be saved. `joined`: the ranks of several nodes saved it, and this node lists it.
     origin: Origin
     notes: list[str] = field(default_factory=list)  # warnings of the save; each subscriber may add some
-    laps: Laps = field(default_factory=Laps)  # how long each part of the save took
+    laps: PhaseTimer = field(default_factory=PhaseTimer)  # how long each part of the save took
     counters: SaveCounters | None = None  # what the save did, without the times; None: that is not known
 
     @property

@@ -7,7 +7,7 @@ from copy import copy
 
 from ckstore.errors import CkstoreError, RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome
 from ckstore.model.words import counted, some_of
-from ckstore.ops.acts import describe_os_error, of_the_system
+from ckstore.ops.api_calls import describe_os_error, of_the_system
 
 OF_ALL = (RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome)
 """After these the next item of an act with a remote would fail as well."""

@@ -243,7 +243,7 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
     return MirrorStatus(remote, tuple(lacking), oldest_s, age_s, known.problem, known.since, known.looked, lost)
 
 
-def spared(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:
+def kept_for_mirror(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:
     """Return which checkpoints retention keeps for the mirror, by name, and why."""
     layout = context.layout
     config, where = read_config(layout), str(layout.config)

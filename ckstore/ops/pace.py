@@ -197,7 +197,7 @@ def pause(seconds: float, is_over: Callable[[], bool]) -> None:
         time.sleep(min(left_s, _POLL_S))
 
 
-class Laps:
+class PhaseTimer:
     """Seconds of each part of a save; a part ends where the next begins, and can come again."""
 
     def __init__(self) -> None:

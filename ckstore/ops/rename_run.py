@@ -66,7 +66,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     # The oldest first: the copy of the newest is how another try knows that the run of the new name is this one.
     for info, copy in zip(moving, copies, strict=True):
         digests |= set(drop(context, info, f"{RENAMED} {copy.name}", last=partial(_take_later, context, copy)).digests)
-    reclaim.give_back(context, digests)
+    reclaim.free_unused(context, digests)
     rename_lineage(context, old, new, ids)
     events.note(context, "renamed", (new, None), why=f"it was {old}")
     taken = {copy.id for copy in copies}

@@ -22,7 +22,7 @@ from ckstore.model.reports.touch_report import TouchReport
 from ckstore.model.words import counted
 from ckstore.objects import trash
 from ckstore.objects.layout import BLOBS, MARK
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find

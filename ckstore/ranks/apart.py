@@ -22,7 +22,7 @@ from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.publish import Rule
 from ckstore.objects.staging import Staging
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import MIRROR, setting_or_none
 from ckstore.ops.context import Context, Publication, info_of
 from ckstore.ops.free import reclaim

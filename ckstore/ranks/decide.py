@@ -12,7 +12,7 @@ from ckstore.model.saver.messages import info_from
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.staging import Staging
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import Request

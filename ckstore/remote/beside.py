@@ -17,7 +17,7 @@ from ckstore.model.names import CheckpointKey
 from ckstore.model.seal import seal
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.failures import OF_ALL, joined
 from ckstore.ops.mirrored import note_taken, read_mirrored

@@ -37,7 +37,7 @@ from ckstore.objects.documents.annotations import add_annotations, read_annotati
 from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.publish import IfExists, Outcome, Rule
 from ckstore.objects.staging import Staging
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, info_of, tags_by_checkpoint
@@ -317,7 +317,7 @@ class Pull:
         self.warnings += drop_older(self.context, info, going, newer=self.if_exists == "replace")
         for key in going:
             self._catalogue(key)
-        reclaim.give_back(self.context)
+        reclaim.free_unused(self.context)
         newest = published_of_step(self.context.layout, info.run, info.step, self.context.of_step)[-1:]
         if self.if_exists == "replace" and newest and newest[0].manifest_id not in self._wanted:
             said = f"{info.name} still names {short_id(newest[0].manifest_id)}, which is newer than {short_id(info.id)}"

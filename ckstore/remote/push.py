@@ -23,7 +23,7 @@ from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import MANIFEST
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.failures import OF_ALL, failure_of, joined

@@ -16,7 +16,7 @@ from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
 from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.ops import config_file
-from ckstore.ops.acts import act, places_of
+from ckstore.ops.api_calls import api_call, places_of
 from ckstore.ops.context import Context
 from ckstore.ops.failures import OF_ALL
 from ckstore.ops.notices import warn
@@ -45,12 +45,12 @@ class Remotes:
     def __iter__(self) -> Iterator[RemoteEntry]:
         return iter(self.list())
 
-    @act
+    @api_call
     def list(self) -> tuple[RemoteEntry, ...]:
         """Return all remotes, by their names."""
         return tuple(entries(self._context.layout).values())
 
-    @act
+    @api_call
     def get(self, name: str) -> RemoteEntry:
         """Return the remote of that name.
 
@@ -59,7 +59,7 @@ class Remotes:
         """
         return entry_named(self._context.layout, name)
 
-    @act
+    @api_call
     def add(
         self, name: str, target: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None
     ) -> RemoteEntry:
@@ -92,7 +92,7 @@ class Remotes:
         self._keep(entry)
         return entry
 
-    @act
+    @api_call
     def probe(self, name: str) -> RemoteEntry:
         """Try again what a remote does, and remember it.
 
@@ -109,7 +109,7 @@ class Remotes:
         self._keep(entry)
         return entry
 
-    @act
+    @api_call
     def remove(self, name: str) -> None:
         """Forget a remote; nothing at its place is touched.
 
@@ -134,7 +134,7 @@ class Remotes:
             have = f"{counted(count, 'checkpoint')} of {self._context.layout.path}"
             warn(f"{have} cannot be loaded until {entry.target} is added again as {entry.name}: it alone has the bytes")
 
-    @act
+    @api_call
     def prune(
         self, name: str, *, dry_run: bool = False, exclusive: bool = False, grace: float | str | timedelta = GRACE_S
     ) -> RemotePruneReport:
@@ -188,7 +188,7 @@ class Remotes:
             raise failure
         return replace(report, retention=retention)
 
-    @act
+    @api_call
     def claims(self, name: str) -> tuple[StoreClaims, ...]:
         """Return which stores rely on checkpoints at a remote, because they evicted their own copies.
 
@@ -207,7 +207,7 @@ class Remotes:
         read_info(remote.objects, remote.name)  # of a bucket that was emptied nothing is known
         return store_claims(self._context, remote)
 
-    @act
+    @api_call
     def release(self, name: str, store: str) -> StoreClaims:
         """End the claims of a store that is gone for good; what it relied on may be removed at the remote from then on.
 
@@ -226,7 +226,7 @@ class Remotes:
         self._context.check_writable()
         return release_claims(self._context, open_remote(self._context, name, writing=True), store)
 
-    @act
+    @api_call
     def take_over(self, name: str, run: str) -> None:
         """Let the mirror of this store bring a run to a remote from now on, where another store does so.
 
@@ -247,7 +247,7 @@ class Remotes:
         self._context.check_writable()
         Ownership(self._context).own(open_remote(self._context, name, writing=True), check_run(run), 0, by_name=True)
 
-    @act
+    @api_call
     def convert(self, name: str, new: str, directory: str | os.PathLike[str]) -> TransferReport:
         """Copy a store that an earlier draft of ckstore pushed to into a remote, which takes its place here.
 

@@ -20,7 +20,7 @@ from ckstore.errors import DamagedBlob
 from ckstore.fs import files, links
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention_plan import RetentionPlan
-from ckstore.ops.acts import act
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.retain import carry_out
 from ckstore.ops.open import convert
@@ -127,7 +127,7 @@ def _killed_at(
 
         with Store.open(path) as store:
             reclaim.discard = lambda *_, **__: None  # a dead process cleans up nothing
-            reclaim.give_back = lambda *_, **__: None
+            reclaim.free_unused = lambda *_, **__: None
             setattr(module, call, killed)
             try:
                 act(store, journal)
@@ -186,11 +186,11 @@ def _collecting(store: Store, journal: Journal) -> None:
 
 def _open_as_found(path: Path, journal: Journal) -> Store:
     """Open a store without emptying its trash, which is left for the act."""
-    give_back, reclaim.give_back = reclaim.give_back, lambda *_: None
+    give_back, reclaim.free_unused = reclaim.free_unused, lambda *_: None
     try:
         return Store.open(path)
     finally:
-        reclaim.give_back = give_back
+        reclaim.free_unused = give_back
 
 
 def _largest_blob(store: Path) -> Path:
@@ -219,7 +219,7 @@ def _marked(path: Path, journal: Journal) -> None:
         _found_damaged(store, journal)
 
 
-@act  # so that its errors are those that a caller of `prune` sees
+@api_call  # so that its errors are those that a caller of `prune` sees
 def _drop(store: Store, plan: RetentionPlan) -> RetentionReport:
     return carry_out(store._context, plan)
 

@@ -90,11 +90,11 @@ def _open(path: Path, journal: Journal) -> Store:
 
 def _open_as_found(path: Path, journal: Journal) -> Store:
     """Open a store without emptying its trash, which is left for the act."""
-    give_back, reclaim.give_back = reclaim.give_back, lambda *_: None
+    give_back, reclaim.free_unused = reclaim.free_unused, lambda *_: None
     try:
         return Store.open(path)
     finally:
-        reclaim.give_back = give_back
+        reclaim.free_unused = give_back
 
 
 def _no_store(path: Path, journal: Journal) -> None:
@@ -154,7 +154,7 @@ def _dropped(path: Path, journal: Journal) -> None:
     """A store in which a checkpoint was dropped, by a process that died before it freed anything."""
     _saved("first", "second", "other")(path, journal)
     with _open(path, journal) as store:
-        reclaim.give_back = lambda *_: None  # this process does nothing else
+        reclaim.free_unused = lambda *_: None  # this process does nothing else
         _deleting(2)(store, journal)
 
 

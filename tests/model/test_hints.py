@@ -16,7 +16,7 @@ ARGUMENT = re.compile(r"\b[a-z_]+=(?!\S*VALUE)|\bsave\(\)|\bstore\.\w+")
 NO_COMMAND_ENTERS = (
     "ckstore/integrations/",
     "ckstore/model/settings/retention.py",
-    "ckstore/ops/acts.py",
+    "ckstore/ops/api_calls.py",
     "ckstore/ops/index/catalog_place.py",
     "ckstore/ops/read/committed_file.py",
     "ckstore/ops/read/load.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant, law
 
 _COMPACT = "tests/ops/compact/test_compact.py"
-_FORMS = "tests/ops/compact/test_forms.py"
+_FORMS = "tests/ops/compact/test_encoding_table.py"
 _REPAIR = "tests/ops/compact/test_repair.py"
 
 COMPACTING = [
@@ -75,7 +75,7 @@ COMPACTING = [
     Mutant(
         "no blob is decoded with itself",
         "encoded-in-a-loop",
-        "Forms.allows",
+        "EncodingTable.allows",
         "digest in path or any",
         "any",
         f"{_FORMS}::test_a_blob_is_not_decoded_with_itself",
@@ -84,7 +84,7 @@ COMPACTING = [
     Mutant(
         "a path has eight encoded blobs at most",
         "path-of-any-depth",
-        "Forms.allows",
+        "EncodingTable.allows",
         "depth <= PATH_MOST and path_bytes",
         "path_bytes",
         f"{_FORMS}::test_a_path_has_eight_encoded_blobs_at_most",
@@ -93,7 +93,7 @@ COMPACTING = [
     Mutant(
         "a path has twice the plain bytes at most",
         "path-of-any-bytes",
-        "Forms.allows",
+        "EncodingTable.allows",
         " and path_bytes <= PATH_TIMES * plain_bytes",
         "",
         f"{_FORMS}::test_a_path_has_twice_the_plain_bytes_at_most",
@@ -102,7 +102,7 @@ COMPACTING = [
     Mutant(
         "the directory of a checkpoint has every file that it is decoded with",
         "base-not-linked",
-        "Forms.encoding",
+        "EncodingTable.encoding",
         "        path = self.path(sizes)\n",
         "        path = {digest: self._encoded.get(digest) for digest in sizes}\n",
         f"{_FORMS}::test_a_directory_has_every_file_of_a_path",

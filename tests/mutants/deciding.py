@@ -106,7 +106,7 @@ DECIDING = [
     Mutant(
         "what the catalog proposes as the newest is looked at",
         "proposals-believed",
-        "propose",
+        "newest_by_catalog",
         "    if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):\n",
         "    if found is None:\n",
         f"{_LONG}::test_a_newest_whose_manifest_was_changed_is_looked_at",

@@ -295,7 +295,7 @@ DURABILITY = [
     Mutant(
         "fsync of trash/ before a condemned blob is unlinked",
         "condemned-not-synced",
-        "Collector.condemn",
+        "Collector.mark_for_deletion",
         "        if moved:\n            files.sync_directory(self._trash)\n",
         "",
         law("gc"),

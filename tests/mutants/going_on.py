@@ -111,7 +111,7 @@ GOING_ON = [
     Mutant(
         "gc goes on past a blob that the system refuses",
         "gc-stops-at-a-blob",
-        "Collector.condemn",
+        "Collector.mark_for_deletion",
         "                self.collected.failed[self._layout.blob(digest).inner] = error\n",
         "                raise\n",
         f"{_FREE}::test_gc_frees_the_others_and_names_the_one[blobs]",

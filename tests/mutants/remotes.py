@@ -464,7 +464,7 @@ REMOTES = [
     Mutant(
         "retention keeps here what the mirror is to keep and lacks",
         "wanted-there-dropped",
-        "mirrored.spared",
+        "mirrored.kept_for_mirror",
         "        found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}\n",
         "        found |= {info.name: not_yet(remote) for info in lacking if info.name in found}\n",
         f"{_KEEP}::test_local_retention_keeps_what_the_mirror_is_to_keep_and_lacks[url]",

@@ -582,10 +582,10 @@ SHARING = [
     Mutant(
         "in one thread there is one act of a store at a time",
         "acts-nested",
-        "acts._begin",
+        "api_calls._begin",
         "        if other.thread == own_act.thread and not set(own_act.places)",
         "        if other.thread != own_act.thread and not set(own_act.places)",
-        "tests/ops/test_acts.py::test_every_act_in_the_middle_of_a_save_is_refused_at_once[save]",
+        "tests/ops/test_api_calls.py::test_every_act_in_the_middle_of_a_save_is_refused_at_once[save]",
         "assert",
     ),
     Mutant(
@@ -594,7 +594,7 @@ SHARING = [
         "_wait_for",
         "        _refuse_own(fd, path)\n",
         "        pass\n",
-        "tests/ops/test_acts.py::test_a_lock_of_this_same_thread_is_not_waited_for",
+        "tests/ops/test_api_calls.py::test_a_lock_of_this_same_thread_is_not_waited_for",
         "Regex pattern did not match",
     ),
     Mutant(
@@ -603,7 +603,7 @@ SHARING = [
         "discard",
         "    if staging.lock.fd < 0:\n",
         "    if staging.lock.fd < -2:\n",
-        "tests/ops/test_acts.py::test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent",
+        "tests/ops/test_api_calls.py::test_a_child_that_is_forked_in_the_middle_of_a_save_leaves_it_to_its_parent",
         "assert",
     ),
     Mutant(
@@ -627,7 +627,7 @@ SHARING = [
     Mutant(
         "on a shared filesystem a condemned blob waits for the grace",
         "condemned-not-waited-for",
-        "Collector.condemn",
+        "Collector.mark_for_deletion",
         "        if self._grace is not None:  # they wait, and are looked at again then\n",
         "        if self is None:\n",
         "tests/ops/free/test_grace.py::test_what_was_dropped_is_freed_by_any_host_after_the_grace",

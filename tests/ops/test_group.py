@@ -281,7 +281,7 @@ def test_a_condemned_blob_that_a_dead_collector_left_is_freed_by_its_owner(both:
     one, two = both
     one.do("store.save(state(1), step=1); store.delete(1)")
     one.do(
-        "from ckstore.ops.free import reclaim; reclaim.give_back = lambda *_: None; "
+        "from ckstore.ops.free import reclaim; reclaim.free_unused = lambda *_: None; "
         "store.save(state(2), step=2); store.delete(2)"
     )
     (blob,) = (path for path in (one.store / "blobs").rglob("xxh3-*") if path.lstat().st_size == MIB)

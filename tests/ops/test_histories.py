@@ -119,7 +119,7 @@ class Histories(RuleBasedStateMachine):
     @rule(pick=PICK)
     def drop_without_giving_back(self, pick: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reclaim, "give_back", lambda *_: None)
+            patch.setattr(reclaim, "free_unused", lambda *_: None)
             self.delete(pick)
 
     @rule(  # after the crash the store is opened again, or a process that had it open all the time runs gc

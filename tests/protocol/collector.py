@@ -24,7 +24,7 @@ _UNLINK = "objects.collector.Collector._unlink_unless_open"
 _FINISH = "objects.collector.Collector._finish"
 _PUT_BACK = "objects.trash.put_back"
 _UNUSED = "catalog.catalog.Catalog.unused"
-_CONDEMN = "objects.collector.Collector.condemn"
+_CONDEMN = "objects.collector.Collector.mark_for_deletion"
 _FREE = "objects.collector.Collector._free"
 _FORGET = "catalog.catalog.Catalog.forget"
 

@@ -19,7 +19,7 @@ from tests.protocol.switches import Switches
 
 _DROP = "ops.free.drop.drop"
 _APART = "objects.collector.Collector._take_apart"
-_CONDEMN = "objects.collector.Collector.condemn"
+_CONDEMN = "objects.collector.Collector.mark_for_deletion"
 _FINISH = "objects.collector.Collector._finish"
 _PUT_BACK = "objects.trash.put_back"
 _CLAIM = "objects.staging.Staging.claim"
@@ -33,7 +33,9 @@ class GraceRules(Switches):
 
     grace_of_dropped: bool = True  # Collector._take_apart: a dropped checkpoint waits for the grace
     grace_of_condemned: bool = True  # Collector._finish: and then its blob, which others may still claim
-    condemned_by_rename: bool = True  # Collector.condemn: it leaves its name first, so that no new claim finds it
+    condemned_by_rename: bool = (
+        True  # Collector.mark_for_deletion: it leaves its name first, so that no new claim finds it
+    )
     counted_again: bool = True  # Collector._finish: the count of links after the grace
     asked_of_the_server: bool = True  # statx.refresh: not the count that this host was told before
     put_back: bool = True  # trash.put_back: what has a use again gets its name again

@@ -24,12 +24,12 @@ class Rules(Switches):
     sync_kept: bool = True  # F retain.apply, drop.make_kept_durable: what is kept before what is dropped for it
     sync_dropped: bool = True  # F ops.free.drop.drop: the rename before any caller is told
     sync_trash: bool = True  # F Collector.empty: the rename before anything is unlinked below it
-    sync_condemned: bool = True  # F Collector.condemn: the rename of a blob before its row is forgotten
+    sync_condemned: bool = True  # F Collector.mark_for_deletion: the rename of a blob before its row is forgotten
     sweep_renames: bool = True  # T trash.sweep_staging: to trash by a rename, nothing is unlinked in place
     fail_renames: bool = True  # T reclaim.discard: a failed save goes the same way
-    condemn_renames: bool = True  # T Collector.condemn: a blob, too
+    condemn_renames: bool = True  # T Collector.mark_for_deletion: a blob, too
     enter: bool = True  # T Collector._enter_all: digests into the catalog before names are unlinked
-    link_count: bool = True  # K Collector.condemn: more than one link is in use
+    link_count: bool = True  # K Collector.mark_for_deletion: more than one link is in use
     link_count_again: bool = True  # K Collector._free: also after the rename
     lease: bool = True  # K holders.holding_of: open or mapped is in use
     lease_last: bool = True  # K Collector._free: for the last link wherever it is

@@ -16,7 +16,7 @@ import pytest
 
 from ckstore import CkstoreError, NoSuchRemote, RemoteFull, RetentionPolicy, Store
 from ckstore.ops import mirrored
-from ckstore.ops.acts import describe_error
+from ckstore.ops.api_calls import describe_error
 from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.mirror import work
 from ckstore.remote.mirror.work import Mirror

@@ -36,7 +36,7 @@ from ckstore.model.checkpoint.refs import is_latest_valid
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
 from ckstore.model.settings.patience import OnFailure, check_on_failure
-from ckstore.ops.acts import act
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.ops.read.load_into import LoadReport
@@ -359,7 +359,7 @@ def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, 
     return f"resuming from {reader.info.name}: {'; '.join(sentences)}" if sentences else ""
 
 
-@act
+@api_call
 def _look_at_mirror(store: Store, ref: RefLike) -> None:
     """List in the store of this node what a ref names at its mirror."""
     context = context_of(store)

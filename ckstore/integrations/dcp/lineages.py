@@ -9,9 +9,9 @@ from ckstore.ops.save.lineage import know_training
 from ckstore.store import Store, context_of
 
 Continues = dict[str, Parent]
-"""As `Known.last_parents`."""
+"""As `ProcessCache.last_parents`."""
 _by_path: dict[Path, tuple[Continues, dict[str, frozenset[str]]]] = {}
-"""With `Known.seen_names`."""
+"""With `ProcessCache.seen_names`."""
 _received: dict[Path, Continues] = {}
 
 

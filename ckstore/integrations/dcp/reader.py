@@ -38,7 +38,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.manifest.tiles import block_of, in_bytes
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.ops.acts import act
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.load import continue_from, lose_parents
 from ckstore.ops.read.regions import RegionReader
@@ -140,7 +140,7 @@ class CkstoreReader(StorageReader):
         return False
 
 
-@act
+@api_call
 def _metadata(store: Store, info: CheckpointInfo) -> tuple[Metadata, int]:
     with open_directory(context_of(store), info) as directory:
         ranks = directory.manifest.ranks
@@ -160,7 +160,7 @@ def _metadata(store: Store, info: CheckpointInfo) -> tuple[Metadata, int]:
     return metadata, 1 if ranks is None else ranks.world_size
 
 
-@act
+@api_call
 def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlanner, beyond: Counter[str]) -> int:
     context = context_of(store)
     with open_directory(context, info) as directory:

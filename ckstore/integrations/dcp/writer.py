@@ -32,7 +32,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import DcpValue
 from ckstore.model.names import check_own_run, check_step
 from ckstore.objects.staging import Staging
-from ckstore.ops.acts import act, check_options
+from ckstore.ops.api_calls import api_call, check_options
 from ckstore.ops.free import reclaim
 from ckstore.ops.notices import warn
 from ckstore.ops.save.options import SaveOptions, patience_in, request_of
@@ -244,7 +244,7 @@ class CkstoreWriter(StorageWriter):
         return self._who().document(run=self.run, step=self.step, mirrored=mirrored, **where)
 
 
-@act
+@api_call
 def _stage(
     store: Store, writer: CkstoreWriter, plan: SavePlan, planner: SavePlanner, *, are_apart: bool
 ) -> tuple[Staging, Document]:
@@ -265,7 +265,7 @@ def _stage(
         return staging, more
 
 
-@act
+@api_call
 def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch) -> CheckpointInfo:
     context = context_of(store)
     info = whole.publish(context, writer.request(), watch)
@@ -273,7 +273,7 @@ def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch
     return info
 
 
-@act
+@api_call
 def _publish_apart(store: Store, writer: CkstoreWriter, whole: Whole, work: RankWork) -> Joined:
     context = context_of(store)
     sequence = max(part["sequence"] for part in whole.parts.values())
@@ -282,6 +282,6 @@ def _publish_apart(store: Store, writer: CkstoreWriter, whole: Whole, work: Rank
     return joined
 
 
-@act
+@api_call
 def _take(store: Store, joined: Joined, staging: Staging | None) -> CheckpointInfo:
     return adopt(context_of(store), joined, staging)

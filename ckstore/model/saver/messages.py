@@ -93,7 +93,7 @@ class Order:
     if_exists: str
     parent: str = ""  # a ref of the parent, which the saver resolves; empty: none was named
     if_run_in_use: IfRunInUse = "append"
-    # What changed of `Known.last_parents` in the trainer since the last order.
+    # What changed of `ProcessCache.last_parents` in the trainer since the last order.
     last_parents: dict[str, Parent] = field(default_factory=dict)
     captured: Captured = field(default_factory=lambda: Captured(None, (), ()))  # the state; it has no sources
     places: tuple[Place, ...] = ()  # where the bytes of the storages are

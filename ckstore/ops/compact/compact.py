@@ -25,10 +25,10 @@ from ckstore.objects.encoded import is_encoded
 from ckstore.objects.generations import publish_generation
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.compact.directory import Bases, gather, same, seal
 from ckstore.ops.compact.encode import BlobSource
-from ckstore.ops.compact.forms import Encoded, Forms, Settler
+from ckstore.ops.compact.encoding_table import Encoded, EncodingPlanner, EncodingTable
 from ckstore.ops.compact.plan import opened
 from ckstore.ops.compact.shares import Orphans, Owners, own_blobs
 from ckstore.ops.context import Context
@@ -53,7 +53,7 @@ def compact(context: Context, plan: CompactionPlan, share: Share | None = None) 
             work.one(entry)
         for entry in plan.entries:
             work.share(entry)
-    reclaim.give_back(context, work.let_go)
+    reclaim.free_unused(context, work.let_go)
     if note := tell_unfreed(context):
         warn(note)
     return CompactionReport(
@@ -73,10 +73,10 @@ class _Compaction:
         self.skipped: list[Uncompacted] = []
         self.let_go: set[str] = set()
         self._context = context
-        self._forms = Forms()
+        self._forms = EncodingTable()
         self._bases = Bases(context, plan)
         self._orphans = Orphans()
-        self._settler = Settler(self._forms, self._orphans)
+        self._settler = EncodingPlanner(self._forms, self._orphans)
         self._owners = Owners()
         # What has old packs that an older checkpoint is going to encode, with what was staged for it.
         self._later: dict[str, Staging | None] = {}

@@ -63,7 +63,7 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = 
         make_kept_durable(context, info.run)
         dropped = drop(context, info, "by hand", 0 if now else _undo_by_hand_s(context))
         if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
-            reclaim.give_back(context, dropped.digests)
+            reclaim.free_unused(context, dropped.digests)
     if note := tell_unfreed(context):
         warn(note)
 
@@ -80,7 +80,7 @@ def _delete_torn(context: Context, keys: Sequence[CheckpointKey], *, dry_run: bo
             digests = drop_torn(context, key, 0 if now else _undo_by_hand_s(context))
             events.note(context, "dropped", key.run_step, why="by hand; it was not whole")
             if _reconcile(context, key):
-                reclaim.give_back(context, digests)
+                reclaim.free_unused(context, digests)
 
 
 def drop_torn(

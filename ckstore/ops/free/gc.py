@@ -39,7 +39,7 @@ from ckstore.objects.generations import other_generations
 from ckstore.objects.shared import grace as graces
 from ckstore.objects.shared.grace import Grace
 from ckstore.ops import events, fetched
-from ckstore.ops.acts import describe_error, describe_os_error, of_the_system, unsafe
+from ckstore.ops.api_calls import describe_error, describe_os_error, of_the_system, unsafe
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
@@ -223,7 +223,7 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     asked = collector.collected.entered.union(plan.unused)
     asked -= trash.waiting_blobs(layout) if asked else set()  # what waits was not taken apart, unless it was purged
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
-    reclaim.condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
+    reclaim.mark_for_deletion(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
     if failed is not None or all_failed:  # on a full disk there may be room now
         collector.empty(names if failed is not None else [path.rpartition("/")[2] for path in all_failed])
     failures = [f"{path}: {describe_error(error)}" for path, error in all_failed.items()]

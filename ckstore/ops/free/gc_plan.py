@@ -20,9 +20,9 @@ from ckstore.model.reports.held import LinkedBlob, PlannedBlob
 from ckstore.objects import trash
 from ckstore.objects.collector import Collected
 from ckstore.objects.generations import other_generations
-from ckstore.objects.last_names import Judge, LastName, NameCount, blobs_in
+from ckstore.objects.last_links import LastLink, NameCount, OpenFileCheck, blobs_in
 from ckstore.objects.layout import BLOBS, ELSEWHERE
-from ckstore.ops.acts import describe_error
+from ckstore.ops.api_calls import describe_error
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.refs.listing import with_superseded
 from ckstore.ops.refs.protection import pins_by_id
@@ -52,7 +52,7 @@ def plan_gc(
 def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey]) -> GcPlan:
     """Add to the steps of a plan what they will free, and what they will not and why."""
     layout = context.layout
-    going, judge = NameCount(), Judge(leases=not context.shared)
+    going, judge = NameCount(), OpenFileCheck(leases=not context.shared)
     leaving = [layout.staging / name for name in plan.dead_stagings]
     touched: set[str] = set()
     for path in (layout.trash / name for name in plan.trash):
@@ -71,8 +71,8 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     # A file goes when all names that it has are among those that go; the kernel's count says how many it has.
     lasts = going.lasts()
     seen = judge.look_for(lasts)
-    held: list[LastName] = []
-    free: list[LastName] = []
+    held: list[LastLink] = []
+    free: list[LastLink] = []
     for last, path in with_open_parents((last, last.path) for last in lasts):
         # Names in blobs/ only: they share directories, and no opener renames these.
         asked = replace(last, path=path) if last.path.parts[0] == layout.blobs.name else last

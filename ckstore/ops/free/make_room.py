@@ -23,7 +23,7 @@ from ckstore.model.settings.retention_plan import PlanEntry, RetentionPlan
 from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
 from ckstore.ops import fetched
-from ckstore.ops.acts import describe_os_error
+from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.config_file import (
     KEEP_LOCAL,
     MIRROR,

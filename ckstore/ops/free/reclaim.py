@@ -53,7 +53,7 @@ def discard(context: Context, staging: Staging, error: BaseException | None = No
             moved = moved or trash.move_to_trash(context.layout, staging.path, staging.lock)
             staging.lock.release()
             if not context.shared:
-                give_back(context, staging.written, purge=purge and is_full(error))
+                free_unused(context, staging.written, purge=purge and is_full(error))
             elif is_full(error):
                 _free_own(context, moved.name, staging.written)
     except OSError:  # gc does it
@@ -72,7 +72,7 @@ def _moved(context: Context, staging: Staging) -> StorePath | None:
         return None
 
 
-def give_back(context: Context, digests: Iterable[str] = (), *, purge: bool = False) -> None:
+def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = False) -> None:
     """Empty the trash, then free the unused ones of the blobs `digests`; unless a collector is running."""
     # Whatever does not work now is left for gc, without an error; so is everything where other hosts may be at work.
     if context.shared:
@@ -88,7 +88,7 @@ def give_back(context: Context, digests: Iterable[str] = (), *, purge: bool = Fa
             wanted = (collector.collected.entered if purge else set()).union(digests)
             if wanted:
                 unused = [blob for blob in context.catalog.unused() if blob[0] in wanted]
-                condemn(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
+                mark_for_deletion(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
     except (CkstoreError, OSError):  # what is left stays in trash or in the list of candidates
         return
 
@@ -113,7 +113,7 @@ def _free_own(context: Context, name: str, written: Mapping[str, int]) -> None:
             return
         with collector:
             collector.empty([name])
-            condemn(context, collector, list(written.items()), timeout_s=_CATALOG_TIMEOUT_S)
+            mark_for_deletion(context, collector, list(written.items()), timeout_s=_CATALOG_TIMEOUT_S)
     except CkstoreError:  # the catalog cannot be written on a full disk: gc frees it after the grace
         return
 
@@ -130,10 +130,12 @@ def catalog_writer(context: Context, *, timeout_s: float) -> EnterCandidates:
     return write
 
 
-def condemn(context: Context, collector: Collector, blobs: Sequence[tuple[str, int]], *, timeout_s: float) -> None:
+def mark_for_deletion(
+    context: Context, collector: Collector, blobs: Sequence[tuple[str, int]], *, timeout_s: float
+) -> None:
     """Free blobs (digest, size) without a use, in batches: each needs the catalog, and /proc, for a short time only."""
     blobs = sorted(blobs)  # those of one folder together
     for start in range(0, len(blobs), _BATCH):
-        gone = collector.condemn(blobs[start : start + _BATCH])
+        gone = collector.mark_for_deletion(blobs[start : start + _BATCH])
         if gone:
             context.catalog.forget(gone, timeout_s=timeout_s)

@@ -18,17 +18,17 @@ from ckstore.model.settings.retention import Budget, RetentionPolicy
 from ckstore.model.settings.retention_plan import LACKS_METRIC, OVER_BUDGET, Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.model.words import counted
 from ckstore.objects import reserve, trash
-from ckstore.objects.last_names import blobs_in
+from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
-from ckstore.ops.acts import describe_os_error
+from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import BUDGET, StoreRules, rules_of
 from ckstore.ops.context import Context, annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.free.still_needed import with_needed_bytes
-from ckstore.ops.index.facts import sure as as_in_manifest
+from ckstore.ops.index.facts import from_manifests as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
-from ckstore.ops.mirrored import behind, not_yet, spared
+from ckstore.ops.mirrored import behind, kept_for_mirror, not_yet
 from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_id
@@ -50,9 +50,9 @@ def plan_retention(
 ) -> RetentionPlan:
     """Say what a policy keeps and drops now, and why; nothing is changed but rows of the catalog that are wrong.
 
-    Without `policy` that of the store, without `run` all of them. Not `sure`: for advice alone, the rows of the catalog
-    are believed. `urgent`: a save has no room, so nothing is kept for the mirror, which must not make a save fail.
-    `own_only`: `policy` is for the checkpoints of this user alone; the others are not looked at.
+    Without `policy` that of the store, without `run` all of them. Not `from_manifests`: for advice alone, the rows of
+    the catalog are believed. `urgent`: a save has no room, so nothing is kept for the mirror, which must not make a
+    save fail. `own_only`: `policy` is for the checkpoints of this user alone; the others are not looked at.
     """
     # Validity is looked at for those that the plan relies on, and reader locks for those that it would drop: looking at
     # all would cost time with every save. The manifests of both are read (rule D): a row of the catalog that is wrong
@@ -221,7 +221,7 @@ def _history(
 ) -> dict[str, Candidate]:
     check_tags(context.layout)
     looked_at = [*looked_at]
-    waiting = {} if urgent else spared(context, looked_at)
+    waiting = {} if urgent else kept_for_mirror(context, looked_at)
     evaluated = kept_for_evaluation(context)
     pins = pins_by_id(context, now)
     return {

@@ -21,7 +21,7 @@ from ckstore.model.words import some_of
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import look
 from ckstore.objects.shared.grace import Grace
-from ckstore.ops.acts import describe_os_error, why_of
+from ckstore.ops.api_calls import describe_os_error, why_of
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import UNDO_BY_HAND_S, UNDO_BY_RULE_S, setting_of
 from ckstore.ops.context import Context, tags_by_checkpoint
@@ -42,7 +42,7 @@ def drop_older(
 ) -> list[str]:
     """Drop the checkpoints at `keys`, of the step of `new`, that come before it; return what the user should know.
 
-    With `newer` also those that come after it. The caller reconciles the rows of all, then calls `reclaim.give_back`:
+    With `newer` also those that come after it. The caller reconciles the rows of all, then calls `reclaim.free_unused`:
     blobs that only they used are left for gc, which looks at all processes once and not with each save. Raises nothing:
     `new` is durable, and gc drops the others later.
     """

@@ -17,7 +17,7 @@ from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, UnsafePla
 from ckstore.fs.host.mounts import examine
 from ckstore.model.doctor.place import PlaceFacts, why_of_several_hosts
 from ckstore.objects.layout import Layout
-from ckstore.ops.acts import describe_os_error
+from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.config_file import SHARED, setting_of
 
 _NAME = "catalog.db"

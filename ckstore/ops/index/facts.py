@@ -75,7 +75,7 @@ def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
     return facts
 
 
-def sure(context: Context, info: CheckpointInfo) -> CheckpointInfo:
+def from_manifests(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     """Return `info` as the manifest has it, with what was added since and with its tags; a wrong row is mended."""
     facts = facts_at(context, info.key)
     with context.layout.open_runs() as runs:
@@ -133,7 +133,7 @@ class Proposed:
     unknown: set[CheckpointKey]  # those that the catalog does not know
 
 
-def propose(
+def newest_by_catalog(
     context: Context,
     runs: OpenRuns,  # looks into the directories
     run: str | None,  # None: all runs

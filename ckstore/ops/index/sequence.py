@@ -15,7 +15,7 @@ from ckstore.objects import trash
 from ckstore.objects.layout import MANIFEST
 from ckstore.ops.config_file import LEAST_SEQUENCE, setting_or_none
 from ckstore.ops.context import Context
-from ckstore.ops.index.facts import facts_at, facts_in, propose
+from ckstore.ops.index.facts import facts_at, facts_in, newest_by_catalog
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.manifest_cache import RunSeen
 
@@ -116,7 +116,9 @@ def _asked(
 def _proposed(context: Context, runs: dict[str, RunSeen]) -> set[CheckpointKey] | None:
     """Return the checkpoints of which one has the greatest number, by the catalog; None: all have to be looked at."""
     with context.layout.open_runs() as opened:
-        found = propose(context, opened, None, newest=1, listed={run: state.names for run, state in runs.items()})
+        found = newest_by_catalog(
+            context, opened, None, newest=1, listed={run: state.names for run, state in runs.items()}
+        )
     return None if found is None else {*found.published}
 
 

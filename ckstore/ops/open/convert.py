@@ -18,7 +18,7 @@ from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at, published_of_step
 from ckstore.objects.layout import Layout
 from ckstore.objects.publish import give_name
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.requires import require

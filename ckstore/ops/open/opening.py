@@ -33,7 +33,7 @@ from ckstore.model.settings.settings import CHECKPOINT_IDS, SETTINGS_MAX_BYTES, 
 from ckstore.model.similar_names import similar_names
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import Layout
-from ckstore.ops.acts import describe_error, describe_os_error
+from ckstore.ops.api_calls import describe_error, describe_os_error
 from ckstore.ops.context import Context, Subscriber
 from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, place_of, refuse_foreign, why_shared
 from ckstore.ops.notices import warn
@@ -237,9 +237,9 @@ def recover(context: Context) -> list[str]:
         notes.append(_left_aside(context, error))
     # After the catalog: emptying trash writes there which blobs lost their last use.
     if trash.names_in(layout.trash):
-        from ckstore.ops.free.reclaim import give_back  # a tenth of the time of opening in a new process
+        from ckstore.ops.free.reclaim import free_unused  # a tenth of the time of opening in a new process
 
-        give_back(context)
+        free_unused(context)
     # Last: the space that the sweep has freed counts as room.
     reserve.fill(layout)
     remove_leftovers(layout)

@@ -15,7 +15,7 @@ from ckstore.model.document import shown
 from ckstore.model.manifest.files import followed
 from ckstore.model.manifest.manifest import FileRecord, Manifest
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.ops.acts import act
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.read.regions import RegionReader
 
 
@@ -164,6 +164,6 @@ class CommittedFile(io.RawIOBase):
         self._file.read_into(start, out)
 
 
-@act
+@api_call
 def _read(file: CommittedFile, start: int, out: memoryview) -> None:
     file._read(start, out)  # noqa: SLF001 - of this module

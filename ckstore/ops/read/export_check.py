@@ -16,7 +16,7 @@ from ckstore.model.document import parse_document
 from ckstore.model.names import check_path
 from ckstore.model.reports.export_report import ExportCheck, ExportDamage
 from ckstore.model.reports.progress import Progress
-from ckstore.ops.acts import act
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.read.export_files import file_parts
 from ckstore.ops.read.export_sums import (
     RECORD_FORMAT,
@@ -35,7 +35,7 @@ _SUMS_MOST_BYTES = 2**30
 _AGAIN = "export the checkpoint again"
 
 
-@act
+@api_call
 def verify_export(path: Path, progress: Progress | None) -> ExportCheck:
     """Compare an export with its sums; see `ckstore.Store.verify_export`."""
     folder, (record_name, sums_name) = path, (RECORD_NAME, SUMS_NAME)

@@ -25,7 +25,7 @@ from ckstore.model.reports.export_report import ExportedFile
 from ckstore.model.reports.progress import Progress
 from ckstore.model.sizes import needed_and_free, size_text
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.ops.acts import describe_os_error
+from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.read.export_plan import leaf_bytes, strides_of
 from ckstore.ops.read.export_sums import (
     RECORD_NAME,

@@ -29,7 +29,7 @@ from ckstore.model.words import named
 from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.layout import Layout
-from ckstore.ops.acts import act
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_record
@@ -111,7 +111,7 @@ class OpenCheckpoint:
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
-    @act
+    @api_call
     def __getitem__(self, name: str) -> Any:
         """Read one value; only its own pieces are read, and checked. A name may be written without its backslashes.
 
@@ -175,7 +175,7 @@ class OpenCheckpoint:
         """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
         return BriefList(summaries(self._directory.manifest))
 
-    @act
+    @api_call
     def open_file(self, path: str) -> io.BufferedReader:
         """Open a committed file for reading, at any place; what is read is checked. It is read while this is open.
 
@@ -189,7 +189,7 @@ class OpenCheckpoint:
         """
         return io.BufferedReader(CommittedFile(self._here, file_record(self._directory.manifest, path)), BUFFER_BYTES)
 
-    @act
+    @api_call
     def load(
         self,
         *,
@@ -283,7 +283,7 @@ class LeafSlice:
         self._leaf = leaf
         self._name = checkpoint._names.written[leaf.name]  # noqa: SLF001 - of this module
 
-    @act
+    @api_call
     def __getitem__(self, index: Any) -> Any:
         """Return what indexing the whole would give.
 
@@ -368,7 +368,7 @@ def _open_in_store(store: Any, info: CheckpointInfo, max_bytes: int | None) -> A
     return store.open_checkpoint(info, max_bytes=max_bytes)
 
 
-@act
+@api_call
 def _open_again(top: Path, parts: tuple[str, ...], info: CheckpointInfo, max_bytes: int | None) -> OpenCheckpoint:
     """Open a checkpoint that was pickled, at the place `parts` in `top`."""
     return OpenCheckpoint(_again(StorePath(str(top), parts) if parts else top, info), info, max_bytes)

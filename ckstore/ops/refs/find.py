@@ -18,7 +18,7 @@ from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.context import Context, tags_by_checkpoint
-from ckstore.ops.index.facts import as_it_is, facts_at, sure
+from ckstore.ops.index.facts import as_it_is, facts_at, from_manifests
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.notices import way_in
 from ckstore.ops.refs.incomplete import check_newest
@@ -230,7 +230,7 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
             return directory
         directory.close()  # its row is wrong
         with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next look tells
-            sure(context, info)
+            from_manifests(context, info)
     raise NoSuchRef(f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened")
 
 
@@ -276,7 +276,7 @@ def _best(context: Context, ref: Ref) -> CheckpointInfo:
         read.add(found.name)
         try:
             # Rule D: a row that says another number makes no checkpoint the best.
-            listed[found.name] = sure(context, found)
+            listed[found.name] = from_manifests(context, found)
         except DamagedBlob:  # loading it says so
             return found
         except (FileNotFoundError, NotADirectoryError):  # it went since it was listed

@@ -21,7 +21,7 @@ from ckstore.model.checkpoint.evaluation import check_metrics
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run, key_of
-from ckstore.ops.acts import act, places_of
+from ckstore.ops.api_calls import api_call, places_of
 from ckstore.ops.context import Context
 from ckstore.ops.refs.evaluations import ATTEMPTS, Evaluator
 from ckstore.ops.refs.find import AnyRef, find
@@ -143,7 +143,7 @@ class Follower:
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self._context.layout.path)
 
-    @act
+    @api_call
     def _look(self, names: set[str] | None) -> None:
         """Find what is new: among the names that are given; None: among all.
 
@@ -179,17 +179,17 @@ class Follower:
             self._evaluator.pass_over({info.id for info in new} - {info.id for info in wanted})
         self._ready.extend(wanted)
 
-    @act
+    @api_call
     def _end_evaluation(self, evaluator: Evaluator) -> None:
         evaluator.end(tried=True)
 
-    @act
+    @api_call
     def _pick(self, evaluator: Evaluator) -> CheckpointInfo | None:
         evaluator.add(self._ready)
         self._ready.clear()
         return evaluator.pick()
 
-    @act
+    @api_call
     def _tell_dropped(self, evaluator: Evaluator) -> None:
         evaluator.tell_dropped(self.run)
 

@@ -13,7 +13,7 @@ from ckstore.errors import AmbiguousRef, DamagedBlob
 from ckstore.model.manifest.info import RunSummary, summaries
 from ckstore.model.names import CheckpointKey, parse_directory
 from ckstore.ops.context import Context
-from ckstore.ops.index.facts import propose, sure
+from ckstore.ops.index.facts import from_manifests, newest_by_catalog
 from ckstore.ops.refs.incomplete import check_newest, repair_newer
 from ckstore.ops.refs.listing import in_order, infos, infos_at
 
@@ -47,7 +47,7 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
     while True:
         torn.clear()
         with context.layout.open_runs() as runs:
-            few = propose(context, runs, run, newest=1)
+            few = newest_by_catalog(context, runs, run, newest=1)
             published = runs.stamps(run) if few is None else few.published
             found = infos_at(context, runs, published, run, newest=1, seek=few is not None, torn=torn)
         if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be whole
@@ -60,7 +60,7 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
             return found[0]
         sured |= suspects.keys()
         try:
-            read = [sure(context, info) for info in suspects.values()]
+            read = [from_manifests(context, info) for info in suspects.values()]
         except DamagedBlob:  # loading it says so
             return found[0]
         except (FileNotFoundError, NotADirectoryError):  # it went since it was listed
@@ -141,7 +141,7 @@ def run_summaries(context: Context) -> list[RunSummary]:
 
 def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
     """Return what the catalog proposes of a run; None: all of it has to be looked at."""
-    found = propose(context, runs, run, newest=1)
+    found = newest_by_catalog(context, runs, run, newest=1)
     if found is None or found.unknown:  # which of them are complete is not known
         return None
     newest = infos_at(context, runs, found.published, run, newest=1, seek=True)

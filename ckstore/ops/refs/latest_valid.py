@@ -21,7 +21,7 @@ from ckstore.objects.documents import marks
 from ckstore.ops.check.validity import open_checked, remember_damage
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, info_of
-from ckstore.ops.index.facts import sure
+from ckstore.ops.index.facts import from_manifests
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.incomplete import Problem, incomplete, listed, newer_than, nothing_whole, repair_newer
 from ckstore.ops.refs.latest import in_one_run
@@ -57,7 +57,7 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     for info in found:
         try:
             # Rule D: a row of the catalog alone passes over none.
-            if kind == "latest-healthy" and info.unhealthy and (known := sure(context, info)).unhealthy:
+            if kind == "latest-healthy" and info.unhealthy and (known := from_manifests(context, info)).unhealthy:
                 unhealthy.append(known)
                 continue
             taken = _take(context, info, take, deadline_s, read_touched=read_touched)

@@ -9,7 +9,7 @@ from ckstore.errors import CatalogUnavailable, DamagedBlob, NoSuchRef
 from ckstore.model.names import WIDEST_GAP, CheckpointKey, check_run, out_of_order
 from ckstore.objects import trash
 from ckstore.ops.context import Context, read_info, tags_by_checkpoint
-from ckstore.ops.index.facts import as_it_is, propose, sure
+from ckstore.ops.index.facts import as_it_is, from_manifests, newest_by_catalog
 from ckstore.ops.index.reconcile import write_again
 from ckstore.ops.index.sequence import sequence_limit
 
@@ -46,7 +46,7 @@ def infos(
     with context.layout.open_runs() as runs:
         if at is not None:
             return with_superseded(infos_at(context, runs, at, seek=True, torn=torn))
-        few = None if newest is None or only is not None else propose(context, runs, run, newest=newest)
+        few = None if newest is None or only is not None else newest_by_catalog(context, runs, run, newest=newest)
         published = runs.stamps(run, in_full=newest is None) if few is None else few.published
         if only is not None:
             published = {place: stamp for place, stamp in published.items() if only(place.step)}
@@ -148,7 +148,7 @@ def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointIn
 def _read(context: Context, info: CheckpointInfo) -> CheckpointInfo:
     """Return what the manifest says, as long as there is one to be read."""
     try:
-        return sure(context, info)
+        return from_manifests(context, info)
     except (FileNotFoundError, NotADirectoryError, DamagedBlob):
         return info
 

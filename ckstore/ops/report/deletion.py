@@ -11,7 +11,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.deletion import DeletionEffect
 from ckstore.objects.generations import other_generations
-from ckstore.objects.last_names import blobs_in
+from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import waiting_folders
 from ckstore.ops.context import Context

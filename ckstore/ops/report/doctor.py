@@ -29,7 +29,7 @@ from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.elsewhere import holders_at
 from ckstore.objects.layout import BLOBS, Layout
 from ckstore.ops import fetched
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import (
     BY_RUN,
     UNDO_BY_HAND_S,

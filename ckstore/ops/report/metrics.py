@@ -14,7 +14,7 @@ from ckstore.fs import dirfd_stat
 from ckstore.model.reports.metrics import Metric, openmetrics
 from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.times import time_of_text
-from ckstore.ops.acts import describe_os_error
+from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import Context
 from ckstore.ops.mirrored import status_of
 from ckstore.ops.refs.listing import infos

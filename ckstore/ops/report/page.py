@@ -21,7 +21,7 @@ from ckstore.model.reports.usage import Usage
 from ckstore.model.saver.status import SaverStatus
 from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.model.times import time_of_text
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import rules_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import events

@@ -14,7 +14,7 @@ from ckstore.fs import dirfd_stat
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, parts_of
 from ckstore.objects.checkpoints import encoding_at
-from ckstore.objects.last_names import blobs_in
+from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import names_in, waiting_blobs, waiting_folders
 from ckstore.ops.context import Context

@@ -17,7 +17,7 @@ from ckstore.interpreter import log
 from ckstore.model.settings.free_space import Amount
 from ckstore.model.settings.patience import PASSING, AskedPatience, Failure, SavePatience, Tries
 from ckstore.ops import events
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import save_patience_of
 from ckstore.ops.pace import process_end_s
 

@@ -26,7 +26,7 @@ from ckstore.objects.blob_check import READ_BYTES, Checked, How, check_file
 from ckstore.objects.blobs import agrees_to, reading_buffer
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.staging import Staging
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
 

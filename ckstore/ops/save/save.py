@@ -56,7 +56,7 @@ from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
-from ckstore.ops.acts import describe_os_error, why_of
+from ckstore.ops.api_calls import describe_os_error, why_of
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, Publication, SaveWatch, info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
@@ -65,7 +65,7 @@ from ckstore.ops.free.superseded import drop_older
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
 from ckstore.ops.notices import tell_left_out, tell_not_durable
-from ckstore.ops.pace import Laps
+from ckstore.ops.pace import PhaseTimer
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
@@ -247,7 +247,7 @@ class _Made:
     manifest_id: str
     outcome: Outcome
     notes: list[str]
-    laps: Laps
+    laps: PhaseTimer
 
 
 def _publish_once(  # noqa: PLR0917
@@ -261,7 +261,7 @@ def _publish_once(  # noqa: PLR0917
     """Make one try; after an error nothing of it is left that another try would use."""
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes = patience.notes()
-    laps = Laps()
+    laps = PhaseTimer()
     with failing_as_save(context, act_name):
         # Inside `failing_as_save`: a full disk shows here first, at a mkdir, and must be `InsufficientSpace`.
         staging = create()
@@ -331,7 +331,7 @@ def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, r
     if made.manifest.training == manifest.training:
         context.known.last_parents[manifest.run] = Parent.saved(info)
     if outcome.older:
-        reclaim.give_back(context)
+        reclaim.free_unused(context)
     try:
         renew_used(context, None if is_own else published.key)
     except OSError as error:
@@ -427,7 +427,7 @@ def _publish(  # noqa: PLR0917
     staged: Staged,
     request: Request,
     notes: list[str],
-    laps: Laps,
+    laps: PhaseTimer,
     watch: SaveWatch,
 ) -> tuple[Manifest, str, Outcome]:
     step = request.step

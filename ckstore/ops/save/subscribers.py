@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ckstore.errors import CkstoreError, CkstoreWarning
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.ops import events
-from ckstore.ops.acts import describe_os_error
+from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import NEW, Publication, Subscriber
 from ckstore.ops.free.make_room import failed_afterwards, keep_policy
 

@@ -19,7 +19,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, id_at
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.objects.trash import names_in
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.verify.copies import Copies
 

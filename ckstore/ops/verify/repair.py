@@ -20,7 +20,7 @@ from ckstore.model.reports.verify_report import Damage, Repair, Unrepaired
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.heal import put_aside
 from ckstore.objects.staging import Staging
-from ckstore.ops.acts import describe_os_error
+from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import Context, RemoteCopies
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim

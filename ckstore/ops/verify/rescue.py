@@ -26,7 +26,7 @@ from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory, Rescued, look
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, RemoteAnswer, RemoteCopies

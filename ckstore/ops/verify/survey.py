@@ -21,7 +21,7 @@ from ckstore.model.reports.verify_report import Mode, StoreFinding
 from ckstore.model.sizes import size_text
 from ckstore.objects import trash
 from ckstore.objects.heal import restore_names
-from ckstore.objects.last_names import LastName, NameCount
+from ckstore.objects.last_links import LastLink, NameCount
 from ckstore.objects.layout import Layout
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context
@@ -112,7 +112,7 @@ def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
             yield StoreFinding("links", f"{message}: check the filesystem", digest, harmful=True)
 
 
-def _counted_again(layout: Layout, names: Mapping[Inode, LastName]) -> Iterator[tuple[Inode, int, int]]:
+def _counted_again(layout: Layout, names: Mapping[Inode, LastLink]) -> Iterator[tuple[Inode, int, int]]:
     """Yield link count and number of names of the inodes for which they differ and stay so."""
     for _ in range(_LOOKS):
         if not names:
@@ -136,14 +136,14 @@ def _places(layout: Layout) -> object:
     return trash.names_in(layout.staging), trash.names_in(layout.trash), layout.stamps()
 
 
-def _link_counts(names: Mapping[Inode, LastName]) -> dict[Inode, int]:
+def _link_counts(names: Mapping[Inode, LastLink]) -> dict[Inode, int]:
     """Return the link counts of those inodes that still have their name."""
     return {
         inode: status.st_nlink for inode, status in _statuses(names).items() if (status.st_dev, status.st_ino) == inode
     }
 
 
-def _statuses(names: Mapping[Inode, LastName]) -> dict[Inode, os.stat_result]:
+def _statuses(names: Mapping[Inode, LastLink]) -> dict[Inode, os.stat_result]:
     """Return the statuses of those names that are still there."""
     found: dict[Inode, os.stat_result] = {}
     # No comprehension: what it goes through would stay in the traceback of an error, and a directory open with it.

@@ -17,7 +17,7 @@ from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding
 from ckstore.model.times import text_of_time
 from ckstore.objects.documents.elsewhere import holder_names_at
 from ckstore.objects.documents.verify_times import read_checked, remember_checked
-from ckstore.objects.last_names import blobs_in
+from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.check.verifier import Unit, Verifier, VerifyOrder
 from ckstore.ops.pace import Budget, RateLimiter

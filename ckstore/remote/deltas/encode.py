@@ -24,7 +24,7 @@ from ckstore.model.manifest.stored import EncodedBlob, Encoding
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import MANIFEST, PLAIN
 from ckstore.ops.compact.encode import BlobSource, encode, header_of
-from ckstore.ops.compact.forms import Form, Forms
+from ckstore.ops.compact.encoding_table import EncodingTable, Form
 from ckstore.ops.compact.match import Layout, Matcher
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
@@ -85,7 +85,7 @@ class _Encoder:
         self, context: Context, directory: CheckpointDirectory, bases: Sequence[CheckpointInfo], held: ExitStack
     ) -> None:
         self._context, self._directory, self._bases, self._held = context, directory, bases, held
-        self._forms = Forms()
+        self._forms = EncodingTable()
         self._source = BlobSource()
         held.callback(self._source.close)
         self.spool = Spool()

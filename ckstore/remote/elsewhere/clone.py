@@ -206,7 +206,7 @@ def publish_manifest(
         with suppress(CkstoreError):  # what is not done in time the next opening does
             for key in outcome.older:
                 reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
-        reclaim.give_back(context)
+        reclaim.free_unused(context)
     return outcome.key
 
 

@@ -117,7 +117,7 @@ def evict(
                     _take_back(context, one, attest)
             with suppress(CkstoreError, OSError):  # it only saves work, and must not hide the first error
                 attest.keep()
-            reclaim.give_back(context, digests)
+            reclaim.free_unused(context, digests)
     if failures:
         raise joined(failures)
     freed = {digest for digest in digests if not dirfd_stat.exists(context.layout.blob(digest))}

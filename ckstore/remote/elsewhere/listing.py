@@ -15,7 +15,7 @@ from ckstore.model.reports.verify_report import Away, VerifyReport
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted
 from ckstore.objects.documents.elsewhere import holders_at
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos

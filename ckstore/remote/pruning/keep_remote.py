@@ -24,7 +24,7 @@ from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.checkpoints import judge_blobs
 from ckstore.objects.documents.elsewhere import read_elsewhere
-from ckstore.ops.acts import why_of
+from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
@@ -233,7 +233,7 @@ class KeepRemote:
             return ""
         except (CkstoreError, OSError) as error:  # one that cannot be dropped must not keep the others
             return f"it could not be dropped here: {why_of(error)}"
-        reclaim.give_back(context, dropped.digests)
+        reclaim.free_unused(context, dropped.digests)
         return ""
 
 

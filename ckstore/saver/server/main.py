@@ -25,7 +25,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.transfer import EvictReport
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
 from ckstore.objects.publish import IfExists
-from ckstore.ops.acts import describe_os_error, unsafe
+from ckstore.ops.api_calls import describe_os_error, unsafe
 from ckstore.ops.context import Context
 from ckstore.ops.save.lineage import named_parent
 from ckstore.ops.save.recorded import manifest_of, recorded_sources

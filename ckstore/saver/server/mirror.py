@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import dirfd_stat
-from ckstore.ops.acts import describe_error
+from ckstore.ops.api_calls import describe_error
 from ckstore.ops.context import Context
 from ckstore.ops.events import journal_stamp
 from ckstore.ops.mirrored import note_problem

@@ -29,7 +29,7 @@ from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import checkpoints, trash
 from ckstore.objects.layout import Layout
-from ckstore.ops.compact import compact, encode, forms, plan
+from ckstore.ops.compact import compact, encode, encoding_table, plan
 from ckstore.ops.context import Context
 from ckstore.ops.index import reconcile
 from ckstore.ops.refs import find
@@ -739,7 +739,7 @@ def test_what_decodes_to_other_bytes_is_not_relied_on(store: Store, monkeypatch:
         plain[0] ^= 1
         return container.encode_blob(plain, header, source.part)
 
-    monkeypatch.setattr(forms, "encode", wrong)
+    monkeypatch.setattr(encoding_table, "encode", wrong)
     report = store.compact()
 
     assert [skipped.info.step for skipped in report.skipped] == [0]

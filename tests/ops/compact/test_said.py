@@ -10,7 +10,7 @@ import torch
 
 from ckstore import RetentionPolicy, Store
 from ckstore.model.digest import is_digest
-from ckstore.ops.compact import forms
+from ckstore.ops.compact import encoding_table
 
 COUNT = 40_000
 
@@ -200,7 +200,7 @@ def test_what_is_too_far_from_every_base_keeps_the_piece_of_a_dropped_one(
         store.delete(8, now=True)
         store.gc()
         # The next newer one is decoded through two others.
-        monkeypatch.setattr(forms, "PATH_MOST", 2)
+        monkeypatch.setattr(encoding_table, "PATH_MOST", 2)
 
         report = store.compact(keep_newest=1)
 

@@ -56,7 +56,7 @@ def same(loaded: Any, wanted: dict[str, Any]) -> bool:
 def nothing_given_back() -> Iterator[None]:
     """As if the process died after a drop, before it freed anything."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reclaim, "give_back", lambda *_: None)
+        patch.setattr(reclaim, "free_unused", lambda *_: None)
         yield
 
 

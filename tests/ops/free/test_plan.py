@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ckstore import GcPlan, RetentionPolicy, Store
 from ckstore.fs import locks
 from ckstore.objects import trash
-from ckstore.objects.last_names import Judge
+from ckstore.objects.last_links import OpenFileCheck
 from ckstore.objects.staging import Staging
 from ckstore.ops.free import gc, gc_plan, reclaim
 from tests.support.examples import examples
@@ -40,7 +40,7 @@ def dropped(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     store.save(state(1, 3), step=1)
     store.save(state(2, 3), step=2)
     with monkeypatch.context() as patch:
-        patch.setattr(reclaim, "give_back", lambda *_: None)
+        patch.setattr(reclaim, "free_unused", lambda *_: None)
         store.delete(1)
     return store
 
@@ -99,7 +99,7 @@ def test_on_a_quiet_store_all_comes_out_as_planned(  # noqa: PLR0917 - what is d
         store.save(state(*seeds), step=step)
     blobs = {path.read_bytes()[0]: path for path in (store.path / "blobs").rglob("xxh3-*")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reclaim, "give_back", lambda *_: None)
+        patch.setattr(reclaim, "free_unused", lambda *_: None)
         for step in gone & set(range(len(saved))):
             store.delete(step)
     for number in range(stagings):  # as a save that was killed when it had linked to what it needs
@@ -258,13 +258,13 @@ def test_a_dead_save_that_an_opener_sweeps_while_the_plan_is_made_stops_no_gc(
     staging = Staging.create(store._context.layout, "main", 9)
     (Path(str(staging.path)) / "blobs" / f"xxh3-{'0' * 32}").write_bytes(b"1")
     staging.lock.release()
-    is_held = Judge.is_held
+    is_held = OpenFileCheck.is_held
 
-    def swept_before(judge: Judge, last: Any, seen: Any) -> bool:
+    def swept_before(judge: OpenFileCheck, last: Any, seen: Any) -> bool:
         trash.sweep_staging(store._context.layout, {})
         return is_held(judge, last, seen)
 
-    monkeypatch.setattr(Judge, "is_held", swept_before)
+    monkeypatch.setattr(OpenFileCheck, "is_held", swept_before)
     report = store.gc()
 
     assert report.differences == (

@@ -23,7 +23,7 @@ from ckstore.model.checkpoint.refs import parse_ref
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.layout import Layout
-from ckstore.ops.free.reclaim import give_back
+from ckstore.ops.free.reclaim import free_unused
 from ckstore.ops.index.reconcile import chosen, runs_in_doubt
 from ckstore.ops.refs.find import among_all, find
 from tests.support.checkpoint_dirs import checkpoint_dir
@@ -308,7 +308,7 @@ def test_where_the_catalog_refuses_last_links_still_go(store: Store) -> None:
             path.unlink()
 
     with unnoticed():
-        give_back(store._context)
+        free_unused(store._context)
 
     assert [path for path in (store.path / "trash").rglob("*") if path.is_file() and path.name != "manifest.json"] == []
     store.gc()

@@ -31,7 +31,7 @@ def test_a_blob_that_is_claimed_while_it_is_condemned_gets_its_name_back(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A saver links the canonical name between the look at its link count and its rename to trash."""
-    monkeypatch.setattr("ckstore.ops.free.reclaim.give_back", lambda *_: None)
+    monkeypatch.setattr("ckstore.ops.free.reclaim.free_unused", lambda *_: None)
     store.save(drawn(1), step=1)
     blob = max(store.path.glob("blobs/*/*"), key=lambda path: path.stat().st_size)
     store.delete(1)

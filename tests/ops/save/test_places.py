@@ -157,7 +157,7 @@ def test_what_was_published_is_durable_before_a_dead_save_is_taken_apart(
     monkeypatch.setattr(files, "sync_directory", syncing)
     monkeypatch.setattr(os, "unlink", unlinking)
     assert len(trash.sweep_staging(layout, {})) == 1
-    reclaim.give_back(store._context)
+    reclaim.free_unused(store._context)
 
     assert os.listdir(layout.trash.path) == []
     assert {"sync main", "sync staging", "sync trash"} <= set(calls[: calls.index("unlink")])

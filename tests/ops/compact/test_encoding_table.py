@@ -7,12 +7,12 @@ import time
 import pytest
 
 from ckstore.model.manifest.manifest import BlobRecord
-from ckstore.ops.compact.forms import Form, Forms
+from ckstore.ops.compact.encoding_table import EncodingTable, Form
 
 
-def chain(length: int, file_nbytes: int = 1) -> Forms:
+def chain(length: int, file_nbytes: int = 1) -> EncodingTable:
     """Return forms of which blob ``0`` is plain, and each further one is decoded with the one before."""
-    forms = Forms()
+    forms = EncodingTable()
     forms.keep_plain([BlobRecord("0", 100)])
     for i in range(1, length + 1):
         forms.put(str(i), Form(100, BlobRecord(f"file-{i}", file_nbytes), (str(i - 1),)))
@@ -41,7 +41,7 @@ def test_a_path_has_twice_the_plain_bytes_at_most(file_nbytes: int, allowed: boo
 
 
 def test_many_bases_of_many_bases_are_each_looked_at_once() -> None:
-    forms = Forms()
+    forms = EncodingTable()
     forms.keep_plain(BlobRecord(f"0-{i}", 100) for i in range(20))
     for level in range(1, 8):
         for i in range(20):

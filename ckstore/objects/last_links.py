@@ -21,7 +21,7 @@ _CANNOT_ASK = "the kernel does not say here which process has it open"
 
 
 @dataclass(frozen=True, slots=True)
-class LastName:
+class LastLink:
     """The last name of a blob, about to go."""
 
     digest: str
@@ -34,7 +34,7 @@ class LastName:
         return self.status.st_dev, self.status.st_ino
 
 
-class Judge:
+class OpenFileCheck:
     """Says of last names whether a process has the blob open."""
 
     def __init__(self, *, leases: bool) -> None:
@@ -42,7 +42,7 @@ class Judge:
         self.unseen_count: int | None = 0
         self._leases = leases
 
-    def look_for(self, lasts: Iterable[LastName]) -> holders.Scan:
+    def look_for(self, lasts: Iterable[LastLink]) -> holders.Scan:
         """Look at all processes once: after a rename to trash, so that no process can find the way to the file."""
         seen = holders.find_holders([last.inode for last in lasts])
         before, now = self.unseen_count, seen.unseen_count
@@ -53,18 +53,18 @@ class Judge:
         """What the kernel says, where it can be asked; a look at all processes comes before or after this."""
         return self._leases and holders.holding_of(path) is not holders.Holding.FREE
 
-    def is_held(self, last: LastName, seen: holders.Scan) -> bool:
+    def is_held(self, last: LastLink, seen: holders.Scan) -> bool:
         """Whether a blob has to stay: it is open, or nothing can be asked."""
         if self._is_blind(seen):
             return True
         return last.inode in seen.holders or self.may_be_open(last.path)
 
-    def held(self, last: LastName, seen: holders.Scan) -> HeldBlob:
+    def held(self, last: LastLink, seen: holders.Scan) -> HeldBlob:
         """Return what is to be said of a blob that stays."""
         why = _BLIND if self._is_blind(seen) else why_unasked(last.path)
         return HeldBlob(last.digest, last.status.st_size, tuple(seen.holders.get(last.inode, ())), why)
 
-    def is_open(self, last: LastName) -> bool:
+    def is_open(self, last: LastLink) -> bool:
         """As `is_held`, of one file; where the kernel can be asked, the processes are not looked at."""
         if self._leases:
             return self.may_be_open(last.path)
@@ -93,7 +93,7 @@ class NameCount:
     def __init__(self) -> None:
         self.counts: Counter[holders.Inode] = Counter()  # inode -> how many names were counted
         # Inode -> the first of them, or the one in ``blobs/`` of those that gc goes to, with the file's status.
-        self.first: dict[holders.Inode, LastName] = {}
+        self.first: dict[holders.Inode, LastLink] = {}
 
     def add(self, digest: str, path: StorePath, status: os.stat_result | None = None) -> os.stat_result | None:
         """Count a name, if there is a file; return the file's status if this is its last name."""
@@ -106,7 +106,7 @@ class NameCount:
         inode = status.st_dev, status.st_ino
         self.counts[inode] += 1
         if inode not in self.first:
-            self.first[inode] = LastName(digest, path, status)
+            self.first[inode] = LastLink(digest, path, status)
         return status if self.counts[inode] == status.st_nlink else None
 
     def add_checkpoint(self, folder: StorePath, held: StorePath) -> list[str]:
@@ -127,10 +127,10 @@ class NameCount:
                 continue
             for name, status in found.items():
                 if stat.S_ISREG(status.st_mode):
-                    self.first[status.st_dev, status.st_ino] = LastName(name, by_name[name], status)
+                    self.first[status.st_dev, status.st_ino] = LastLink(name, by_name[name], status)
                     self.add(name, by_name[name], status)
 
-    def lasts(self) -> list[LastName]:
+    def lasts(self) -> list[LastLink]:
         """Return the first name of each inode whose names were all counted, in the order of digests."""
         gone = [name for inode, name in self.first.items() if self.counts[inode] == name.status.st_nlink]
         return sorted(gone, key=lambda name: (name.digest, str(name.path)))

@@ -66,7 +66,7 @@ def _forget_in_child() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def act(method: Callable[P, R]) -> Callable[P, R]:
+def api_call(method: Callable[P, R]) -> Callable[P, R]:
     """Make a public function one act of its first argument, and all its errors ckstore's.
 
     That argument is a path, or has `_act_places()`, which gives what two acts must not have in common.
@@ -79,7 +79,7 @@ def act(method: Callable[P, R]) -> Callable[P, R]:
     return _as_act(method, _places)
 
 
-def act_in_memory(method: Callable[P, R]) -> Callable[P, R]:
+def api_call_in_memory(method: Callable[P, R]) -> Callable[P, R]:
     """Make a method of a store an act that asks the filesystem nothing: stores are told apart by their paths alone."""
     return _as_act(method, lambda first: (first.path,))
 

@@ -32,7 +32,7 @@ class Form(NamedTuple):
     bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
 
 
-class Forms:
+class EncodingTable:
     """The form of each plain blob that was met, by its digest. What is settled stays so, or is forgotten again."""
 
     def __init__(self) -> None:
@@ -149,10 +149,10 @@ class Encoded:
     encoded_bytes: int = 0
 
 
-class Settler:
+class EncodingPlanner:
     """Settles forms, and stages the encoded files."""
 
-    def __init__(self, forms: Forms, orphans: Orphans) -> None:
+    def __init__(self, forms: EncodingTable, orphans: Orphans) -> None:
         self.encoded = Encoded()  # what was encoded
         self._forms = forms
         self._orphans = orphans
