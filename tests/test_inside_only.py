@@ -94,7 +94,7 @@ OPENED = {
     "integrations/fsspec/transaction.py: local.open(mode)": "a file of this process's own transaction",
     'ops/report/metrics.py: open(fd, "wb")': "a descriptor",
     'ops/report/html.py: asset.read_text(encoding="utf-8")': "a part of the page, in the package",
-    'ranks/who.py: Path(f"/proc/{pid}/stat").read_bytes()': "the kernel's",
+    'ranks/rank_identity.py: Path(f"/proc/{pid}/stat").read_bytes()': "the kernel's",
     'ops/save/saver_of.py: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")': "the kernel's",
 }
 """Calls outside fs/ that open a file by its path and read it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckstore.errors import BadInput
 from ckstore.model.manifest.shards import ATTEMPT_MOST_CHARS, WORLD_SIZE_MOST
 from ckstore.model.names import check_run, check_step
-from ckstore.ranks.who import Who
+from ckstore.ranks.rank_identity import RankIdentity
 
 
 def attempt_here(attempt: str | None) -> str:
@@ -57,7 +57,7 @@ class AsRank:
     run: str
     step: object
 
-    def who(self) -> Who:
+    def who(self) -> RankIdentity:
         """Return this process as a rank."""
         ranks: object = self.ranks
         if not isinstance(ranks, Ranks):
@@ -77,4 +77,4 @@ class AsRank:
         if len(attempt) > ATTEMPT_MOST_CHARS:
             raise BadInput(f"attempt must have at most {ATTEMPT_MOST_CHARS} characters, got {len(attempt)}")
         step = check_step(self.step)
-        return Who.here(self.run, step, ranks.rank, world_size=ranks.world_size, attempt=attempt)
+        return RankIdentity.here(self.run, step, ranks.rank, world_size=ranks.world_size, attempt=attempt)

@@ -17,32 +17,32 @@ from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import Request
 from ckstore.ops.save.tolerance import is_of_storage
-from ckstore.ranks.by_files import FilesMeeting, Pace
-from ckstore.ranks.join import beside
+from ckstore.ranks.file_rendezvous import Backoff, FileRendezvous
 from ckstore.ranks.meeting import reason_of
+from ckstore.ranks.merged_checkpoint import MergedCheckpoint
 from ckstore.ranks.outcome import error_of, given_up, is_of_try, lost, now_at, published, stuck, take_hidden, with_news
-from ckstore.ranks.who import Document
-from ckstore.ranks.whole import Whole
+from ckstore.ranks.part_merger import beside
+from ckstore.ranks.rank_identity import Document
 from ckstore.ranks.work import RankWork, WorkWatch
 
 
 @dataclass(frozen=True, slots=True)
-class Deciding:
+class Coordinator:
     """One rank, while it waits for the others."""
 
     context: Context  # the store
-    meeting: FilesMeeting  # where they meet
+    meeting: FileRendezvous  # where they meet
     work: RankWork  # how long it waits, and who is told how far it is
     request: Request | None = None  # what the caller wants; None: this rank has failed, and only sees how it ends
 
     def wait(self, staging: Staging) -> CheckpointInfo:
         """Return the checkpoint of all, once it is published; `staging` is the part of this rank."""
-        meeting, pace = self.meeting, Pace()
+        meeting, pace = self.meeting, Backoff()
         while True:
             self.work.doing("looked at what the others say")
             outcome = meeting.outcome()
             if outcome is not None:
-                self._see_the_rest(outcome)
+                self._await_follow_up(outcome)
                 return self._ended(outcome)
             if meeting.is_over():
                 info = self._published()
@@ -67,7 +67,7 @@ class Deciding:
 
     def _see_it_end(self) -> None:
         """Stay until all ranks have come, and so learn why nothing is published, or the deadline has passed."""
-        pace = Pace()
+        pace = Backoff()
         with suppress(CkstoreError):  # the caller raises why this rank failed
             while self.meeting.outcome() is None and not self.meeting.is_over() and self._decide(None) is None:
                 if self.work.is_late:
@@ -112,7 +112,7 @@ class Deciding:
         try:
             self.work.doing("joined the parts")
             watch = WorkWatch(self.work, self._committed, meeting.take_back_publishing)
-            whole = Whole(parts, who.attempt, beside)
+            whole = MergedCheckpoint(parts, who.attempt, beside)
             info = whole.publish(self.context, self.request, watch, meeting.say_publishing)
         except BaseException as error:
             reclaim.discard(self.context, staging, error)  # on a full disk, there is room then to say why
@@ -230,13 +230,13 @@ class Deciding:
             return info_of(self.context, found.manifest, found.manifest_id, key=found.key)
         return known
 
-    def _see_the_rest(self, outcome: Document) -> None:
+    def _await_follow_up(self, outcome: Document) -> None:
         """Wait until the rank that published is done with what follows: its tags, and the policy of the store."""
         if "published" not in outcome:
             return
         self.work.decided(info_from(dict(outcome["info"])))
         # The lock on deciding is held until then, so it says when; the deadline ends the wait in any case.
-        pace = Pace()
+        pace = Backoff()
         while not self.work.is_late:
             following = self.meeting.deciding()
             if following is not None:

@@ -1,7 +1,7 @@
 """Where the ranks of one save meet: what each says to all, and who has not said it yet.
 
-There are two such places: files in the store (`ranks/by_files`), and a process group (`integrations/dcp/group`). In
-both a rank says the same: ``rank`` when it has come, ``part`` when its part is staged.
+There are two such places: files in the store (`ranks/file_rendezvous`), and a process group (`integrations/dcp/group`).
+In both a rank says the same: ``rank`` when it has come, ``part`` when its part is staged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
-from ckstore.ranks.who import Document, Who, named, what_became_of
+from ckstore.ranks.rank_identity import Document, RankIdentity, named, what_became_of
 
 _MEANT = ("run", "step", "store", "hash", "chunk_bytes")
 """What a rank means to save, and where: all ranks must say the same."""
@@ -25,7 +25,7 @@ class Meeting(ABC):
     UNSAID: ClassVar[Mapping[str, str]]
     """What is to be said of a rank that has not said this; in the order in which a rank says these."""
 
-    def __init__(self, who: Who) -> None:
+    def __init__(self, who: RankIdentity) -> None:
         self.who = who  # this process
 
     @abstractmethod

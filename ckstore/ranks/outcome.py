@@ -16,9 +16,9 @@ from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.layout import Layout
 from ckstore.objects.publish import hidden_at
-from ckstore.ranks.by_files import FilesMeeting, elsewhere
+from ckstore.ranks.file_rendezvous import FileRendezvous, elsewhere
 from ckstore.ranks.meeting import failed_on_all
-from ckstore.ranks.who import Document, Who, named
+from ckstore.ranks.rank_identity import Document, RankIdentity, named
 
 
 def published(info: CheckpointInfo) -> Document:
@@ -26,7 +26,7 @@ def published(info: CheckpointInfo) -> Document:
     return {"published": info.id, "info": info_json(replace(info, counters=None))}
 
 
-def given_up(layout: Layout, meeting: FilesMeeting) -> Document:
+def given_up(layout: Layout, meeting: FileRendezvous) -> Document:
     """Return the outcome of a try whose deadline has passed before all parts were staged."""
     others = elsewhere(layout, meeting.who)
     if others:
@@ -36,7 +36,7 @@ def given_up(layout: Layout, meeting: FilesMeeting) -> Document:
     return {"missing": sorted(behind), "said": "; ".join(said)}
 
 
-def stuck(meeting: FilesMeeting, publishing: Mapping[int, Document]) -> Document:
+def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Document:
     """Return the outcome of a try in which a rank has the lock and stands still; `publishing` is what ranks said."""
     became = meeting.became()
     said = [
@@ -47,7 +47,7 @@ def stuck(meeting: FilesMeeting, publishing: Mapping[int, Document]) -> Document
     return {"stuck": "; ".join(said) or "another rank is still publishing it long after the deadline"}
 
 
-def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
+def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
     """Return the outcome of a try that may have been published and is at its place no more; None: it was not."""
     # A rank that died after its rename has said nothing, and another try may have replaced what it published: to
     # publish once more would put the older try in the place of the newer one.
@@ -61,7 +61,7 @@ def lost(layout: Layout, meeting: FilesMeeting) -> Document | None:
     return {"lost": "; ".join(said)} if said else None
 
 
-def _is_unpublished(layout: Layout, who: Who, staging: str) -> bool:
+def _is_unpublished(layout: Layout, who: RankIdentity, staging: str) -> bool:
     """Whether the whole of this try still lies in a staging directory, or is not complete there yet."""
     try:
         with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix):
@@ -73,12 +73,12 @@ def _is_unpublished(layout: Layout, who: Who, staging: str) -> bool:
         return layout.shared and _find_hidden(layout, who, take=False)
 
 
-def take_hidden(layout: Layout, who: Who) -> None:
+def take_hidden(layout: Layout, who: RankIdentity) -> None:
     """Move to trash what a rank of this try, which stands still, has under the hidden name of a shared filesystem."""
     _find_hidden(layout, who, take=True)
 
 
-def _find_hidden(layout: Layout, who: Who, *, take: bool) -> bool:
+def _find_hidden(layout: Layout, who: RankIdentity, *, take: bool) -> bool:
     """Whether a rank of this try has the hidden name of its step; with `take` it is moved to trash."""
     path = hidden_at(layout, who.run, who.step)
     statx.refresh(path.parent)  # this host may remember that the name is free
@@ -94,7 +94,7 @@ def _find_hidden(layout: Layout, who: Who, *, take: bool) -> bool:
     return False
 
 
-def is_of_try(manifest: Manifest, who: Who) -> bool:
+def is_of_try(manifest: Manifest, who: RankIdentity) -> bool:
     """Whether this is what the ranks of a try made."""
     return manifest.ranks is not None and manifest.ranks.attempt == who.attempt
 
@@ -117,7 +117,7 @@ def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
     return replace(info, warnings=(*info.warnings, f"{info.name} {short_id(info.id)} {now}"))
 
 
-def error_of(meeting: FilesMeeting, outcome: Document) -> CkstoreError:
+def error_of(meeting: FileRendezvous, outcome: Document) -> CkstoreError:
     """Return what each rank raises for a try that did not publish."""
     who = meeting.who
     again = "save again when all ranks run"

@@ -1,7 +1,7 @@
 """A part: what one rank stages of a checkpoint. It lies in a staging directory of its own, with a manifest of its own.
 
-The rank holds that directory's lock until the parts were joined (`ranks/join`) or given up. The manifest of a part is
-checked as every manifest is; what only the join needs is in its metadata.
+The rank holds that directory's lock until the parts were joined (`ranks/part_merger`) or given up. The manifest of a
+part is checked as every manifest is; what only the join needs is in its metadata.
 """
 
 from __future__ import annotations

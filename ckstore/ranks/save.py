@@ -17,11 +17,11 @@ from ckstore.ops.save.commit import CommitOptions, capture_files
 from ckstore.ops.save.gather import step_in_name
 from ckstore.ops.save.save import Request, failing_as_save
 from ckstore.ranks.attempt import AsRank
-from ckstore.ranks.by_files import FilesMeeting
-from ckstore.ranks.decide import Deciding
+from ckstore.ranks.decide import Coordinator
+from ckstore.ranks.file_rendezvous import FileRendezvous
 from ckstore.ranks.outcome import is_of_try
 from ckstore.ranks.part import Content, stage_part
-from ckstore.ranks.who import Who
+from ckstore.ranks.rank_identity import RankIdentity
 from ckstore.ranks.work import RankWork
 from ckstore.tensors.capture import Captured, capture
 
@@ -57,7 +57,9 @@ def commit_files(
     return replace(info, warnings=(*said, *info.warnings))
 
 
-def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], timeout_s: float) -> CheckpointInfo:
+def save_as_rank(
+    context: Context, who: RankIdentity, prepare: Callable[[], Prepared], timeout_s: float
+) -> CheckpointInfo:
     """Save what `prepare` gives as the part of one rank; return the checkpoint of all, once it is published.
 
     What `prepare` raises is told to the other ranks, too. It is called in this thread: the state is the caller's. After
@@ -83,8 +85,8 @@ def save_as_rank(context: Context, who: Who, prepare: Callable[[], Prepared], ti
 def _fail(context: Context, work: RankWork, error: BaseException) -> None:
     """Tell the other ranks that this one has failed before it had anything to stage."""
     # Whatever fails here: the error is the news.
-    with suppress(CkstoreError, OSError), FilesMeeting.enter(context.layout, work.who) as meeting:
-        Deciding(context, meeting, work).fail(error)
+    with suppress(CkstoreError, OSError), FileRendezvous.enter(context.layout, work.who) as meeting:
+        Coordinator(context, meeting, work).fail(error)
 
 
 def _save(context: Context, work: RankWork, request: Request, captured: Captured) -> CheckpointInfo:
@@ -92,9 +94,9 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
     _refuse_duplicate(context, who)
     with (
         failing_as_save(context, f"saving {request.run}@{request.step} at {who}"),
-        FilesMeeting.enter(context.layout, who) as meeting,
+        FileRendezvous.enter(context.layout, who) as meeting,
     ):
-        deciding = Deciding(context, meeting, work, request)
+        deciding = Coordinator(context, meeting, work, request)
         try:
             # After the meeting was entered: so the others learn of a failure, and of a second process of this rank.
             staging = stage_part(context, work, Content(captured, {}), request.patience)
@@ -110,7 +112,7 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
             reclaim.discard(context, staging)  # the whole has links of its own to all that was staged
 
 
-def _refuse_duplicate(context: Context, who: Who) -> None:
+def _refuse_duplicate(context: Context, who: RankIdentity) -> None:
     if any(is_of_try(found.manifest, who) for found in published_of_step(context.layout, who.run, who.step)):
         msg = f"{who.name} was saved by all ranks of this try already"
         came = f"{who} came a second time, or too late; a new try needs another"

@@ -20,7 +20,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.progress import Progress
 from ckstore.ops.context import SaveWatch
 from ckstore.ops.pace import pause
-from ckstore.ranks.who import Who
+from ckstore.ranks.rank_identity import RankIdentity
 
 R = TypeVar("R")
 
@@ -43,7 +43,7 @@ class RankWork:
         grace_s: How long besides if it is publishing; None: as long again, and at least `GRACE_LEAST_S`.
     """
 
-    def __init__(self, who: Who, timeout_s: float, grace_s: float | None = None) -> None:
+    def __init__(self, who: RankIdentity, timeout_s: float, grace_s: float | None = None) -> None:
         self.who = who
         self.timeout_s = timeout_s
         self.grace_s = max(GRACE_LEAST_S, timeout_s) if grace_s is None else grace_s

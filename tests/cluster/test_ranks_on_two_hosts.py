@@ -22,8 +22,8 @@ from ckstore.objects import publish
 from ckstore.ranks import outcome as outcomes
 from ckstore.ranks import save as save_of_ranks
 from ckstore.ranks import work
-from ckstore.ranks.by_files import FilesMeeting
-from ckstore.ranks.decide import Deciding
+from ckstore.ranks.decide import Coordinator
+from ckstore.ranks.file_rendezvous import FileRendezvous
 from tests.support.requirements import require_fuse, require_root
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_blobs, check_links
@@ -134,10 +134,10 @@ def test_a_rank_that_publishes_under_the_hidden_name_of_its_step_is_waited_for(
 ) -> None:
     """The rank of the other host decides while it does so."""
     first, is_hidden, has_decided = threading.Lock(), threading.Event(), threading.Event()
-    real_listed, real_decide = publish._sound_of_step, Deciding._decide_alone
-    real_say, real_stop = FilesMeeting.say_publishing, Deciding._stop_publishers
+    real_listed, real_decide = publish._sound_of_step, Coordinator._decide_alone
+    real_say, real_stop = FileRendezvous.say_publishing, Coordinator._stop_publishers
 
-    def decide_alone(deciding: Deciding, staging: Any) -> Any:
+    def decide_alone(deciding: Coordinator, staging: Any) -> Any:
         if not first.acquire(blocking=False):
             assert is_hidden.wait(PATIENT_S)
         return real_decide(deciding, staging)
@@ -148,21 +148,21 @@ def test_a_rank_that_publishes_under_the_hidden_name_of_its_step_is_waited_for(
             assert has_decided.wait(PATIENT_S)
         return real_listed(*given)
 
-    def say_publishing(meeting: FilesMeeting, staging: str) -> None:
+    def say_publishing(meeting: FileRendezvous, staging: str) -> None:
         real_say(meeting, staging)
         if is_hidden.is_set():
             has_decided.set()
 
-    def stop_publishers(deciding: Deciding) -> Any:
+    def stop_publishers(deciding: Coordinator) -> Any:
         try:
             return real_stop(deciding)
         finally:
             has_decided.set()
 
     monkeypatch.setattr(publish, "_sound_of_step", listed)
-    monkeypatch.setattr(Deciding, "_decide_alone", decide_alone)
-    monkeypatch.setattr(Deciding, "_stop_publishers", stop_publishers)
-    monkeypatch.setattr(FilesMeeting, "say_publishing", say_publishing)
+    monkeypatch.setattr(Coordinator, "_decide_alone", decide_alone)
+    monkeypatch.setattr(Coordinator, "_stop_publishers", stop_publishers)
+    monkeypatch.setattr(FileRendezvous, "say_publishing", say_publishing)
     answers = together(
         hosts,
         lambda store, rank: store.save(state(rank, 1), 1, ranks=Ranks(rank, RANKS, "a", timeout_s=PATIENT_S)).id,
@@ -176,7 +176,7 @@ def test_a_rank_that_publishes_under_the_hidden_name_of_its_step_is_waited_for(
 def test_a_rank_that_is_late_fences_those_that_publish_before_it_says_that_one_is_missing(
     hosts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_listed, real_given_up, real_say_part = publish._sound_of_step, outcomes.given_up, FilesMeeting.say_part
+    real_listed, real_given_up, real_say_part = publish._sound_of_step, outcomes.given_up, FileRendezvous.say_part
     gives_up, is_hidden, was_told = threading.Event(), threading.Event(), threading.Event()
 
     def given_up(*given: Any) -> Any:
@@ -185,7 +185,7 @@ def test_a_rank_that_is_late_fences_those_that_publish_before_it_says_that_one_i
         assert is_hidden.wait(PATIENT_S)
         return outcome
 
-    def say_part(meeting: FilesMeeting, staging: str) -> None:
+    def say_part(meeting: FileRendezvous, staging: str) -> None:
         if meeting.who.rank == RANKS - 1:
             assert gives_up.wait(PATIENT_S)
         real_say_part(meeting, staging)
@@ -205,7 +205,7 @@ def test_a_rank_that_is_late_fences_those_that_publish_before_it_says_that_one_i
 
     monkeypatch.setattr(publish, "_sound_of_step", listed)
     monkeypatch.setattr("ckstore.ranks.decide.given_up", given_up)
-    monkeypatch.setattr(FilesMeeting, "say_part", say_part)
+    monkeypatch.setattr(FileRendezvous, "say_part", say_part)
     answers = together(hosts, save, list(range(RANKS)))
 
     assert all(isinstance(answer, MissingRanks) for answer in answers.values()), answers
@@ -285,7 +285,7 @@ def test_a_rank_that_cannot_fence_the_other_host_does_not_say_that_nothing_was_p
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(publish, "_hide", full)
-    monkeypatch.setattr(FilesMeeting, "fence", full)
+    monkeypatch.setattr(FileRendezvous, "fence", full)
     answers = together(
         hosts,
         lambda store, rank: store.save(state(rank, 1), 1, ranks=Ranks(rank, RANKS, "a", timeout_s=2.0)).id,
@@ -339,16 +339,16 @@ def fork_and_kill(place: Path, moment: str) -> int:
             def die(*_: object, **__: object) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-            said = FilesMeeting.say_part
+            said = FileRendezvous.say_part
 
-            def say_and_die(meeting: FilesMeeting, staging: str) -> None:
+            def say_and_die(meeting: FileRendezvous, staging: str) -> None:
                 said(meeting, staging)
                 die()
 
             if moment == "while it stages":
                 patch.setattr(save_of_ranks, "stage_part", die)
             else:
-                patch.setattr(FilesMeeting, "say_part", say_and_die)
+                patch.setattr(FileRendezvous, "say_part", say_and_die)
             patch.setattr(socket, "gethostname", lambda: "two")
             Store.open(place).save(state(1, 1), 1, ranks=Ranks(1, RANKS, "a", timeout_s=PATIENT_S))
         finally:

@@ -83,7 +83,7 @@ LINEAGE = [
     Mutant(
         "the rank that loaded says what is continued",
         "only-the-publishing-rank-is-asked",
-        "Whole._parent",
+        "MergedCheckpoint._parent",
         " or next(iter(said), None)",
         "",
         f"{_TABLE}::test_where_one_rank_loads_for_all_it_does_not_matter_which_one_publishes",

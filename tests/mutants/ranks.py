@@ -13,7 +13,7 @@ RANKS = [
     Mutant(
         "who acknowledges the rename of another rank syncs it itself (rule F)",
         "ranks-acknowledge-unsynced",
-        "Deciding._published",
+        "Coordinator._published",
         "            files.sync_directory(folder)\n",
         "            pass\n",
         f"{_MEETING}::test_a_rank_acknowledges_the_rename_of_another_only_when_it_has_synced_it_itself",
@@ -49,7 +49,7 @@ RANKS = [
     Mutant(
         "what a rank that died may have published is not published again",
         "ranks-publish-twice",
-        "Deciding._decide_alone",
+        "Coordinator._decide_alone",
         "        if gone is not None:\n",
         "        if gone is not None and False:\n",
         f"{_STILL}::test_a_late_rank_does_not_put_an_older_try_in_the_place_of_a_newer_one",
@@ -70,7 +70,7 @@ RANKS = [
         "sealed",
         "            self.unknown = error\n",
         "",
-        "tests/ranks/test_apart.py::test_an_answer_that_is_lost_at_the_commit_is_said_to_be_unknown_and_saving_again_finds_it",
+        "tests/ranks/test_nodes_without_shared_store.py::test_an_answer_that_is_lost_at_the_commit_is_said_to_be_unknown_and_saving_again_finds_it",
         "RemoteUnavailable",
     ),
     Mutant(
@@ -79,7 +79,7 @@ RANKS = [
         "publish_apart",
         "    if request.step is not None:\n        list_step(context, remote, request.run, request.step)\n",
         "",
-        "tests/ranks/test_apart.py::test_a_step_that_another_node_saved_is_refused_and_the_same_state_is_no_error",
+        "tests/ranks/test_nodes_without_shared_store.py::test_a_step_that_another_node_saved_is_refused_and_the_same_state_is_no_error",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -88,7 +88,7 @@ RANKS = [
         "_adopt",
         "    if not of_step or of_step[-1].order < info.order:\n",
         "    if True:\n",
-        "tests/ranks/test_apart.py::test_a_rank_that_stood_still_leaves_a_later_checkpoint_in_its_place",
+        "tests/ranks/test_nodes_without_shared_store.py::test_a_rank_that_stood_still_leaves_a_later_checkpoint_in_its_place",
         "assert",
     ),
     Mutant(
@@ -103,7 +103,7 @@ RANKS = [
     Mutant(
         "a rank that is late stops the ranks of other hosts that publish",
         "late-rank-lets-others-publish",
-        "Deciding._give_up",
+        "Coordinator._give_up",
         "        if outcome is None or self.context.layout.shared:\n",
         "        if outcome is None:\n",
         f"{_HOSTS}::test_a_rank_that_is_late_fences_those_that_publish_before_it_says_that_one_is_missing",
@@ -130,7 +130,7 @@ RANKS = [
     Mutant(
         "a rank that cannot fence the others does not say that nothing was published",
         "unfenced-says-failed",
-        "Deciding._stop_publishers",
+        "Coordinator._stop_publishers",
         'raise UnknownOutcome(msg, hint="look at the disk; ckstore log says whether it is there") from error',
         "raise error",
         f"{_HOSTS}::test_a_rank_that_cannot_fence_the_other_host_does_not_say_that_nothing_was_published",

@@ -964,7 +964,7 @@ REMOTES = [
         "Push._send_under",
         "        is_new = delta is None and self._there.has_looked\n",
         "        is_new = delta is None\n",
-        "tests/ranks/test_apart.py::test_a_checkpoint_of_two_nodes_is_at_the_remote_and_each_node_keeps_its_part",
+        "tests/ranks/test_nodes_without_shared_store.py::test_a_checkpoint_of_two_nodes_is_at_the_remote_and_each_node_keeps_its_part",
         "BytesElsewhere",
     ),
     Mutant(

@@ -47,7 +47,7 @@ STRICT = [
     Mutant(
         "keys that are no strings come back from `dcp.save` as they were",
         "keys-become-text",
-        "Join.key",
+        "PartMerger.key",
         "self._keys.get(path, {}).get(text, text)",
         "text",
         f"{_LOADS}::test_numbers_that_are_keys_stay_numbers_and_the_optimizer_goes_on",

@@ -17,28 +17,28 @@ from tests.protocol.search import Explored, Step, explore
 from tests.protocol.switches import Switches
 
 _SAVE = "ranks.save._save"
-_PART = "ranks.by_files.FilesMeeting.say_part"
-_FAIL = "ranks.decide.Deciding.fail"
+_PART = "ranks.file_rendezvous.FileRendezvous.say_part"
+_FAIL = "ranks.decide.Coordinator.fail"
 _GIVES_UP = "ranks.work.RankWork._end_now"
-_LOCK = "ranks.by_files.FilesMeeting.deciding"
-_DECIDE = "ranks.decide.Deciding._decide_alone"
+_LOCK = "ranks.file_rendezvous.FileRendezvous.deciding"
+_DECIDE = "ranks.decide.Coordinator._decide_alone"
 _LOST = "ranks.outcome.lost"
-_STAGE = "ranks.whole.Whole.publish"
-_PUBLISHING = "ranks.by_files.FilesMeeting.say_publishing"
-_LINK = "ranks.whole.Whole._link_parts"
+_STAGE = "ranks.merged_checkpoint.MergedCheckpoint.publish"
+_PUBLISHING = "ranks.file_rendezvous.FileRendezvous.say_publishing"
+_LINK = "ranks.merged_checkpoint.MergedCheckpoint._link_parts"
 _HIDE = "objects.publish._hide"
 _TAKE_AWAY = "objects.publish._took_away"
 _TAKE_HIDDEN = "ranks.outcome.take_hidden"
 _RENAME = "objects.publish.give_name"
 _SYNC = "objects.publish.sync_parents"
 _DROP = "ops.free.drop.drop"
-_OUTCOME = "ranks.by_files.FilesMeeting.say_outcome"
-_COMMITTED = "ranks.decide.Deciding._committed"
-_ENDED = "ranks.decide.Deciding._ended"
-_FENCE = "ranks.by_files.FilesMeeting.fence"
-_MOVE = "ranks.decide.Deciding._stop_publishers"
-_GIVE_UP = "ranks.decide.Deciding._give_up"
-_PUBLISHED = "ranks.decide.Deciding._published"
+_OUTCOME = "ranks.file_rendezvous.FileRendezvous.say_outcome"
+_COMMITTED = "ranks.decide.Coordinator._committed"
+_ENDED = "ranks.decide.Coordinator._ended"
+_FENCE = "ranks.file_rendezvous.FileRendezvous.fence"
+_MOVE = "ranks.decide.Coordinator._stop_publishers"
+_GIVE_UP = "ranks.decide.Coordinator._give_up"
+_PUBLISHED = "ranks.decide.Coordinator._published"
 _SWEEP = "objects.trash.sweep_staging"
 
 _NO_LOCKS = (-1, -1)
@@ -55,18 +55,18 @@ class RankRules(Switches):
     hosts: int = 1
     deaths: int = 1
     replaced: bool = True
-    decides_alone: bool = True  # FilesMeeting.deciding: one rank at a time has the lock
-    all_parts: bool = True  # Deciding._decide_alone: without all parts it gives up
+    decides_alone: bool = True  # FileRendezvous.deciding: one rank at a time has the lock
+    all_parts: bool = True  # Coordinator._decide_alone: without all parts it gives up
     looks_first: bool = True  # the same: whether a rank that died has published
-    syncs_itself: bool = True  # Deciding._published: the rename of another rank is made durable
+    syncs_itself: bool = True  # Coordinator._published: the rename of another rank is made durable
     outcome_has_info: bool = True  # outcome.published: what was published, not where
-    first_counts: bool = True  # Deciding._committed: the outcome that was said first
-    fences: bool = True  # Deciding._give_up: before it gives up a rank that has the lock
+    first_counts: bool = True  # Coordinator._committed: the outcome that was said first
+    fences: bool = True  # Coordinator._give_up: before it gives up a rank that has the lock
     fences_hosts: bool = True  # the same: before any failure is said, if locks do not reach the other hosts
-    takes_hidden: bool = True  # Deciding._stop_publishers: what has the hidden name is moved away as well
-    fence_first: bool = True  # FilesMeeting.fence: the fence is written, then what is being published is read
+    takes_hidden: bool = True  # Coordinator._stop_publishers: what has the hidden name is moved away as well
+    fence_first: bool = True  # FileRendezvous.fence: the fence is written, then what is being published is read
     sees_fence: bool = (
-        True  # FilesMeeting.say_publishing: it is written what is published, then the fence is looked for
+        True  # FileRendezvous.say_publishing: it is written what is published, then the fence is looked for
     )
     looks_for_lost: bool = True  # outcome.lost: whether a rank that died has published what was dropped since
     spares_hidden: bool = True  # the same: what has the hidden name is not lost

@@ -18,8 +18,8 @@ import ckstore
 from ckstore import Ranks, Store
 from ckstore.objects import publish
 from ckstore.ranks import work
-from ckstore.ranks.by_files import FilesMeeting
-from ckstore.ranks.whole import Whole
+from ckstore.ranks.file_rendezvous import FileRendezvous
+from ckstore.ranks.merged_checkpoint import MergedCheckpoint
 from ckstore.ranks.work import GRACE_LEAST_S, RankWork
 
 
@@ -46,8 +46,8 @@ def stop_at(moment: str) -> ExitStack:
     if not moment:
         return patched
     place, name, before = {
-        "staged": (FilesMeeting, "say_part", False),
-        "joining": (Whole, "_link_parts", True),
+        "staged": (FileRendezvous, "say_part", False),
+        "joining": (MergedCheckpoint, "_link_parts", True),
         "publishing": (RankWork, "publishing", False),
         "renamed": (publish, "sync_parents", True),
     }[moment]

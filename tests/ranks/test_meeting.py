@@ -15,8 +15,8 @@ from ckstore import CannotStore, DamagedBlob, MissingRanks, RankFailed, Ranks, S
 from ckstore.fs import files
 from ckstore.ops.save.save import save_staged
 from ckstore.ranks import work
-from ckstore.ranks.by_files import FilesMeeting
-from ckstore.ranks.who import Who
+from ckstore.ranks.file_rendezvous import FileRendezvous
+from ckstore.ranks.rank_identity import RankIdentity
 
 TIMEOUT_S = 120.0
 
@@ -61,8 +61,8 @@ def test_however_many_ranks_fail_at_length_the_others_learn_all_of_it(store: Sto
 
 
 def test_a_message_that_no_document_may_hold_is_cut(store: Store) -> None:
-    who = Who.here("main", 1, 0, world_size=2, attempt="a")
-    with FilesMeeting.enter(store._context.layout, who) as meeting:
+    who = RankIdentity.here("main", 1, 0, world_size=2, attempt="a")
+    with FileRendezvous.enter(store._context.layout, who) as meeting:
         meeting.say_failed("\N{GRINNING FACE}" * 2**20)
 
         assert set(meeting.hear("failed")[0]["why"]) == {"\N{GRINNING FACE}"}
@@ -74,7 +74,7 @@ def test_a_rank_that_cannot_say_why_it_failed_still_fails_with_the_reason(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(FilesMeeting, "say_failed", full)
+    monkeypatch.setattr(FileRendezvous, "say_failed", full)
 
     with pytest.raises(CannotStore, match="state"):
         save(store, 0, 2, state=object())
@@ -85,7 +85,7 @@ def test_a_rank_that_publishes_for_ever_is_waited_for_as_long_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "GRACE_LEAST_S", 0.1)
-    monkeypatch.setattr(FilesMeeting, "deciding", lambda _: None)
+    monkeypatch.setattr(FileRendezvous, "deciding", lambda _: None)
 
     with pytest.raises(RankFailed, match="still publishing"):
         save(store, 0, 2, timeout=0.1)
@@ -93,8 +93,8 @@ def test_a_rank_that_publishes_for_ever_is_waited_for_as_long_again(
 
 
 def test_a_document_that_a_power_cut_left_empty_is_damage(store: Store) -> None:
-    who = Who.here("main", 1, 0, world_size=2, attempt="a")
-    with FilesMeeting.enter(store._context.layout, who) as meeting:
+    who = RankIdentity.here("main", 1, 0, world_size=2, attempt="a")
+    with FileRendezvous.enter(store._context.layout, who) as meeting:
         for number, text in enumerate(("", "[1]", "{")):
             name = f"part-{number}.json"
             (store.path / "staging" / meeting._path.name / name).write_text(text)
@@ -103,8 +103,8 @@ def test_a_document_that_a_power_cut_left_empty_is_damage(store: Store) -> None:
 
 
 def test_what_is_left_of_another_step_does_not_hide_that_a_rank_is_missing(store: Store) -> None:
-    other = Who.here("main", 7, 0, world_size=2, attempt="a")
-    with FilesMeeting.enter(store._context.layout, other) as meeting:
+    other = RankIdentity.here("main", 7, 0, world_size=2, attempt="a")
+    with FileRendezvous.enter(store._context.layout, other) as meeting:
         path = store.path / "staging" / meeting._path.name / "rank-0.json"
         path.unlink()
         path.write_text("")
@@ -141,7 +141,7 @@ def test_whatever_stops_the_rank_that_publishes_the_others_are_told(
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("ckstore.ranks.whole.save_staged", broken)
+    monkeypatch.setattr("ckstore.ranks.merged_checkpoint.save_staged", broken)
     errors, _ = all_at_once(store, 3)
 
     (at,) = [rank for rank, one in errors.items() if not isinstance(one, RankFailed)]
@@ -161,7 +161,7 @@ def test_a_rank_that_is_stopped_after_the_rename_leaves_the_checkpoint_to_the_ot
         save_staged(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckstore.ranks.whole.save_staged", stopped)
+    monkeypatch.setattr("ckstore.ranks.merged_checkpoint.save_staged", stopped)
     errors, ids = all_at_once(store, 3)
 
     assert [type(error) for error in errors.values()] == [KeyboardInterrupt]
@@ -200,15 +200,15 @@ def test_ranks_that_cannot_write_how_it_ended_still_agree(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
-    monkeypatch.setattr(FilesMeeting, "say_outcome", full)
+    monkeypatch.setattr(FileRendezvous, "say_outcome", full)
     if fails:
         first = threading.Lock()
 
         def full_at_first(*given: Any) -> Any:
             return full() if first.acquire(blocking=False) else save_staged(*given)
 
-        monkeypatch.setattr(FilesMeeting, "say_failed", full)
-        monkeypatch.setattr("ckstore.ranks.whole.save_staged", full_at_first)
+        monkeypatch.setattr(FileRendezvous, "say_failed", full)
+        monkeypatch.setattr("ckstore.ranks.merged_checkpoint.save_staged", full_at_first)
     errors, ids = all_at_once(store, 3)
 
     if fails:

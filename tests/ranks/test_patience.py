@@ -16,8 +16,8 @@ import pytest
 
 from ckstore import CannotStore, CheckpointInfo, NotSaved, RankFailed, Ranks, Store
 from ckstore.errors import CkstoreError
-from ckstore.ranks.by_files import FilesMeeting
-from ckstore.ranks.who import Who
+from ckstore.ranks.file_rendezvous import FileRendezvous
+from ckstore.ranks.rank_identity import RankIdentity
 from tests.support.failing_sync import FOR_GOOD, FailingSync
 from tests.support.stores import check_store
 
@@ -136,8 +136,8 @@ def test_when_each_try_to_publish_fails_once_more_the_whole_appears_once(
 
 def test_the_others_know_which_directory_the_next_try_renames(store: Store) -> None:
     """They move it away if this rank stands still."""
-    layout, who = store._context.layout, Who.here("main", 1, 0, world_size=2, attempt="a")
-    with FilesMeeting.enter(layout, who) as meeting:
+    layout, who = store._context.layout, RankIdentity.here("main", 1, 0, world_size=2, attempt="a")
+    with FileRendezvous.enter(layout, who) as meeting:
         meeting.say_publishing("first")
         meeting.take_back_publishing()
         meeting.say_publishing("second")

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from ckstore import BadInput, DamagedBlob, NoSuchRef, RankMismatch, Ranks, StepExists, Store
-from ckstore.ranks.by_files import FilesMeeting
+from ckstore.ranks.file_rendezvous import FileRendezvous
 from ckstore_cli.app import app
 from tests.ranks.racers import state_of
 from tests.ranks.racing import Racers
@@ -253,16 +253,16 @@ def test_a_rank_with_a_state_and_one_with_files_are_told_and_neither_is_lost_in_
 
 
 def test_a_published_save_does_not_fail_by_a_damaged_outcome(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    say_outcome = FilesMeeting.say_outcome
+    say_outcome = FileRendezvous.say_outcome
 
-    def say_and_damage(meeting: FilesMeeting, outcome: Any) -> None:
+    def say_and_damage(meeting: FileRendezvous, outcome: Any) -> None:
         say_outcome(meeting, outcome)
-        monkeypatch.setattr(FilesMeeting, "outcome", unreadable)
+        monkeypatch.setattr(FileRendezvous, "outcome", unreadable)
 
-    def unreadable(_: FilesMeeting) -> None:
+    def unreadable(_: FileRendezvous) -> None:
         raise DamagedBlob("outcome.json cannot be read")
 
-    monkeypatch.setattr(FilesMeeting, "say_outcome", say_and_damage)
+    monkeypatch.setattr(FileRendezvous, "say_outcome", say_and_damage)
     info = store.save({"w": np.arange(3)}, step=1, tags=["best"], ranks=Ranks(0, 1, "a", timeout_s=60.0))
 
     assert store.info("best").id == info.id

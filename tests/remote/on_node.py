@@ -21,7 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from ckstore import Store
 from ckstore.integrations import dcp
-from ckstore.ranks import apart
+from ckstore.ranks import nodes_without_shared_store
 from ckstore.saver import mirror as mirroring
 
 MIB = 2**20
@@ -50,7 +50,7 @@ def main() -> None:
     for act, _, text in (word.partition("=") for word in acts):
         step = int(text)
         if act == "die" and int(rank) == int(size) - 1:
-            vars(apart)["push_part"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            vars(nodes_without_shared_store)["push_part"] = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         if act in ("save", "die"):
             info = dcp.save(store, _state(_whole(step), step), step)
             print(json.dumps([info.id, list(info.warnings)]), flush=True)

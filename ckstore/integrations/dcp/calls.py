@@ -41,8 +41,8 @@ from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.ops.read.load_into import LoadReport
 from ckstore.ops.save.tolerance import or_not_saved, tolerated
-from ckstore.ranks.apart import Joined, list_from_mirror, mirror_of
 from ckstore.ranks.meeting import failed_on_all
+from ckstore.ranks.nodes_without_shared_store import Joined, list_from_mirror, mirror_of
 from ckstore.store import RefLike, Store, context_of
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.hyperparameters import Settings, overwritten, settings_in

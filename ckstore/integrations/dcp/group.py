@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from ckstore.errors import CkstoreError, RankFailed
 from ckstore.ranks.meeting import Meeting, failed_on_all, reason_of
-from ckstore.ranks.who import Document, Who, named
+from ckstore.ranks.rank_identity import Document, RankIdentity, named
 
 R = TypeVar("R")
 
@@ -74,11 +74,11 @@ class GroupMeeting(Meeting):
         self.told: list[str] = []
         self._group: Any = group
         if self.is_alone:
-            super().__init__(Who.here("", 0, 0, world_size=1))
+            super().__init__(RankIdentity.here("", 0, 0, world_size=1))
             return
         world: Any = dist.group.WORLD
         self._key = world if group is None else group
-        super().__init__(Who.here("", 0, self._key.rank(), world_size=self._key.size()))
+        super().__init__(RankIdentity.here("", 0, self._key.rank(), world_size=self._key.size()))
         self._mine = _groups.setdefault(self._key, _Group())
         self._mine.calls += 1
         get_store = getattr(self._key, "get_group_store", None)  # since torch 2.8

@@ -37,13 +37,13 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.notices import warn
 from ckstore.ops.save.options import SaveOptions, patience_in, request_of
 from ckstore.ops.save.save import failing_as_save
-from ckstore.ranks.apart import Joined, adopt, mirror_of, publish_apart, push_staged
-from ckstore.ranks.join import shards_of
 from ckstore.ranks.meeting import check_agreement, reason_of
+from ckstore.ranks.merged_checkpoint import MergedCheckpoint
+from ckstore.ranks.nodes_without_shared_store import Joined, adopt, mirror_of, publish_apart, push_staged
 from ckstore.ranks.outcome import now_at, with_news
 from ckstore.ranks.part import stage_part
-from ckstore.ranks.who import Document, Who
-from ckstore.ranks.whole import Whole
+from ckstore.ranks.part_merger import shards_of
+from ckstore.ranks.rank_identity import Document, RankIdentity
 from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.remote.parts import PushedPart
 from ckstore.store import Store, context_of
@@ -184,7 +184,7 @@ class CkstoreWriter(StorageWriter):
         entries = tuple(DcpValue(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
         # Without a grace: the others wait in a collective, whose deadline is near.
         work = RankWork(self._who(), self.timeout_s, grace_s=0)
-        whole = Whole(parts, uuid.uuid4().hex, partial(shards_of, entries), entries)
+        whole = MergedCheckpoint(parts, uuid.uuid4().hex, partial(shards_of, entries), entries)
         said: CheckpointInfo | Joined
         if are_apart:
             said = work.run(lambda: _publish_apart(self.store, self, whole, work))
@@ -234,8 +234,8 @@ class CkstoreWriter(StorageWriter):
         self._staging, self._pushed = staging, pushed
         self._give_back = weakref.finalize(self, reclaim.discard, context_of(self.store), staging)
 
-    def _who(self) -> Who:
-        return Who.here(self.run, self.step, self._rank)
+    def _who(self) -> RankIdentity:
+        return RankIdentity.here(self.run, self.step, self._rank)
 
     def _meant(self) -> Document:
         settings = context_of(self.store).settings
@@ -266,7 +266,7 @@ def _stage(
 
 
 @api_call
-def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch) -> CheckpointInfo:
+def _publish(store: Store, writer: CkstoreWriter, whole: MergedCheckpoint, watch: WorkWatch) -> CheckpointInfo:
     context = context_of(store)
     info = whole.publish(context, writer.request(), watch)
     log_notes(info.name, info.warnings, context.notices.logged)
@@ -274,7 +274,7 @@ def _publish(store: Store, writer: CkstoreWriter, whole: Whole, watch: WorkWatch
 
 
 @api_call
-def _publish_apart(store: Store, writer: CkstoreWriter, whole: Whole, work: RankWork) -> Joined:
+def _publish_apart(store: Store, writer: CkstoreWriter, whole: MergedCheckpoint, work: RankWork) -> Joined:
     context = context_of(store)
     sequence = max(part["sequence"] for part in whole.parts.values())
     joined = publish_apart(context, writer.request(), whole, work, sequence)

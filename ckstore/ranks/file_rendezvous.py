@@ -29,7 +29,7 @@ from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.objects import trash
 from ckstore.objects.layout import Layout
 from ckstore.ranks.meeting import Meeting
-from ckstore.ranks.who import Document, Who, named
+from ckstore.ranks.rank_identity import Document, RankIdentity, named
 
 OUTCOME = "outcome.json"
 _JOIN = "join"
@@ -45,19 +45,19 @@ def attempt_digest(attempt: str) -> str:
     return ALGORITHMS["xxh3_128"].digest(attempt.encode("utf-8", "surrogatepass")).partition("-")[2][:16]
 
 
-class FilesMeeting(Meeting):
+class FileRendezvous(Meeting):
     """The place of one try; a context manager."""
 
     UNSAID: ClassVar[Mapping[str, str]] = {"rank": "did not come", "part": "began and is not done"}
 
-    def __init__(self, layout: Layout, who: Who, path: StorePath, lock: locks.DirectoryLock) -> None:
+    def __init__(self, layout: Layout, who: RankIdentity, path: StorePath, lock: locks.DirectoryLock) -> None:
         super().__init__(who)
         self.layout = layout
         self._path = path
         self._lock = lock
 
     @classmethod
-    def enter(cls, layout: Layout, who: Who) -> FilesMeeting:
+    def enter(cls, layout: Layout, who: RankIdentity) -> FileRendezvous:
         """Enter the place of a try; the first to come makes it."""
         name = f"{who.name}.{attempt_digest(who.attempt)}.{who.world_size}"
         path = layout.staging / name
@@ -200,7 +200,7 @@ def documents_in(path: StorePath, kind: str) -> dict[int, Document]:
     return found
 
 
-def elsewhere(layout: Layout, who: Who) -> list[str]:
+def elsewhere(layout: Layout, who: RankIdentity) -> list[str]:
     """Return who of the same try means another run, step or number of ranks, for a message."""
     said = []
     for name in dirfd_stat.names(layout.staging):
@@ -225,7 +225,7 @@ def _read(path: StorePath, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | No
         raise DamagedBlob(error.message) from error
 
 
-class Pace:
+class Backoff:
     """Waits a little longer each time."""
 
     def __init__(self) -> None:

@@ -28,19 +28,19 @@ from ckstore.ops.save.health import judged, lineage_of
 from ckstore.ops.save.lineage import described, parent_in
 from ckstore.ops.save.save import Request, Staged, draft_of, save_staged
 from ckstore.ops.save.write import Stored
-from ckstore.ranks.join import Join
-from ckstore.ranks.who import Document, named
+from ckstore.ranks.part_merger import PartMerger
+from ckstore.ranks.rank_identity import Document, named
 from ckstore.ranks.work import WorkWatch
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class MergedCheckpoint:
     """What the parts of all ranks become."""
 
     parts: Mapping[int, Document]  # what the ranks said of their parts
     attempt: str  # names the try
     # Joins the parts, which it is given by rank, and returns the state of all.
-    state_of: Callable[[Join, Sequence[Manifest]], Node]
+    state_of: Callable[[PartMerger, Sequence[Manifest]], Node]
     # What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
     entries: tuple[DcpValue, ...] | None = None
     # Where the parts are that ranks staged in stores of their own; None: all are in this store.
@@ -111,7 +111,7 @@ class Whole:
 
     def _staged(self, context: Context, staging: Staging, request: Request, parts: Sequence[Manifest]) -> Staged:
         """Return what is to be published, whose blobs are in `staging`."""
-        join = Join(context.settings.chunk_bytes)
+        join = PartMerger(context.settings.chunk_bytes)
         state = self.state_of(join, parts)
         join.keep_used()
         wanted = {blob.digest: blob.nbytes for blob in join.blobs}

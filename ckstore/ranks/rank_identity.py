@@ -22,7 +22,7 @@ _STANDS_STILL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
+class RankIdentity:
     """A rank, and what it takes part in."""
 
     # What is saved.
@@ -37,7 +37,7 @@ class Who:
     pid: int
 
     @classmethod
-    def here(cls, run: str, step: int, rank: int, *, world_size: int = 0, attempt: str = "") -> Who:
+    def here(cls, run: str, step: int, rank: int, *, world_size: int = 0, attempt: str = "") -> RankIdentity:
         """Return this process as a rank."""
         return cls(run, step, rank, world_size, attempt, socket.gethostname(), os.getpid())
 

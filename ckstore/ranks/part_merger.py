@@ -37,7 +37,7 @@ class _Tensor:
     seen: set[tuple[int, ...]] = field(default_factory=set)
 
 
-class Join:
+class PartMerger:
     """Collects parts, and gives the state and the storages of the whole."""
 
     def __init__(self, chunk_bytes: int) -> None:
@@ -205,7 +205,7 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
     return StorageRecord(nbytes, tuple(extent for _, extent in pieces), tiling)
 
 
-def shards_of(entries: Sequence[DcpValue], join: Join, parts: Sequence[Manifest]) -> Node:
+def shards_of(entries: Sequence[DcpValue], join: PartMerger, parts: Sequence[Manifest]) -> Node:
     """Join the shards of all ranks; return the tree of a state dict, from the places of its values in it."""
     for part in parts:
         join.add(part)
@@ -222,7 +222,7 @@ def shards_of(entries: Sequence[DcpValue], join: Join, parts: Sequence[Manifest]
     return _node(join, root, "", ())
 
 
-def _node(join: Join, tree: Any, name: str, path: tuple[str | int, ...]) -> Node:
+def _node(join: PartMerger, tree: Any, name: str, path: tuple[str | int, ...]) -> Node:
     if isinstance(tree, DcpValue):
         return join.value(tree.name, name)
     if tree and all(isinstance(key, int) for key in tree):
@@ -238,7 +238,7 @@ def _node(join: Join, tree: Any, name: str, path: tuple[str | int, ...]) -> Node
     return ["dict", pairs]
 
 
-def beside(join: Join, parts: Sequence[Manifest]) -> Node:
+def beside(join: PartMerger, parts: Sequence[Manifest]) -> Node:
     """Take the states of all ranks, by rank, or the files of all; one that several ranks have must be the same."""
     with_files = any(part.files for part in parts)
     if with_files:

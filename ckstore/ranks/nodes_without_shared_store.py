@@ -35,9 +35,9 @@ from ckstore.ops.requires import require
 from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, Request
 from ckstore.ops.save.subscribers import tell_subscribers
+from ckstore.ranks.merged_checkpoint import MergedCheckpoint
 from ckstore.ranks.outcome import with_news
-from ckstore.ranks.who import Document
-from ckstore.ranks.whole import Whole
+from ckstore.ranks.rank_identity import Document
 from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
 from ckstore.remote.find_there import find_there
@@ -83,7 +83,7 @@ def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[Pus
     return pushed, {"remote": holder.uuid, "manifest": manifest, "sequence": sequence, "intents": pushed.intents}
 
 
-def publish_apart(context: Context, request: Request, whole: Whole, work: RankWork, sequence: int) -> Joined:
+def publish_apart(context: Context, request: Request, whole: MergedCheckpoint, work: RankWork, sequence: int) -> Joined:
     """Join the parts of all nodes, and let the checkpoint exist at the remote, then in the store of this node."""
     # `sequence` is free in the stores of all nodes. After `UnknownOutcome` it may exist at the remote, else it does
     # not.
