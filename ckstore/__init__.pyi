@@ -130,7 +130,7 @@ from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks
 from ckstore.remote.choice import ChoiceOptions as ChoiceOptions
 from ckstore.remote.choice import TransferOptions as TransferOptions
-from ckstore.remote.reach import RemoteLike as RemoteLike
+from ckstore.remote.remote_opener import RemoteLike as RemoteLike
 from ckstore.remote.remotes import Remotes as Remotes
 from ckstore.remote.service.abilities import Abilities as Abilities
 from ckstore.remote.service.entries import RemoteEntry as RemoteEntry

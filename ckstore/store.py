@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from ckstore.ops.verify.rescue import Rescue
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
-    from ckstore.remote.elsewhere.through import Through
-    from ckstore.remote.reach import RemoteLike
+    from ckstore.remote.elsewhere.remote_reader import RemoteReader
+    from ckstore.remote.remote_opener import RemoteLike
     from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
 
@@ -1941,9 +1941,9 @@ class Store:
     def _list_remote(self, name: str) -> None:
         from ckstore.ops.notices import warn
         from ckstore.remote.elsewhere.clone import list_remote
-        from ckstore.remote.reach import reach
+        from ckstore.remote.remote_opener import open_source
 
-        _, warnings = list_remote(self._context, reach(self._context, name))
+        _, warnings = list_remote(self._context, open_source(self._context, name))
         for text in warnings:
             warn(text)
 
@@ -2091,10 +2091,10 @@ def _fetching(context: Context) -> Callable[..., int | None]:
     """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
 
     @cache
-    def reader() -> Through:
-        from ckstore.remote.elsewhere.through import Through
+    def reader() -> RemoteReader:
+        from ckstore.remote.elsewhere.remote_reader import RemoteReader
 
-        return Through(context)
+        return RemoteReader(context)
 
     def fetch(*asked: Any) -> int | None:
         return reader()(*asked)

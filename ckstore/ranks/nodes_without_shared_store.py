@@ -40,13 +40,13 @@ from ckstore.ranks.outcome import with_news
 from ckstore.ranks.rank_identity import Document
 from ckstore.ranks.work import RankWork, WorkWatch
 from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
-from ckstore.remote.find_there import find_there
 from ckstore.remote.objects import Remote
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
 from ckstore.remote.pull import is_here
-from ckstore.remote.push import Manner, end_intents
+from ckstore.remote.push import TransferLimits, end_intents
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import reach, source_of
+from ckstore.remote.remote_opener import open_source, source_of
+from ckstore.remote.remote_refs import find_on_remote
 from ckstore.remote.source import Found
 
 
@@ -74,7 +74,7 @@ def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[Pus
     try:
         work.doing("looked at the mirror")
         remote, holder = common_remote(context)
-        pushed = push_part(context, staging, remote, Manner(progress=lambda *_: work.doing("pushed its part")))
+        pushed = push_part(context, staging, remote, TransferLimits(progress=lambda *_: work.doing("pushed its part")))
         manifest = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=staging.lock.fd)
         sequence = next_sequence(context)
     except BaseException as error:
@@ -131,7 +131,9 @@ class _ToRemote(WorkWatch):
         data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=staging.lock.fd)
         manifest_id = parse_manifest(data, where=str(staging.path), hash_prefix=layout.hash_prefix)[1]
         try:
-            push_whole(self._context, staging, self._remote, Manner(progress=lambda *_: self._work.doing("pushed")))
+            push_whole(
+                self._context, staging, self._remote, TransferLimits(progress=lambda *_: self._work.doing("pushed"))
+            )
         except UnknownOutcome as error:
             self.unknown = error
             # Of another class: what this store holds is known, so it stays writable.
@@ -204,9 +206,9 @@ def list_from_mirror(context: Context, ref: AnyRef) -> None:
     if name is None:
         return
     try:
-        there = reach(context, name)
+        there = open_source(context, name)
         text = ref.id if isinstance(ref, CheckpointInfo) else text_of(ref)
-        place = find_there(source_of(there), text, run=context.run, hash_prefix=context.layout.hash_prefix)
+        place = find_on_remote(source_of(there), text, run=context.run, hash_prefix=context.layout.hash_prefix)
         if not is_here(context, place):
             list_remote(context, there, [place])
     except (NoSuchRef, ReadOnlyStore):

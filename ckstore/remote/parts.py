@@ -17,9 +17,9 @@ from ckstore.ops.context import Context
 from ckstore.remote.documents.info import check_takes
 from ckstore.remote.elsewhere.clone import list_remote
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import Manner, Push, end_intents
-from ckstore.remote.push_plan import There
-from ckstore.remote.reach import reach_remote
+from ckstore.remote.push import Push, TransferLimits, end_intents
+from ckstore.remote.push_plan import RemoteState
+from ckstore.remote.remote_opener import named_remote
 from ckstore.remote.source import ObjectSource
 
 
@@ -33,7 +33,7 @@ def common_remote(context: Context) -> tuple[Remote, Holder]:
             hint="Store.open_or_init(…, mirror='s3://BUCKET/PREFIX') on each node",
             command_hint="ckstore config mirror NAME on each node",
         )
-    there = reach_remote(context, name)
+    there = named_remote(context, name)
     return there, Holder(check_takes(there, context.settings).uuid, name)
 
 
@@ -49,19 +49,19 @@ class PushedPart:
         end_intents(self.remote, self.intents)
 
 
-def push_part(context: Context, staging: Staging, remote: Remote, manner: Manner) -> PushedPart:
+def push_part(context: Context, staging: Staging, remote: Remote, manner: TransferLimits) -> PushedPart:
     """Bring the blobs of a sealed part to the remote."""
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
-        push = Push(context, remote, manner, There.nothing(context, remote))
+        push = Push(context, remote, manner, RemoteState.nothing(context, remote))
         part = PushedPart(remote, push.send([directory], is_part=True))
         push.keep_record()
     return part
 
 
-def push_whole(context: Context, staging: Staging, remote: Remote, manner: Manner) -> None:
+def push_whole(context: Context, staging: Staging, remote: Remote, manner: TransferLimits) -> None:
     """Let a checkpoint exist at the remote that has the blobs of all its parts; it lies sealed in `staging`."""
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
-        push = Push(context, remote, manner, There.nothing(context, remote))
+        push = Push(context, remote, manner, RemoteState.nothing(context, remote))
         try:
             push.send([directory])
         except CkstoreError as error:

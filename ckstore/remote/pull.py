@@ -50,11 +50,11 @@ from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
-from ckstore.remote.beside import merged, take_names
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.find_there import facts_of
 from ckstore.remote.keys import Place
-from ckstore.remote.push import Manner
+from ckstore.remote.metadata_sync import merged, take_names
+from ckstore.remote.push import TransferLimits
+from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import Found, Source, read_manifest
 
 # One reading may meet a cut connection or a flipped bit; a blob that is wrong so often is wrong at the remote.
@@ -120,7 +120,7 @@ class Pull:
 
     context: Context
     source: Source
-    manner: Manner
+    manner: TransferLimits
     if_exists: IfExists = "error"
     warnings: list[str] = field(default_factory=list)
     brought_back: bool = field(default=False, init=False)

@@ -31,14 +31,14 @@ from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_listed
 from ckstore.remote import keys, record
 from ckstore.remote.asking import ask, look
-from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget, whole_blocks
 from ckstore.remote.deltas.encode import delta_of
-from ckstore.remote.documents.condemned import spare
+from ckstore.remote.documents.condemned import unmark_needed
 from ckstore.remote.intents import LIFE_S, Intent, Voided
 from ckstore.remote.keys import Place
+from ckstore.remote.metadata_sync import MetadataPusher
 from ckstore.remote.objects import THREADS
-from ckstore.remote.push_plan import believe, look_there, place_of
+from ckstore.remote.push_plan import believe, inspect_remote, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
-    from ckstore.remote.beside import Said
     from ckstore.remote.deltas.spool import Delta, Spool
+    from ckstore.remote.metadata_sync import MetadataObject
     from ckstore.remote.objects import Listed, Remote
-    from ckstore.remote.push_plan import There
+    from ckstore.remote.push_plan import RemoteState
 
 T = TypeVar("T")
 # A batch needs one intent and one listing. Each of its checkpoints stays open, and a trainer has few descriptors.
@@ -70,7 +70,7 @@ _MAPPED_FROM_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class TransferLimits:
     """How a transfer goes.
 
     Attributes:
@@ -89,7 +89,7 @@ class Manner:
     lacks_all: bool = False
 
 
-def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, manner: Manner) -> TransferReport:
+def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, manner: TransferLimits) -> TransferReport:
     """Bring checkpoints to a remote, the newest first.
 
     Raises:
@@ -104,7 +104,7 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     if manner.lacks_all and not setting_of(context.layout, PUSH_DELTAS):
         found = believe(context, infos, remote, known)
     else:
-        found = look_there(context, infos, remote, known)
+        found = inspect_remote(context, infos, remote, known)
     plan, work = found.plan, Push(context, remote, manner, found)
     try:
         work.send_all()
@@ -128,14 +128,14 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     )
 
 
-def push_said(context: Context, remote: Remote, said: Sequence[Said]) -> dict[str, CkstoreError]:
+def push_metadata(context: Context, remote: Remote, said: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
     """Bring what was said of checkpoints; of one that is not there, or was removed, nothing. Return what failed."""
     places = {place_of(one.info) for one in said}
     found = ask(remote.objects, {key for place in places for key in (place.manifest, place.dropped)})
     there = {place for place in places if place.manifest in found and place.dropped not in found}
     known = record.read_record(context.layout, remote.name)
     try:
-        return Beside(context, remote, known).bring([one for one in said if place_of(one.info) in there])
+        return MetadataPusher(context, remote, known).bring([one for one in said if place_of(one.info) in there])
     finally:
         record.write_record(context.layout, remote.name, known)
 
@@ -154,7 +154,7 @@ class Push:
         failures: Name of a checkpoint that was left out -> why.
     """
 
-    def __init__(self, context: Context, remote: Remote, manner: Manner, there: There) -> None:
+    def __init__(self, context: Context, remote: Remote, manner: TransferLimits, there: RemoteState) -> None:
         self.may_exist = False
         self.failures: dict[str, CkstoreError] = dict(there.unreadable)
         self.sent_bytes = self.sent_count = 0
@@ -286,7 +286,7 @@ class Push:
         intent.write(objects)
         self._intent = intent
         # After the intent: a pruner that has not seen it finds its own list changed, or is found in it here.
-        condemned = spare(objects, wanted, cas=self._remote.cas)
+        condemned = unmark_needed(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
         # The remote is asked for all of them after the last was sent. Before that it is asked only for those that the
         # plan did not find missing.
@@ -416,7 +416,7 @@ class Push:
         """Bring what was said about the checkpoints later, and their tags and pins."""
         there = [info for info in self._plan.checkpoints if info.id not in self._left_out]
         try:
-            Beside(self._context, self._remote, self._record).push(there)
+            MetadataPusher(self._context, self._remote, self._record).push(there)
         except OF_ALL:
             raise
         except CkstoreError as error:

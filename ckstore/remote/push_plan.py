@@ -26,13 +26,13 @@ from ckstore.remote.source import ObjectSource
 
 def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
     """Say what a push would send now."""
-    there = look_there(context, infos, remote, read_record(context.layout, remote.name))
+    there = inspect_remote(context, infos, remote, read_record(context.layout, remote.name))
     if there.unreadable:
         raise joined(there.unreadable)
     return there.plan
 
 
-class There(NamedTuple):
+class RemoteState(NamedTuple):
     """What a remote has, as a push finds it.
 
     Attributes:
@@ -58,15 +58,15 @@ class There(NamedTuple):
     unreadable: Mapping[str, CkstoreError] = MappingProxyType({})
 
     @classmethod
-    def nothing(cls, context: Context, remote: Remote) -> There:
+    def nothing(cls, context: Context, remote: Remote) -> RemoteState:
         """Return what is there for a push that sends what it is given, whatever is there."""
         plan = TransferPlan("push", remote.name, (), (), (), 0)
         known = read_record(context.layout, remote.name)
         return cls(plan, set(), ObjectSource(remote.objects, remote.name), set(), {}, known)
 
 
-def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
-    """As `look_there`, for checkpoints that a remote lacks, by what was seen there before: nothing is listed.
+def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> RemoteState:
+    """As `inspect_remote`, for checkpoints that a remote lacks, by what was seen there before: nothing is listed.
 
     It says what may have to be sent. What is sent, and that all of it is there, a push finds by asking.
     """
@@ -79,10 +79,10 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
     plan = TransferPlan("push", remote.name, tuple(infos), tuple(infos), missing, sum(wanted.values()))
     source = ObjectSource(remote.objects, remote.name)
     nbytes = _bytes_of_each(blobs, dict(missing))
-    return There(plan, {info.id for info in infos}, source, set(), sizes, known, nbytes, unreadable=unreadable)
+    return RemoteState(plan, {info.id for info in infos}, source, set(), sizes, known, nbytes, unreadable=unreadable)
 
 
-def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> There:
+def inspect_remote(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> RemoteState:
     """Find what a remote has of checkpoints: what it costs goes by these, not by all that is there."""
     check_takes(remote, context.settings)
     source = ObjectSource(remote.objects, remote.name)
@@ -112,7 +112,7 @@ def look_there(context: Context, infos: Sequence[CheckpointInfo], remote: Remote
     new = tuple(info for info in infos if place_of(info) not in there)
     plan = TransferPlan("push", remote.name, tuple(infos), new, tuple(sorted(missing.items())), sum(wanted.values()))
     nbytes = _bytes_of_each(blobs, missing)
-    return There(plan, lacking, source, there, sizes, known, nbytes, has_looked=True, unreadable=unreadable)
+    return RemoteState(plan, lacking, source, there, sizes, known, nbytes, has_looked=True, unreadable=unreadable)
 
 
 def _bytes_of_each(blobs: Mapping[str, Iterable[BlobRecord]], missing: Mapping[str, int]) -> dict[str, int]:

@@ -162,7 +162,7 @@ class Remotes:
         from ckstore.remote.documents.claims import end_claims
         from ckstore.remote.pruning.keep_remote import KeepRemote
         from ckstore.remote.pruning.prune import prune
-        from ckstore.remote.reach import open_remote
+        from ckstore.remote.remote_opener import open_remote
 
         grace_s = duration_s(grace, "grace")
         if grace_s < LEAST_GRACE_S:
@@ -201,7 +201,7 @@ class Remotes:
         """
         from ckstore.remote.documents.claims import store_claims
         from ckstore.remote.documents.info import read_info
-        from ckstore.remote.reach import open_remote
+        from ckstore.remote.remote_opener import open_remote
 
         remote = open_remote(self._context, name)
         read_info(remote.objects, remote.name)  # of a bucket that was emptied nothing is known
@@ -221,7 +221,7 @@ class Remotes:
             RemoteError: It does not answer.
         """
         from ckstore.remote.documents.claims import release_claims
-        from ckstore.remote.reach import open_remote
+        from ckstore.remote.remote_opener import open_remote
 
         self._context.check_writable()
         return release_claims(self._context, open_remote(self._context, name, writing=True), store)
@@ -242,7 +242,7 @@ class Remotes:
             RemoteError: It does not answer.
         """
         from ckstore.remote.mirror.ownership import Ownership
-        from ckstore.remote.reach import open_remote
+        from ckstore.remote.remote_opener import open_remote
 
         self._context.check_writable()
         Ownership(self._context).own(open_remote(self._context, name, writing=True), check_run(run), 0, by_name=True)
@@ -266,10 +266,10 @@ class Remotes:
             CkstoreError: Some checkpoints could not be copied; those are still read from the store.
         """
         from ckstore.remote.elsewhere.convert import convert
-        from ckstore.remote.reach import OtherStore, open_remote, reach
+        from ckstore.remote.remote_opener import OtherStore, open_remote, open_source
 
         self._context.check_writable()
-        old = reach(self._context, name)
+        old = open_source(self._context, name)
         if not isinstance(old, OtherStore):
             raise BadInput(f"{name} is a remote already, at {entry_named(self._context.layout, name).target}")
         self._added(new, directory)

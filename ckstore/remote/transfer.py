@@ -15,35 +15,35 @@ from ckstore.ops.refs.find import AnyRef, text_of
 from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
-from ckstore.remote.beside import Said
 from ckstore.remote.choice import HINT, Choice, ChoiceOptions, TransferOptions
 from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.documents.info import read_info
 from ckstore.remote.elsewhere import evict as evicting
-from ckstore.remote.find_there import find_there, newest_of_steps
 from ckstore.remote.keys import Place
+from ckstore.remote.metadata_sync import MetadataObject
 from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull
-from ckstore.remote.push import Manner
-from ckstore.remote.reach import OtherStore, RemoteLike, near, reach, reach_remote, source_of
+from ckstore.remote.push import TransferLimits
+from ckstore.remote.remote_opener import OtherStore, RemoteLike, named_remote, near, open_source, source_of
+from ckstore.remote.remote_refs import find_on_remote, newest_of_steps
 from ckstore.remote.source import Source
 
 Refs = AnyRef | Iterable[AnyRef] | None
 
 
-def _manner(options: TransferOptions) -> Manner:
+def _manner(options: TransferOptions) -> TransferLimits:
     """Return how a transfer goes."""
     bwlimit = options.get("bwlimit")
     bytes_s = parse_size(bwlimit) if isinstance(bwlimit, str) else bwlimit
     if bytes_s is not None and bytes_s <= 0:
         raise BadInput(f"bwlimit is a number of bytes a second above 0, got {bwlimit!r}")
-    return Manner(bytes_s, options.get("progress"))
+    return TransferLimits(bytes_s, options.get("progress"))
 
 
 def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
     """See `ckstore.Store.plan_push`."""
     infos = Choice(refs, options).of(context)
-    return planning.plan_push(context, infos, reach_remote(context, remote, writing=False))
+    return planning.plan_push(context, infos, named_remote(context, remote, writing=False))
 
 
 def push(
@@ -57,21 +57,21 @@ def push(
     """See `ckstore.Store.push`; `lacks_all`: the remote has none of them, as the caller has just seen."""
     how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
-    return pushing.push(context, infos, reach_remote(context, remote), how)
+    return pushing.push(context, infos, named_remote(context, remote), how)
 
 
-def push_said(context: Context, remote: RemoteLike, said: Sequence[Said]) -> dict[str, CkstoreError]:
+def push_metadata(context: Context, remote: RemoteLike, said: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
     """Push metadata of checkpoints that a remote has; return why some of it could not be pushed, by its key.
 
     Raises:
         CkstoreError: The remote takes none of it.
     """
-    return pushing.push_said(context, reach_remote(context, remote), said)
+    return pushing.push_metadata(context, named_remote(context, remote), said)
 
 
 def plan_pull(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
     """See `ckstore.Store.plan_pull`."""
-    there = reach(context, remote)
+    there = open_source(context, remote)
     _check_is_remote(there)
     source = source_of(there)
     return pulling.plan_pull(context, source, _places(context, source, Choice(refs, options)))
@@ -83,7 +83,7 @@ def pull(
     """See `ckstore.Store.pull`."""
     how = _manner(options)
     context.check_writable()
-    there = reach(context, remote)
+    there = open_source(context, remote)
     _check_is_remote(there)
     source = source_of(there, near(context.layout))
     work = Pull(context, source, how, if_exists)
@@ -105,7 +105,7 @@ def evict(
     if choice.refs is None and not choice.by_rule():
         raise BadInput("no checkpoint was named", **HINT)
     infos = choice.of(context)
-    return evicting.evict(context, infos, reach_remote(context, remote, writing=not dry_run), dry_run=dry_run)
+    return evicting.evict(context, infos, named_remote(context, remote, writing=not dry_run), dry_run=dry_run)
 
 
 def _check_is_remote(there: Remote | OtherStore) -> None:
@@ -125,4 +125,4 @@ def _places(context: Context, source: Source, choice: Choice) -> list[Place]:
         return newest_of_steps(source, places, context.layout.hash_prefix)
     found = [ref.id if isinstance(ref, CheckpointInfo) else text_of(ref) for ref in choice.several()]
     prefix = context.layout.hash_prefix
-    return [*dict.fromkeys(find_there(source, ref, run=context.run, hash_prefix=prefix) for ref in found)]
+    return [*dict.fromkeys(find_on_remote(source, ref, run=context.run, hash_prefix=prefix) for ref in found)]

@@ -11,7 +11,7 @@ CLAIMS = [
     Mutant(
         "an eviction claims the checkpoint before it looks at the remote",
         "evict-unclaimed",
-        "Attest.claim",
+        "PresenceCheck.claim",
         "        for_each(claim, wanted, threads=self._manner.threads, stopping=objects.close)\n",
         "",
         f"{_CLAIMS}::test_another_store_removes_nothing_that_one_relies_on[True]",
@@ -20,7 +20,7 @@ CLAIMS = [
     Mutant(
         "after its claim an eviction looks for the mark of a removal",
         "evict-ignores-removal",
-        "Attest.lacks",
+        "PresenceCheck.lacks",
         "if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:",
         "if False:",
         f"{_CLAIMS}::test_a_removal_beside_an_eviction_loses_nothing[claim]",
@@ -220,7 +220,7 @@ CLAIMS = [
     Mutant(
         "a tag that came from a remote and was not moved here moves as it does there",
         "taken-tag-stays",
-        "beside.take_names",
+        "metadata_sync.take_names",
         "if target is None or _came_from(context, source, name, target):",
         "if target is None or moving:",
         f"{_CLAIMS}::test_a_tag_that_came_from_a_remote_moves_as_it_does_there_unless_it_was_moved_here",
@@ -229,7 +229,7 @@ CLAIMS = [
     Mutant(
         "a tag that was moved here stays where it is",
         "own-tag-moved",
-        "beside.take_names",
+        "metadata_sync.take_names",
         "if target is None or _came_from(context, source, name, target):",
         "if True:",
         f"{_CLAIMS}::test_a_tag_that_came_from_a_remote_moves_as_it_does_there_unless_it_was_moved_here",

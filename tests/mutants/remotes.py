@@ -33,7 +33,7 @@ REMOTES = [
         "intent-after-condemned",
         "Push._send_under",
         "        intent.write(objects)\n",
-        "        spare(objects, [], cas=self._remote.cas)\n        intent.write(objects)\n",
+        "        unmark_needed(objects, [], cas=self._remote.cas)\n        intent.write(objects)\n",
         f"{_ORDER}::test_a_push_writes_its_intent_and_then_looks",
         "assert",
     ),
@@ -85,7 +85,7 @@ REMOTES = [
     Mutant(
         "a push takes what it needs out of the condemned",
         "condemned-left",
-        "Condemned.spare",
+        "Condemned.unmark_needed",
         "self.condemned.pop(str(name), None)",
         "self.condemned.get(str(name), None)",
         f"{_PUSH}::test_a_condemned_blob_is_struck_out_before_it_is_relied_on",
@@ -94,8 +94,8 @@ REMOTES = [
     Mutant(
         "a blob that is being removed goes on under another name",
         "going-name-used",
-        "Condemned.spare",
-        "                self.burnt[digest] = name.number + 1\n",
+        "Condemned.unmark_needed",
+        "                self.retired_names[digest] = name.number + 1\n",
         "                pass\n",
         f"{_PUSH}::test_a_blob_that_a_pruner_removes_goes_on_under_another_name",
         "assert",
@@ -274,7 +274,7 @@ REMOTES = [
     Mutant(
         "what was sent counts where the service checks bodies, else it is read back",
         "sent-believed",
-        "Attest._is_known",
+        "PresenceCheck._is_known",
         '        return seen.how == "read" or self._remote.checks_bodies\n',
         "        return bool(seen.how)\n",
         f"{_EVICT}::test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back",
@@ -283,7 +283,7 @@ REMOTES = [
     Mutant(
         "what was seen counts for that version alone",
         "other-version-believed",
-        "Attest._is_known",
+        "PresenceCheck._is_known",
         "        if seen is None or not seen.is_still(self._current(digest)):\n",
         "        if seen is None:\n",
         f"{_LIES}::test_a_service_that_checks_bodies_and_then_lists_less_keeps_nothing_from_being_here",
@@ -292,7 +292,7 @@ REMOTES = [
     Mutant(
         "nothing is let go that was removed at the remote",
         "evicted-though-dropped",
-        "Attest.lacks",
+        "PresenceCheck.lacks",
         "        if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:\n",
         "        if objects.head(place.manifest) is None:\n",
         f"{_EVICT}::test_nothing_goes_that_is_not_at_the_remote[dropped]",
@@ -301,7 +301,7 @@ REMOTES = [
     Mutant(
         "nothing is let go that the remote does not list",
         "evicted-though-unlisted",
-        "Attest.lacks",
+        "PresenceCheck.lacks",
         "                if listed is None or listed.nbytes != file.nbytes:\n",
         "                if listed is None:\n                    continue\n"
         "                if listed.nbytes != file.nbytes:\n",
@@ -392,7 +392,7 @@ REMOTES = [
     Mutant(
         "an eviction wants all that a blob is decoded with",
         "evicted-without-base",
-        "attest._files_of",
+        "remote_presence._files_of",
         "    if encoding is None:\n",
         "    if encoding is None or encoding.encoded:\n",
         f"{_DELTAS}::test_an_evicted_checkpoint_reads_through_its_differences",
@@ -410,7 +410,7 @@ REMOTES = [
     Mutant(
         "bytes come from the remote that had them, not from another one under its name",
         "other-remote-read",
-        "Through._source",
+        "RemoteReader._source",
         "                if uuid_of(remote) != holder.uuid:\n",
         "                if not uuid_of(remote):\n",
         f"{_EVICT}::test_a_remote_that_is_away_is_said",
@@ -473,7 +473,7 @@ REMOTES = [
     Mutant(
         "nothing is brought of a checkpoint that was removed at the remote",
         "said-of-removed",
-        "push.push_said",
+        "push.push_metadata",
         "    there = {place for place in places if place.manifest in found and place.dropped not in found}\n",
         "    there = places\n",
         f"{_MIRROR}::test_what_was_said_is_brought_once_and_nothing_of_what_was_removed_there",
@@ -627,7 +627,7 @@ REMOTES = [
     Mutant(
         "what the cache has is fetched again where it is wrong",
         "cache-believed",
-        "Through.__call__",
+        "RemoteReader.__call__",
         "        if again:\n",
         "        if again and old is not None:\n",
         f"{_CACHE}::test_bytes_that_rotted_or_were_forged_in_it_are_fetched_again",
@@ -737,8 +737,8 @@ REMOTES = [
         "burnt names are bounded, with those of every batch",
         "burnt-unbounded",
         "_Prune._next",
-        "        if len(new.burnt) + going_count + len(batch) > MOST_BURNT:\n",
-        "        if len(new.burnt) > MOST_BURNT:\n",
+        "        if len(new.retired_names) + going_count + len(batch) > MOST_BURNT:\n",
+        "        if len(new.retired_names) > MOST_BURNT:\n",
         f"{_MANY}::test_no_batch_is_begun_whose_names_could_not_be_burnt",
         "DID NOT RAISE",
     ),
@@ -925,7 +925,7 @@ REMOTES = [
     Mutant(
         "a store is never pushed to",
         "store-pushed-to",
-        "reach.open_remote",
+        "remote_opener.open_remote",
         "        raise _is_store(entry.name, entry.target.path)\n",
         "        pass\n",
         f"{_OTHER}::test_a_store_is_not_pushed_to",

@@ -22,7 +22,7 @@ from ckstore.errors import CkstoreError
 from ckstore.ops.free import gc
 from ckstore.remote import asking
 from ckstore.remote.pruning.keep_remote import KeepRemote
-from ckstore.remote.reach import reach_remote
+from ckstore.remote.remote_opener import named_remote
 from ckstore.saver import mirror
 from ckstore.store import context_of
 from tests.pairs.acts import ACTS, as_the_quota_says, connected
@@ -51,7 +51,7 @@ def rival(world: World, store: Store) -> None:
             number = world.next_number()
             other.save(state(number), step=10_000 + number, run=run)
             other.push(f"{run}@latest", REMOTE)
-        KeepRemote(context_of(other), reach_remote(context_of(other), REMOTE), RetentionPolicy(keep_last=1)).apply()
+        KeepRemote(context_of(other), named_remote(context_of(other), REMOTE), RetentionPolicy(keep_last=1)).apply()
         now = asking.server_time
         for days in (0, 2):
             with patch.object(asking, "server_time", lambda objects, days=days: now(objects) + timedelta(days=days)):

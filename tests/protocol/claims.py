@@ -304,7 +304,7 @@ _EVICTING = {
     "evict": "remote.elsewhere.evict.evict",
     "word": "objects.documents.elsewhere.write_elsewhere",
     "claim": "remote.documents.claims.write_claim",
-    "spare": "remote.documents.condemned.spare",
-    "look": "remote.elsewhere.attest.Attest.lacks",
+    "spare": "remote.documents.condemned.unmark_needed",
+    "look": "remote.elsewhere.remote_presence.PresenceCheck.lacks",
     "let go": "remote.elsewhere.evict._let_go",
 }

@@ -34,7 +34,7 @@ class Rules(Switches):
     looks_on_making: bool = True  # who creates the owner looks at the checkpoints that are there
     # evict
     claims_first: bool = True  # an eviction claims the checkpoint before it looks at the remote
-    # Attest.lacks
+    # PresenceCheck.lacks
     looks_for_mark: bool = True  # and looks for the mark of a removal
     # KeepRemote._candidates
     judges_own: bool = True  # a policy counts for a run that no other store owns
@@ -467,7 +467,7 @@ _FUNCTIONS = {
     "evict": "remote.elsewhere.evict.evict",
     "word": "objects.documents.elsewhere.write_elsewhere",
     "claim": "remote.documents.claims.write_claim",
-    "look": "remote.elsewhere.attest.Attest.lacks",
+    "look": "remote.elsewhere.remote_presence.PresenceCheck.lacks",
     "let go": "remote.elsewhere.evict._let_go",
     "list": "remote.pruning.keep_remote.KeepRemote._candidates",
     "judge": "remote.pruning.keep_remote.KeepRemote._judges",

@@ -11,7 +11,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.ops.context import Context
-from ckstore.remote import reach
+from ckstore.remote import remote_opener
 from ckstore.remote.objects import Remote
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
@@ -41,12 +41,12 @@ def _interrupts() -> Iterator[None]:
 def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the names of doubles lead to them; others lead to what the settings say."""
     REMOTES.clear()
-    real = reach.open_remote
+    real = remote_opener.open_remote
 
     def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote:
         return REMOTES.get(name) or real(context, name, writing=writing)
 
-    monkeypatch.setattr(reach, "open_remote", open_remote)
+    monkeypatch.setattr(remote_opener, "open_remote", open_remote)
 
 
 @pytest.fixture

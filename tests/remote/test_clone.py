@@ -109,7 +109,7 @@ def test_a_store_that_may_not_be_read_is_an_error_of_ckstore_and_leaves_nothing(
     def closed(root: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(root / "store.json"))
 
-    monkeypatch.setattr("ckstore.remote.reach.read_settings", closed)
+    monkeypatch.setattr("ckstore.remote.remote_opener.read_settings", closed)
     with pytest.raises(CkstoreError, match=r"Permission denied.*store\.json"):
         Store.clone(store.path, tmp_path / "clone")
 

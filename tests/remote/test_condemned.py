@@ -15,8 +15,8 @@ from ckstore.remote.documents.condemned import (
     Condemned,
     read_condemned,
     read_versioned,
-    spare,
     swap,
+    unmark_needed,
 )
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
@@ -69,7 +69,7 @@ def test_as_much_as_a_pruner_enters_fits() -> None:
     digests = [f"blake3-{number:064x}" for number in range(1000)]
     names = [f"{digest}.999" for digest in digests]
     condemned = len(Condemned(condemned=dict.fromkeys(names, NOW)).render()) / 1000
-    burnt = len(Condemned(burnt=dict.fromkeys(digests, 999)).render()) / 1000
+    burnt = len(Condemned(retired_names=dict.fromkeys(digests, 999)).render()) / 1000
 
     assert condemned * MOST_CONDEMNED + burnt * MOST_BURNT < MAX_BYTES
 
@@ -87,10 +87,10 @@ def test_the_names_of_blobs_are_found_in_their_keys() -> None:
 
 
 def test_a_burnt_name_is_never_used_again() -> None:
-    said = Condemned(burnt={B: 3})
+    said = Condemned(retired_names={B: 3})
     said.burn([A, f"{B}.1", f"{C}.4"])
 
-    assert said.burnt == {A: 1, B: 3, C: 5}
+    assert said.retired_names == {A: 1, B: 3, C: 5}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_document_that_is_not_as_it_should_be_stops_a_push(
 
 
 def test_a_flipped_bit_is_found(objects: ServiceObjects) -> None:
-    swap(objects, Condemned(burnt={A: 1}), None)
+    swap(objects, Condemned(retired_names={A: 1}), None)
     data = objects.get(keys.CONDEMNED, 10**6) or b""
     objects.put(keys.CONDEMNED, data.replace(b":1", b":3", 1))
 
@@ -132,5 +132,5 @@ def test_a_flipped_bit_is_found(objects: ServiceObjects) -> None:
 
 def names(objects: ServiceObjects, *digests: str) -> list[str]:
     """Return the names that a push of these blobs uses."""
-    found = spare(objects, digests, cas=True)
+    found = unmark_needed(objects, digests, cas=True)
     return [str(found.name(digest)) for digest in digests]

@@ -12,7 +12,7 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.ops.context import Context
 from ckstore.ops.free.drop import make_kept_durable
-from ckstore.remote.elsewhere import attest
+from ckstore.remote.elsewhere import remote_presence
 from ckstore.remote.pruning import keep_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
@@ -94,7 +94,7 @@ def test_keep_remote_drops_nothing_here_that_a_killed_eviction_left_whole(tmp_pa
         for step in (1, 2):
             store.save(state(step), step=step)
         store.push(all=True, remote=_REMOTE)
-        assert run_and_kill_instead(lambda: _evict(Store.open(store.path)), attest, "write_claim")
+        assert run_and_kill_instead(lambda: _evict(Store.open(store.path)), remote_presence, "write_claim")
 
         report = store.remotes.prune(_REMOTE)
 

@@ -204,10 +204,10 @@ def test_a_name_whose_removal_was_not_acknowledged_is_burnt(
     said = read_condemned(objects)
     report = pruned(objects, 0)
 
-    assert said == Condemned(burnt={A: 1})
+    assert said == Condemned(retired_names={A: 1})
     assert report.removed_count == 1
     assert A not in blobs(objects)
-    assert read_condemned(objects).burnt == {A: 1}
+    assert read_condemned(objects).retired_names == {A: 1}
 
 
 def test_the_batch_of_a_dead_pruner_is_burnt(
@@ -222,7 +222,7 @@ def test_the_batch_of_a_dead_pruner_is_burnt(
     pruned(objects)
 
     assert waiting.deleting
-    assert read_condemned(objects) == Condemned(burnt={A: 1})
+    assert read_condemned(objects) == Condemned(retired_names={A: 1})
     pruned(objects)
     assert A not in blobs(objects)
 
@@ -250,7 +250,7 @@ def test_a_push_that_takes_a_blob_back_in_the_middle_keeps_it(
 
     assert done
     assert set(digests) <= blobs(objects)
-    assert read_condemned(objects).burnt == {}
+    assert read_condemned(objects).retired_names == {}
 
 
 def test_without_compare_and_swap_a_prune_needs_to_be_alone(

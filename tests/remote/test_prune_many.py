@@ -189,7 +189,7 @@ def test_of_a_batch_that_failed_only_the_names_without_an_answer_are_burnt(
         with pytest.raises(RemoteError, match="the answer was lost"):
             pruned(days=4)
 
-    assert read_condemned(double) == Condemned(burnt={names[2]: 1, names[3]: 1})
+    assert read_condemned(double) == Condemned(retired_names={names[2]: 1, names[3]: 1})
     assert [name for name in names if keys.blob(name) in double.held] == names[4:]
     pruned(days=2)
     assert pruned(days=2).removed_count == 2
@@ -215,7 +215,7 @@ def test_a_finished_batch_is_taken_out_when_a_later_request_fails(
         pruned(days=4)
 
     said = read_condemned(double)
-    assert (said.deleting, said.burnt) == ({}, {})
+    assert (said.deleting, said.retired_names) == ({}, {})
     assert [*said.condemned] == names[2:]
 
 
@@ -247,7 +247,7 @@ def test_no_batch_is_begun_whose_names_could_not_be_burnt(double: Double, monkey
     names = sorted(dead(4))
     condemned(double, names)
     said, version = read_versioned(double)
-    said.burnt.update({f"xxh3-{number:032x}": 1 for number in range(5)})
+    said.retired_names.update({f"xxh3-{number:032x}": 1 for number in range(5)})
     said.deleting["0" * 32] = Batch((f"xxh3-{'e' * 32}", f"xxh3-{'f' * 32}"), "2026-12-31T00:00:00.000000Z")
     swap(double, said, version)
     before = double.held[keys.CONDEMNED]

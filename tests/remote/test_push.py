@@ -15,10 +15,10 @@ import pytest
 
 from ckstore import BytesElsewhere, DamagedBlob, NoSuchRef, RemoteError, Store
 from ckstore.remote import keys, transfer
-from ckstore.remote.beside import Beside
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.intents import LIFE_S
-from ckstore.remote.push import Manner, Push, push
+from ckstore.remote.metadata_sync import MetadataPusher
+from ckstore.remote.push import Push, TransferLimits, push
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.record import read_record
 from ckstore.remote.source import ObjectSource
@@ -162,7 +162,7 @@ def test_a_push_that_is_repeated_brings_what_a_killed_one_did_not_come_to(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Beside, "push", die)
+        patched.setattr(MetadataPusher, "push", die)
         patched.setattr(Push, "keep_record", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
             store.push(1, remote)
@@ -223,7 +223,7 @@ def test_a_push_that_was_cut_off_goes_on_where_it_ended(store: Store) -> None:
 
     objects.fault = fail_after_two
     with pytest.raises(RemoteError):
-        push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=1))
+        push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(threads=1))
     assert not any(key.endswith("manifest.json") for key in objects.held)
     objects.fault = lambda *_: None
     objects.forget_requests()
@@ -337,7 +337,7 @@ def test_a_push_that_slept_begins_again(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     now_s = [0.0]
     objects.fault = sleep_once(now_s)
-    push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=1, clock=lambda: now_s[0]))
+    push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(threads=1, clock=lambda: now_s[0]))
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 2
     assert store.plan_push(1, remote).new == ()
 
@@ -352,7 +352,7 @@ def test_a_push_that_begins_again_keeps_to_its_rate(store: Store, monkeypatch: p
 
     objects.fault = sleep_once(now_s)
     monkeypatch.setattr(MemoryBudget, "sleep", pass_time)
-    push(store._context, [store.info(1)], REMOTES[remote], Manner(MIB, threads=1, clock=lambda: now_s[0]))
+    push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(MIB, threads=1, clock=lambda: now_s[0]))
     assert now_s[0] >= LIFE_S + 1.9
 
 
@@ -370,7 +370,7 @@ def test_a_push_that_slept_before_its_manifest_begins_again_without_compare_and_
         real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Push, "_publish", sleep_once)
-    push(store._context, [store.info(1)], REMOTES[remote], Manner(clock=lambda: now_s[0]))
+    push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(clock=lambda: now_s[0]))
     assert all(keys.blob(blob) in objects.held for blob in os.listdir(blobs_dir(store.path, "main", 1)))
 
 
@@ -400,7 +400,7 @@ def test_a_long_push_renews_its_intent(store: Store) -> None:
         return None
 
     objects.fault = pass_time
-    push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=1, clock=lambda: now_s[0]))
+    push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(threads=1, clock=lambda: now_s[0]))
     assert objects.requests["update"] > 1
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
 
@@ -427,7 +427,7 @@ def test_an_intent_is_renewed_while_a_single_blob_is_on_its_way(tmp_path: Path) 
         return None
 
     objects.fault = take_hours
-    push(store._context, [store.info(1)], REMOTES[remote], Manner(clock=lambda: now_s[0]))
+    push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(clock=lambda: now_s[0]))
     assert now_s[0] > 2 * LIFE_S
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
     assert store.plan_push(1, remote).new == ()
@@ -450,7 +450,7 @@ def test_a_push_whose_intent_was_taken_while_blobs_are_on_their_way_sends_no_oth
         return None
 
     objects.fault = take_it
-    push(store._context, [store.info(1)], REMOTES[remote], Manner(threads=2, clock=lambda: now_s[0]))
+    push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(threads=2, clock=lambda: now_s[0]))
     intents = [key for key in objects.keys_written if key.startswith(keys.INTENTS)]
     second = next(at for at, key in enumerate(objects.keys_written) if key in intents and key != intents[0])
     assert sum(key.startswith(keys.BLOBS) for key in objects.keys_written[:second]) <= 2
@@ -583,7 +583,7 @@ def test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits(
 
     objects.fault = watch
     monkeypatch.setattr(MemoryBudget, "sleep", pass_time)
-    push(store._context, [store.info(1)], REMOTES[remote], Manner(bytes_s, threads=1, clock=lambda: now_s[0]))
+    push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(bytes_s, threads=1, clock=lambda: now_s[0]))
     assert store.plan_push(1, remote).new == ()
     assert now_s[0] >= 11 * MIB / bytes_s
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1

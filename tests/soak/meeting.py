@@ -46,7 +46,7 @@ from ckstore.remote.mirror import work
 from ckstore.remote.mirror.work import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import reach_remote
+from ckstore.remote.remote_opener import named_remote
 from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.mutants.runner import MUTANTS, copied
@@ -312,7 +312,7 @@ class Meeting:
                 mirror.tidy()
             except CkstoreError as error:
                 said = str(error)
-        remote = reach_remote(context, REMOTE)
+        remote = named_remote(context, REMOTE)
         status = store.mirror_status()
         _expect(status is not None, "the mirror is gone")
         assert status is not None
@@ -460,7 +460,7 @@ def _save(store: Store, ledger: Ledger, run: str, draw: random.Random) -> int:
 
 def _owns(store: Store, run: str) -> bool:
     """Whether no other store mirrors a run."""
-    found = read_owner(reach_remote(context_of(store), REMOTE).objects, run)
+    found = read_owner(named_remote(context_of(store), REMOTE).objects, run)
     return found is None or found[0].store == store.settings.uuid
 
 

@@ -46,23 +46,25 @@ class Condemned:
 
     condemned: dict[str, str] = field(default_factory=dict)  # name of a blob -> since when nothing named it
     deleting: dict[str, Batch] = field(default_factory=dict)  # uuid -> a batch that a pruner removes
-    burnt: dict[str, int] = field(default_factory=dict)  # digest -> number of the first name that may be written
+    retired_names: dict[str, int] = field(
+        default_factory=dict
+    )  # digest -> number of the first name that may be written
     # Drawn for each write. Services mark a version by a hash of its bytes: without it a client that slept would take a
     # later version for the one that it read.
     change: str = field(default="", compare=False)
 
     def name(self, digest: str) -> BlobName:
         """Return the current name of a blob."""
-        return BlobName(digest, self.burnt.get(digest, 0))
+        return BlobName(digest, self.retired_names.get(digest, 0))
 
-    def spare(self, digests: Iterable[str]) -> bool:
+    def unmark_needed(self, digests: Iterable[str]) -> bool:
         """Take current names of needed blobs out of it, burn those being removed; return whether that changed it."""
         going = self.going()
         changed = False
         for digest in digests:
             name = self.name(digest)
             if str(name) in going:
-                self.burnt[digest] = name.number + 1
+                self.retired_names[digest] = name.number + 1
                 changed = True
             changed = self.condemned.pop(str(name), None) is not None or changed
         return changed
@@ -76,12 +78,17 @@ class Condemned:
         for name in names:
             found = keys.blob_name(name)
             if found is not None:
-                self.burnt[found.digest] = max(self.burnt.get(found.digest, 0), found.number + 1)
+                self.retired_names[found.digest] = max(self.retired_names.get(found.digest, 0), found.number + 1)
 
     def render(self) -> bytes:
         """Return the content of the object, without its digest."""
         deleting = {one: {"names": list(batch.names), "since": batch.since} for one, batch in self.deleting.items()}
-        members = {"condemned": self.condemned, "deleting": deleting, "burnt": self.burnt, "change": self.change}
+        members = {
+            "condemned": self.condemned,
+            "deleting": deleting,
+            "burnt": self.retired_names,
+            "change": self.change,
+        }
         return canonical_json({**members, "format": _FORMAT, "version": _VERSION}) + b"\n"
 
 
@@ -125,13 +132,13 @@ def read_condemned(objects: Objects) -> Condemned:
     return Condemned() if data is None else read_document(data, _parse, keys.CONDEMNED)
 
 
-def spare(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
+def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
     """Keep a pruner from removing these blobs, whose intent is written; return which names of them count."""
     digests = list(digests)
     for _ in range(TRIES):
         found, version = read_versioned(objects)
         # Without compare-and-swap no pruner works beside pushes, so nothing can be on its way out.
-        if not cas or version is None or not found.spare(digests):
+        if not cas or version is None or not found.unmark_needed(digests):
             return found
         if swap(objects, found, version) is not None:
             return found

@@ -45,13 +45,13 @@ from ckstore.ops.refs.listing import infos
 from ckstore.ops.requires import require
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S
 from ckstore.remote import keys
-from ckstore.remote.beside import named_at, take_names
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
+from ckstore.remote.metadata_sync import named_at, take_names
 from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull, is_here, steps_taken
-from ckstore.remote.push import Manner
-from ckstore.remote.reach import OtherStore, RemoteLike, reach, settings_there, source_of, uuid_of
+from ckstore.remote.push import TransferLimits
+from ckstore.remote.remote_opener import OtherStore, RemoteLike, open_source, settings_there, source_of, uuid_of
 from ckstore.remote.service.entries import entries
 from ckstore.remote.service.folder import target_at
 from ckstore.remote.service.target import parse_target
@@ -85,7 +85,7 @@ def has_remote(
     """Whether a store has this place under this name, and the same remote is there: then nothing has to be tried."""
     target = target_at(parse_target(source, endpoint=endpoint, region=region))
     entry = entries(context.layout).get(name)
-    return entry is not None and entry.target == target and uuid_of(reach(context, name)) == entry.uuid
+    return entry is not None and entry.target == target and uuid_of(open_source(context, name)) == entry.uuid
 
 
 def list_remote(
@@ -96,7 +96,7 @@ def list_remote(
     holder = Holder(uuid_of(remote), remote.name)
     require(context, settings.ELSEWHERE)
     source = source_of(remote)
-    pull = Pull(context, source, Manner())
+    pull = Pull(context, source, TransferLimits())
     document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
     listed: set[CheckpointKey] = set()
     unlisted: list[str] = []
@@ -216,7 +216,7 @@ class News:
     def __init__(self, context: Context, remote: RemoteLike, run: str | None, poll_s: float) -> None:
         context.check_writable()
         self._context = context
-        self._there = reach(context, remote)
+        self._there = open_source(context, remote)
         self._source = source_of(self._there)
         self._under = "" if run is None else f"{run}/"
         self._poll_s = poll_s

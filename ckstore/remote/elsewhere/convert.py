@@ -19,12 +19,12 @@ from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import current_or_named, infos
 from ckstore.remote.documents.info import check_takes
-from ckstore.remote.elsewhere.attest import Attest
 from ckstore.remote.elsewhere.evict import Going, alone, say_elsewhere
+from ckstore.remote.elsewhere.remote_presence import PresenceCheck
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import Manner, push
+from ckstore.remote.push import TransferLimits, push
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import OtherStore
+from ckstore.remote.remote_opener import OtherStore
 
 
 def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
@@ -37,8 +37,8 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
             `old`.
     """
     uuid = check_takes(new, context.settings).uuid
-    report = push(old.context, current_or_named(old.context), new, Manner())
-    old_uuid, attest = old.context.settings.uuid, Attest(context, new, Manner())
+    report = push(old.context, current_or_named(old.context), new, TransferLimits())
+    old_uuid, attest = old.context.settings.uuid, PresenceCheck(context, new, TransferLimits())
     failures: dict[str, CkstoreError] = {}
     going: list[Going] = []
 
@@ -66,7 +66,7 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
 
 
 def _begin(  # noqa: PLR0917
-    context: Context, info: CheckpointInfo, new: Remote, uuid: str, attest: Attest, going: list[Going]
+    context: Context, info: CheckpointInfo, new: Remote, uuid: str, attest: PresenceCheck, going: list[Going]
 ) -> None:
     """Add the remote to the places from which a checkpoint is read."""
     with open_directory(context, info) as directory:
@@ -78,7 +78,7 @@ def _begin(  # noqa: PLR0917
     going.append(one)
 
 
-def _end(context: Context, one: Going, old_uuid: str, attest: Attest) -> None:
+def _end(context: Context, one: Going, old_uuid: str, attest: PresenceCheck) -> None:
     """Remove the store from those places, after every byte on the remote was verified."""
     if problem := attest.lacks(place_of(one.info), one.blobs, read=True):
         raise RemoteError(problem, hint="convert it again")

@@ -16,7 +16,7 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.context import Context, RemoteAnswer
-from ckstore.remote import reach
+from ckstore.remote import remote_opener
 from ckstore.remote.documents.info import check_hash, read_info
 from ckstore.remote.keys import Place
 from ckstore.remote.service.entries import RemoteEntry, entries, open_objects
@@ -156,10 +156,10 @@ def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int
 
 
 def _opened(context: Context, entry: RemoteEntry) -> Source:
-    remote = reach.reach(context, entry.name)
-    source = reach.source_of(remote, reach.near(context.layout))
+    remote = remote_opener.open_source(context, entry.name)
+    source = remote_opener.source_of(remote, remote_opener.near(context.layout))
     with _answering(source):
-        found = reach.uuid_of(remote)
+        found = remote_opener.uuid_of(remote)
     # Another remote under that name may have other checkpoints of the same run and step.
     if found != entry.uuid:
         raise RemoteError(f"another remote is at its place: its uuid is {found}, wanted {entry.uuid}")
@@ -168,7 +168,7 @@ def _opened(context: Context, entry: RemoteEntry) -> Source:
 
 def _opened_url(context: Context, url: str) -> Source:
     objects = open_objects(parse_target(url))
-    source = ObjectSource(objects, url, reach.near(context.layout))
+    source = ObjectSource(objects, url, remote_opener.near(context.layout))
     with _answering(source):
         check_hash(read_info(objects, url), context.settings, url)
     return source

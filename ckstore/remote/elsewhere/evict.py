@@ -44,11 +44,11 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.protection import gone
 from ckstore.ops.requires import require
 from ckstore.remote.documents.info import read_info
-from ckstore.remote.elsewhere.attest import Attest
+from ckstore.remote.elsewhere.remote_presence import PresenceCheck
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import Manner
+from ckstore.remote.push import TransferLimits
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import reach_remote
+from ckstore.remote.remote_opener import named_remote
 
 _CATALOG_TIMEOUT_S = 5.0
 _RUN_TIMEOUT_S = 10.0
@@ -86,7 +86,7 @@ def evict(
         context.check_writable()
         # Before the first checkpoint without blobs is there: a reader that does not know them would take it for torn.
         require(context, ELSEWHERE)
-    uuid, attest = read_info(remote.objects, remote.name).uuid, Attest(context, remote, Manner())
+    uuid, attest = read_info(remote.objects, remote.name).uuid, PresenceCheck(context, remote, TransferLimits())
     evicted: list[CheckpointInfo] = []
     skipped: list[Skipped] = []
     failures: dict[str, CkstoreError] = {}
@@ -154,7 +154,7 @@ def _begin(  # noqa: PLR0917
     info: CheckpointInfo,
     remote: Remote,
     uuid: str,
-    attest: Attest,
+    attest: PresenceCheck,
     going: list[Going],
     *,
     dry_run: bool,
@@ -195,7 +195,7 @@ def say_elsewhere(context: Context, one: Going) -> None:
         write_elsewhere(context.layout, lock, Elsewhere(since, (*others, one.holder)))
 
 
-def _take_back(context: Context, one: Going, attest: Attest) -> None:
+def _take_back(context: Context, one: Going, attest: PresenceCheck) -> None:
     """Say no more that a remote has a checkpoint that kept all its bytes, and end its claim."""
     with alone(context, one.info) as lock:
         document = read_elsewhere(lock.fd)
@@ -208,7 +208,7 @@ def _take_back(context: Context, one: Going, attest: Attest) -> None:
     attest.end_claim(place_of(one.info), one.holder.claim)
 
 
-def _go(context: Context, one: Going, attest: Attest, *, dry_run: bool) -> str:
+def _go(context: Context, one: Going, attest: PresenceCheck, *, dry_run: bool) -> str:
     """Let go of the bytes of one checkpoint; return why it keeps them, empty if it does not."""
     try:
         problem = attest.lacks(place_of(one.info), one.blobs, read=not dry_run)
@@ -275,7 +275,7 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
     why = {entry.info.name: f"keep_local: {'; '.join(entry.reasons)}" for entry in plan.dropped}
     if not going:  # as after most pushes; then no request is made
         return EvictReport(mirror, dry_run, (), (), 0, 0, plan)
-    there = reach_remote(context, mirror)
+    there = named_remote(context, mirror)
     return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)
 
 
@@ -283,7 +283,7 @@ def evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictRe
     """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space."""
     mirror = setting_of(context.layout, MIRROR) or ""
     why = "a save needed the space"
-    return evict(context, infos, reach_remote(context, mirror), why={info.name: why for info in infos})
+    return evict(context, infos, named_remote(context, mirror), why={info.name: why for info in infos})
 
 
 def keep_local(context: Context) -> EvictReport | None:

@@ -22,8 +22,8 @@ from ckstore.ops.refs.listing import infos
 from ckstore.remote.documents.condemned import read_condemned
 from ckstore.remote.objects import Remote
 from ckstore.remote.push_plan import place_of, sizes_there
-from ckstore.remote.reach import OtherStore, reach, source_of, uuid_of
 from ckstore.remote.record import read_record
+from ckstore.remote.remote_opener import OtherStore, open_source, source_of, uuid_of
 from ckstore.remote.source import ObjectSource
 
 
@@ -105,7 +105,7 @@ def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
 
 
 def _missing_at_holder(context: Context, holder: Holder, listed: Sequence[CheckpointInfo]) -> Mapping[str, str]:
-    there = reach(context, holder.name)
+    there = open_source(context, holder.name)
     try:
         uuid = uuid_of(there)
     except NoSuchRemote as error:  # the place answered, and holds no remote any more

@@ -19,10 +19,10 @@ from ckstore.ops.failures import OF_ALL
 from ckstore.ops.refs.listing import infos
 from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.documents.info import check_takes
-from ckstore.remote.elsewhere.attest import Attest
+from ckstore.remote.elsewhere.remote_presence import PresenceCheck
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import Manner
+from ckstore.remote.push import TransferLimits
 
 
 def claim_again(context: Context, remote: Remote) -> int:
@@ -46,7 +46,7 @@ def claim_again(context: Context, remote: Remote) -> int:
     lost = {path: claim for path, claim in own.items() if claim not in there}
     if not lost:
         return 0
-    attest = Attest(context, remote, Manner())
+    attest = PresenceCheck(context, remote, TransferLimits())
     wanted = [*_lacking(context, attest, lost)]
     attest.claim(wanted)
     return len(wanted)
@@ -61,7 +61,7 @@ def _evicted(context: Context) -> Iterator[StorePath]:
 
 
 def _lacking(
-    context: Context, attest: Attest, claims: dict[StorePath, str]
+    context: Context, attest: PresenceCheck, claims: dict[StorePath, str]
 ) -> Iterator[tuple[Place, str, Sequence[BlobRecord]]]:
     for path, claim in claims.items():
         try:

@@ -24,8 +24,8 @@ from ckstore.remote import keys
 from ckstore.remote.asking import server_time
 from ckstore.remote.documents.info import check_takes
 from ckstore.remote.documents.owner import Owner, read_owner
-from ckstore.remote.find_there import facts_of
 from ckstore.remote.objects import Listed, Remote
+from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import ObjectSource
 
 

@@ -11,7 +11,7 @@ from ckstore.fs import dirfd_stat
 from ckstore.ops.context import Context
 from ckstore.remote import keys
 from ckstore.remote.mirror.ownership import learn_order
-from ckstore.remote.reach import reach_remote, refuse_store, settings_there
+from ckstore.remote.remote_opener import named_remote, refuse_store, settings_there
 from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
 from ckstore.remote.service.folder import check_folder
 from ckstore.remote.service.target import parse_target
@@ -73,4 +73,4 @@ def free_name(context: Context, mirror: str | os.PathLike[str]) -> str:
 
 def learn_mirror(context: Context, name: str) -> None:
     """Let what a store saves come after all that its new mirror has of its runs."""
-    learn_order(context, reach_remote(context, name, writing=False))
+    learn_order(context, named_remote(context, name, writing=False))

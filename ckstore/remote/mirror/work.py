@@ -19,17 +19,17 @@ from ckstore.ops.mirrored import add_mirrored, behind, note_looked, now, read_mi
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.asking import PAGE_ASKS, look
-from ckstore.remote.beside import annotations_of, pins_of, tags_of
 from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.elsewhere.evict import keep_local
 from ckstore.remote.elsewhere.listing import missing_at
 from ckstore.remote.elsewhere.lost_claims import claim_again
+from ckstore.remote.metadata_sync import annotations_of, pins_of, tags_of
 from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.reach import reach_remote
+from ckstore.remote.remote_opener import named_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.model.settings.retention_plan import Candidate
     from ckstore.ops.context import Context
-    from ckstore.remote.beside import Said
     from ckstore.remote.choice import TransferOptions
     from ckstore.remote.keys import Place
+    from ckstore.remote.metadata_sync import MetadataObject
 
 
 # Each look at all that is there costs a listing: with one after each push it would cost more than the push.
@@ -77,7 +77,7 @@ class Mirror:
         self._asked: set[str] = set()
         self._prune_again_s = 0.0
         # Of each checkpoint what it showed when its annotations were read: each look would read thousands of files.
-        self._annotations: dict[str, tuple[object, list[Said]]] = {}
+        self._annotations: dict[str, tuple[object, list[MetadataObject]]] = {}
 
     @property
     def name(self) -> str | None:
@@ -129,7 +129,7 @@ class Mirror:
             uuid, todo = uuid_now(self._context.layout, name), self.todo()
             if not todo:
                 return self._bring_said(name, uuid)
-            there = reach_remote(self._context, name)
+            there = named_remote(self._context, name)
             if done := self._settled(there, todo):
                 # What was said of them follows: who pushed them may have been killed before it, or a prune ended that
                 # push.
@@ -156,14 +156,14 @@ class Mirror:
             lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]
             if not lacking:
                 return False
-            failed = transfer.push_said(self._context, name, lacking)
+            failed = transfer.push_metadata(self._context, name, lacking)
             self._failed |= failed
             done = {one.key: one.digest for one in lacking if one.key not in failed}
             if done:
                 self._note(name, uuid, [], done, gone)
                 return True
 
-    def _unsaid(self, name: str) -> tuple[list[Said], set[str]]:
+    def _unsaid(self, name: str) -> tuple[list[MetadataObject], set[str]]:
         """Return what was said of checkpoints that the mirror has and it was not given, and what is said no more."""
         known, here = read_mirrored(self._context.layout, name), current_or_named(self._context)
         there = {info.id for info in here if info.id in known.ids or info.elsewhere}
@@ -172,7 +172,7 @@ class Mirror:
         lacking = [one for one in said if one.info.id in there and known.documents.get(one.key) != one.digest]
         return lacking, known.documents.keys() - {one.key for one in said}
 
-    def _said(self, infos: list[CheckpointInfo]) -> list[Said]:
+    def _said(self, infos: list[CheckpointInfo]) -> list[MetadataObject]:
         """Return what was said of checkpoints."""
         said = [*tags_of(self._context, infos), *pins_of(self._context, infos)]
         for info in infos:
@@ -180,7 +180,7 @@ class Mirror:
             if not any(shown):
                 continue
             if self._annotations.get(info.id, (None,))[0] != shown:
-                own: list[Said] = []
+                own: list[MetadataObject] = []
                 with suppress(CkstoreError):  # `verify` names it, and it keeps nothing else back
                     own += annotations_of(self._context, info)
                 self._annotations[info.id] = shown, own
@@ -204,7 +204,7 @@ class Mirror:
         lets_go = policy is not None or policy_of(self._context.layout, KEEP_LOCAL) is not None
         if not lets_go:  # no request where nothing may be left to do
             return
-        there = reach_remote(self._context, name)
+        there = named_remote(self._context, name)
         self._do("claims", partial(end_claims, self._context, there))
         if policy is not None:
             self._do("keep_remote", KeepRemote(self._context, there, policy, self._known).apply)
@@ -239,7 +239,7 @@ class Mirror:
         ]
         if not had:
             return
-        there = reach_remote(context, name, writing=False)
+        there = named_remote(context, name, writing=False)
         # First: other stores do not remove what is listed after it. Where the remote itself is gone, all is missing.
         with suppress(NoSuchRemote):
             claim_again(context, there)
@@ -275,7 +275,7 @@ class Mirror:
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
         # Before the push, which brings this or what is newer.
-        said: list[Said] = []
+        said: list[MetadataObject] = []
         with suppress(CkstoreError):  # a pin that cannot be read is no reason to leave the checkpoint here
             said = self._said([info])
         try:

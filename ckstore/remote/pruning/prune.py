@@ -192,7 +192,7 @@ class _Prune:
         for name, one in sorted(self._blobs.items()):
             digest = _digest(name)
             if name != str(said.name(digest)):
-                stale += [name] if _number(name) < said.burnt.get(digest, 0) else []
+                stale += [name] if _number(name) < said.retired_names.get(digest, 0) else []
             elif digest in named or name in going:
                 continue
             elif name not in said.condemned:
@@ -209,7 +209,7 @@ class _Prune:
             for name, since in said.condemned.items()
             if name in self._blobs and _digest(name) not in named and name not in leaving
         }
-        new = Condemned(condemned, dict(said.deleting), dict(said.burnt))
+        new = Condemned(condemned, dict(said.deleting), dict(said.retired_names))
         for own in self._own:
             new.deleting.pop(own, None)  # all its removals were acknowledged
         for other, dead in [*new.deleting.items()]:
@@ -222,9 +222,10 @@ class _Prune:
             now = text_of_time(self.survey.now)
             new.condemned.update(dict.fromkeys(fresh[: max(0, MOST_CONDEMNED - len(condemned) - going_count)], now))
             return new
-        if len(new.burnt) + going_count + len(batch) > MOST_BURNT:
+        if len(new.retired_names) + going_count + len(batch) > MOST_BURNT:
             msg = (
-                f"{keys.CONDEMNED} at {self.remote.name} has {len(new.burnt):,} names that must not be used again, and "
+                f"{keys.CONDEMNED} at {self.remote.name} has {len(new.retired_names):,} names "
+                "that must not be used again, and "
                 f"{going_count + len(batch):,} more could follow; it takes {MOST_BURNT:,}, so nothing more was removed"
             )
             raise RemoteError(msg, hint="push the checkpoints to another prefix, and remove this one")

@@ -14,7 +14,7 @@ from ckstore.model.seal import seal
 from ckstore.remote import keys
 from ckstore.remote.documents.info import RemoteInfo
 from ckstore.remote.objects import Remote
-from ckstore.remote.push import Manner, push
+from ckstore.remote.push import TransferLimits, push
 from tests.hostile.archives_manifests import digest, dumps, framed, members_of, tensor
 from tests.remote.double import Double
 from tests.support.checkpoint_dirs import step_of_name
@@ -35,7 +35,7 @@ def good_contents(store: Path) -> Contents:
     opened = Store.open(store, readonly=True)
     objects = Double()
     objects.put(keys.INFO, RemoteInfo.of(opened.settings, _TIME).render())
-    push(opened._context, opened.checkpoints(), Remote("far", objects), Manner())
+    push(opened._context, opened.checkpoints(), Remote("far", objects), TransferLimits())
     return dict(objects.held)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import CkstoreError, Store
-from ckstore.remote import keys, reach
+from ckstore.remote import keys, remote_opener
 from ckstore.remote.objects import Listed, Remote
 from tests.faults.states import fingerprint
 from tests.hostile.places import state
@@ -21,7 +21,7 @@ Lie = Callable[[Double], None]
 
 @pytest.fixture(autouse=True)
 def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "open_remote", lambda _context, name, **_: REMOTES[name])
+    monkeypatch.setattr(remote_opener, "open_remote", lambda _context, name, **_: REMOTES[name])
 
 
 def _is_blob(key: str) -> bool:

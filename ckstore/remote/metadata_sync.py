@@ -40,7 +40,7 @@ def merged(own: Annotations, other: Annotations) -> Annotations:
     return Annotations({**other.metrics, **own.metrics}, tuple(notes))
 
 
-class Said(NamedTuple):
+class MetadataObject(NamedTuple):
     """A small object that a remote is to have.
 
     Attributes:
@@ -63,35 +63,35 @@ class Said(NamedTuple):
         return _ALGORITHM.digest(self.own)
 
 
-def annotations_of(context: Context, info: CheckpointInfo) -> Iterator[Said]:
+def annotations_of(context: Context, info: CheckpointInfo) -> Iterator[MetadataObject]:
     """Give the annotations of a checkpoint, if it has any."""
     own = read_annotations(context.layout.checkpoint(info.key))
     if own is not None:
         key = keys.Place(info.run, info.step, info.id).annotations
-        yield Said(key, info, own.render(), partial(_with_annotations, key, own), ANNOTATIONS_MAX_BYTES)
+        yield MetadataObject(key, info, own.render(), partial(_with_annotations, key, own), ANNOTATIONS_MAX_BYTES)
 
 
-def tags_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Said]:
+def tags_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[MetadataObject]:
     """Give the tags of checkpoints."""
     by_key = {info.key.any_generation: info for info in infos}
     for name, target in sorted(context.layout.tags().items()):
         info = by_key.get(target)
         if info is not None:
             data = tag_bytes(keys.Place(info.run, info.step, info.id))
-            yield Said(keys.tag(name), info, data, partial(_only, data), TAG_MAX_BYTES)
+            yield MetadataObject(keys.tag(name), info, data, partial(_only, data), TAG_MAX_BYTES)
 
 
-def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Said]:
+def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[MetadataObject]:
     """Give the pins of checkpoints that have not expired."""
     by_id = {info.id: info for info in infos}
     now = datetime.now(UTC)
     for pin in read_pins(context.layout):
         if pin.id in by_id and not pin.expired(now):
             data = seal(pin.render())
-            yield Said(keys.pin(pin.name), by_id[pin.id], data, partial(_only, data), PIN_MAX_BYTES)
+            yield MetadataObject(keys.pin(pin.name), by_id[pin.id], data, partial(_only, data), PIN_MAX_BYTES)
 
 
-class Beside:
+class MetadataPusher:
     """Brings small objects; those that this store brought before, and that are still as it left them, cost nothing."""
 
     def __init__(self, context: Context, remote: Remote, record: Record) -> None:
@@ -99,7 +99,7 @@ class Beside:
 
     def push(self, infos: Sequence[CheckpointInfo]) -> None:
         """Push the tags, pins and annotations of these checkpoints; an error names each document that stayed."""
-        said: list[Said] = []
+        said: list[MetadataObject] = []
         failed: dict[str, CkstoreError] = {}
         for info in infos:
             try:
@@ -110,7 +110,7 @@ class Beside:
         if failed:
             raise joined(failed)
 
-    def bring(self, wanted: Sequence[Said]) -> dict[str, CkstoreError]:
+    def bring(self, wanted: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
         """Push these; return why a document could not be merged with the one at the remote, by its key."""
         if not wanted:
             return {}

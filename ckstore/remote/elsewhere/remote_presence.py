@@ -16,18 +16,18 @@ from ckstore.remote import keys, record
 from ckstore.remote.asking import ask, is_asked
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.claims import Claim, write_claim
-from ckstore.remote.documents.condemned import read_condemned, spare
+from ckstore.remote.documents.condemned import read_condemned, unmark_needed
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Listed, Remote
 from ckstore.remote.pull import fetch_checked
-from ckstore.remote.push import Manner
+from ckstore.remote.push import TransferLimits
 from ckstore.remote.source import ObjectSource, read_manifest
 
 
-class Attest:
+class PresenceCheck:
     """Says what a remote has."""
 
-    def __init__(self, context: Context, remote: Remote, manner: Manner) -> None:
+    def __init__(self, context: Context, remote: Remote, manner: TransferLimits) -> None:
         self.read_back_bytes = 0  # bytes that were read to compare them
         self._manner = manner
         self._context, self._remote = context, remote
@@ -61,7 +61,7 @@ class Attest:
 
         for_each(claim, wanted, threads=self._manner.threads, stopping=objects.close)
         if needed:
-            self._condemned = spare(objects, needed, cas=self._remote.cas)
+            self._condemned = unmark_needed(objects, needed, cas=self._remote.cas)
         self._listed, self._asked_count, self._has_all = {}, 0, False
 
     def end_claim(self, place: Place, uuid: str) -> None:

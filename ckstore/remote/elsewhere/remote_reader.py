@@ -11,12 +11,12 @@ from ckstore.objects.documents.elsewhere import read_elsewhere
 from ckstore.ops.context import Context
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
-from ckstore.remote.reach import near, reach, source_of, uuid_of
+from ckstore.remote.remote_opener import near, open_source, source_of, uuid_of
 from ckstore.remote.service.entries import entries
 from ckstore.remote.source import Source
 
 
-class Through:
+class RemoteReader:
     """Fetches ranges for the readers of one open store; may be called by several threads."""
 
     def __init__(self, context: Context) -> None:
@@ -72,7 +72,7 @@ class Through:
         if found is not None:
             return found
         # Without a lock: it would be held over requests, and a child that is forked meanwhile would wait for ever.
-        remote = reach(self._context, holder.name)
+        remote = open_source(self._context, holder.name)
         # Another remote under that name may have other checkpoints of the same run and step.
         if uuid_of(remote) != holder.uuid:
             msg = f"another remote has the name {holder.name}: its uuid is not {holder.uuid}"

@@ -38,7 +38,7 @@ RemoteLike = str | os.PathLike[str]
 """Name of a remote, or the directory of another store, from which checkpoints are only read."""
 
 
-def reach(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
+def open_source(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
     """Return the remote or store that a caller names, for reading. If None, it is the only remote of the store.
 
     Raises:
@@ -55,7 +55,7 @@ def reach(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
     return open_remote(context, name)
 
 
-def reach_remote(context: Context, remote: RemoteLike | None, *, writing: bool = True) -> Remote:
+def named_remote(context: Context, remote: RemoteLike | None, *, writing: bool = True) -> Remote:
     """Return the remote that a caller names, for acts that a store does not take, such as a push.
 
     Raises:

@@ -11,14 +11,14 @@ from ckstore.model.checkpoint.refs import Ref, parse_ref, resolve
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.parse import parse_facts
 from ckstore.ops.call_threads import for_each
-from ckstore.remote.beside import named_at
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
+from ckstore.remote.metadata_sync import named_at
 from ckstore.remote.objects import THREADS
 from ckstore.remote.source import Removed, Source
 
 
-def find_there(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
+def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
     """Return the checkpoint that a ref names at a source."""
     # ``latest-valid`` is the latest there: what is read from it is verified, or the reading fails.
     ref = parse_ref(text)
