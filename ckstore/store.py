@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from ckstore.ops.verify.rescue import Rescue
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
-    from ckstore.remote.elsewhere.remote_reader import RemoteReader
+    from ckstore.remote.remote_only.remote_reader import RemoteReader
     from ckstore.remote.remote_opener import RemoteLike
     from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
@@ -208,7 +208,7 @@ class Store:
         """Open a remote for reading: a clone lies in a temporary directory as long as the handle lives."""
         import weakref
 
-        from ckstore.remote.elsewhere.temporary import make_temporary
+        from ckstore.remote.remote_only.temporary import make_temporary
 
         folder, remove = make_temporary()
         try:
@@ -1081,7 +1081,7 @@ class Store:
                 "lacking= needs a store on a filesystem: at a remote no evaluator is told of the others",
                 hint="follow without lacking=, and pass over those that have the metric in info.metrics",
             )
-        from ckstore.remote.elsewhere.clone import POLL_S, News
+        from ckstore.remote.remote_only.clone import POLL_S, News
 
         if poll_s is not None and not poll_s > 0:
             raise BadInput(f"poll_s must be a number of seconds above 0, got {poll_s!r}")
@@ -1166,7 +1166,7 @@ class Store:
         report = verify(self._context, ref, options)
         if not report.elsewhere:
             return report
-        from ckstore.remote.elsewhere.listing import look_elsewhere
+        from ckstore.remote.remote_only.listing import look_elsewhere
 
         return look_elsewhere(self._context, report)
 
@@ -1931,7 +1931,7 @@ class Store:
         return status_of(self._context, current_or_named(self._context))
 
     def _clone_from(self, source: str | os.PathLike[str], name: str, endpoint: str | None, region: str | None) -> None:
-        from ckstore.remote.elsewhere.clone import has_remote
+        from ckstore.remote.remote_only.clone import has_remote
 
         if not has_remote(self._context, name, source, endpoint, region):
             self.remotes.add(name, source, endpoint=endpoint, region=region)
@@ -1940,7 +1940,7 @@ class Store:
     @api_call
     def _list_remote(self, name: str) -> None:
         from ckstore.ops.notices import warn
-        from ckstore.remote.elsewhere.clone import list_remote
+        from ckstore.remote.remote_only.clone import list_remote
         from ckstore.remote.remote_opener import open_source
 
         _, warnings = list_remote(self._context, open_source(self._context, name))
@@ -2082,7 +2082,7 @@ def _open(
 
 
 def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    from ckstore.remote.elsewhere.evict import evict_mirrored
+    from ckstore.remote.remote_only.evict import evict_mirrored
 
     return evict_mirrored(context, infos)
 
@@ -2092,7 +2092,7 @@ def _fetching(context: Context) -> Callable[..., int | None]:
 
     @cache
     def reader() -> RemoteReader:
-        from ckstore.remote.elsewhere.remote_reader import RemoteReader
+        from ckstore.remote.remote_only.remote_reader import RemoteReader
 
         return RemoteReader(context)
 
@@ -2103,7 +2103,7 @@ def _fetching(context: Context) -> Callable[..., int | None]:
 
 
 def _remote_copies(context: Context, urls: Sequence[str]) -> RemoteCopies:
-    from ckstore.remote.elsewhere import copies
+    from ckstore.remote.remote_only import copies
 
     return copies.RemoteCopies(context, urls)
 
@@ -2146,7 +2146,7 @@ def _settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] 
 def _new_settings(
     _: Path, source: str | os.PathLike[str], name: str, endpoint: str | None, region: str | None
 ) -> tuple[str, int]:
-    from ckstore.remote.elsewhere.clone import new_settings
+    from ckstore.remote.remote_only.clone import new_settings
 
     return new_settings(source, name, endpoint=endpoint, region=region)
 

@@ -20,7 +20,7 @@ from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.model.manifest.stored import Encoding, OldPiece
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
-from ckstore.objects.documents.elsewhere import may_lack
+from ckstore.objects.documents.remote_only import may_lack
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.store_path import StorePath
-from ckstore.model.checkpoint.elsewhere import Elsewhere
+from ckstore.model.checkpoint.remote_only import RemoteOnly
 from ckstore.model.lineage import Parent
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
@@ -20,7 +20,7 @@ from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import DcpValue, Manifest, Node, Ranks, StateTexts
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.documents.elsewhere import elsewhere_bytes
+from ckstore.objects.documents.remote_only import remote_only_bytes
 from ckstore.objects.layout import BLOBS, ELSEWHERE
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
@@ -44,7 +44,7 @@ class MergedCheckpoint:
     # What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
     entries: tuple[DcpValue, ...] | None = None
     # Where the parts are that ranks staged in stores of their own; None: all are in this store.
-    elsewhere: Elsewhere | None = None
+    elsewhere: RemoteOnly | None = None
 
     def publish(
         self, context: Context, request: Request, watch: WorkWatch, say: Callable[[str], object] = len
@@ -59,7 +59,7 @@ class MergedCheckpoint:
                 parts = self._link_parts(context, staging, opened)
                 if self.elsewhere is not None:
                     where = str(staging.lock.inside / ELSEWHERE)
-                    data = elsewhere_bytes(self.elsewhere, where)
+                    data = remote_only_bytes(self.elsewhere, where)
                     files.create_file(staging.lock.inside / ELSEWHERE, data, mode=files.mode_in(staging.lock.fd))
                 return self._staged(context, staging, request, parts)
 

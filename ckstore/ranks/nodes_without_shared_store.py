@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from ckstore.errors import CkstoreError, NoSuchRef, ReadOnlyStore, RemoteUnavailable, UnknownOutcome
 from ckstore.fs import files
-from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
+from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
@@ -39,12 +39,12 @@ from ckstore.ranks.merged_checkpoint import MergedCheckpoint
 from ckstore.ranks.outcome import with_news
 from ckstore.ranks.rank_identity import Document
 from ckstore.ranks.work import RankWork, WorkWatch
-from ckstore.remote.elsewhere.clone import list_remote, publish_manifest
 from ckstore.remote.objects import Remote
 from ckstore.remote.parts import PushedPart, common_remote, list_step, push_part, push_whole
 from ckstore.remote.pull import is_here
 from ckstore.remote.push import TransferLimits, end_intents
 from ckstore.remote.push_plan import place_of
+from ckstore.remote.remote_only.clone import list_remote, publish_manifest
 from ckstore.remote.remote_opener import open_source, source_of
 from ckstore.remote.remote_refs import find_on_remote
 from ckstore.remote.source import Found
@@ -58,9 +58,9 @@ class Joined:
     manifest: bytes  # the bytes of its manifest; empty: only one store has it, where it was before
 
 
-def elsewhere_at(holder: Holder) -> Elsewhere:
+def elsewhere_at(holder: RemoteHolder) -> RemoteOnly:
     """Return what says in a store that a remote has what is not here."""
-    return Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
+    return RemoteOnly(text_of_time(datetime.now(UTC)), (holder,))
 
 
 def mirror_of(context: Context) -> str | None:

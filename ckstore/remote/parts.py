@@ -9,21 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckstore.errors import BadInput, CkstoreError, UnknownOutcome
-from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.model.checkpoint.remote_only import RemoteHolder
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
 from ckstore.remote.documents.info import check_takes
-from ckstore.remote.elsewhere.clone import list_remote
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Push, TransferLimits, end_intents
 from ckstore.remote.push_plan import RemoteState
+from ckstore.remote.remote_only.clone import list_remote
 from ckstore.remote.remote_opener import named_remote
 from ckstore.remote.source import ObjectSource
 
 
-def common_remote(context: Context) -> tuple[Remote, Holder]:
+def common_remote(context: Context) -> tuple[Remote, RemoteHolder]:
     """Return the mirror of a store, by which nodes save together, and what says that it is the same for all."""
     name = setting_of(context.layout, MIRROR)
     if name is None:
@@ -34,7 +34,7 @@ def common_remote(context: Context) -> tuple[Remote, Holder]:
             command_hint="ckstore config mirror NAME on each node",
         )
     there = named_remote(context, name)
-    return there, Holder(check_takes(there, context.settings).uuid, name)
+    return there, RemoteHolder(check_takes(there, context.settings).uuid, name)
 
 
 @dataclass(frozen=True, slots=True)

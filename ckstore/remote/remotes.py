@@ -14,7 +14,7 @@ from ckstore.model.reports.retention_report import RemotePruneReport, RetentionR
 from ckstore.model.reports.transfer import StoreClaims, TransferReport
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
-from ckstore.objects.documents.elsewhere import holder_names_at
+from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.ops import config_file
 from ckstore.ops.api_calls import api_call, places_of
 from ckstore.ops.context import Context
@@ -265,7 +265,7 @@ class Remotes:
             RemoteError: The directory cannot be used.
             CkstoreError: Some checkpoints could not be copied; those are still read from the store.
         """
-        from ckstore.remote.elsewhere.convert import convert
+        from ckstore.remote.remote_only.convert import convert
         from ckstore.remote.remote_opener import OtherStore, open_remote, open_source
 
         self._context.check_writable()

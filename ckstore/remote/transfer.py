@@ -18,12 +18,12 @@ from ckstore.remote import push_plan as planning
 from ckstore.remote.choice import HINT, Choice, ChoiceOptions, TransferOptions
 from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.documents.info import read_info
-from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import MetadataObject
 from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull
 from ckstore.remote.push import TransferLimits
+from ckstore.remote.remote_only import evict as evicting
 from ckstore.remote.remote_opener import OtherStore, RemoteLike, named_remote, near, open_source, source_of
 from ckstore.remote.remote_refs import find_on_remote, newest_of_steps
 from ckstore.remote.source import Source

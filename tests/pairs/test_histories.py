@@ -32,7 +32,7 @@ def test_random_histories_lose_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def _without_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckstore.remote.elsewhere.remote_presence.write_claim", lambda *_: None)
+    monkeypatch.setattr("ckstore.remote.remote_only.remote_presence.write_claim", lambda *_: None)
 
 
 def _without_names(monkeypatch: pytest.MonkeyPatch) -> None:

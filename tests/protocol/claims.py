@@ -301,10 +301,10 @@ _CLAIMS = "remote.documents.claims.end_claims"
 _REMOVING = "remote.pruning.keep_remote.KeepRemote.apply"
 _PRUNING = "remote.pruning.survey.Survey.named"
 _EVICTING = {
-    "evict": "remote.elsewhere.evict.evict",
-    "word": "objects.documents.elsewhere.write_elsewhere",
+    "evict": "remote.remote_only.evict.evict",
+    "word": "objects.documents.remote_only.write_remote_only",
     "claim": "remote.documents.claims.write_claim",
     "spare": "remote.documents.condemned.unmark_needed",
-    "look": "remote.elsewhere.remote_presence.PresenceCheck.lacks",
-    "let go": "remote.elsewhere.evict._let_go",
+    "look": "remote.remote_only.remote_presence.PresenceCheck.lacks",
+    "let go": "remote.remote_only.evict._let_go",
 }

@@ -18,7 +18,7 @@ from ckstore import (
     RemoteError,
     Store,
 )
-from ckstore.remote.elsewhere.clone import list_remote
+from ckstore.remote.remote_only.clone import list_remote
 from tests.remote.double import REMOTES, Double, Fault, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
@@ -84,7 +84,7 @@ def test_a_clone_that_was_killed_before_the_names_is_repeated_with_them(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("ckstore.remote.elsewhere.clone.take_names", die)
+        patched.setattr("ckstore.remote.remote_only.clone.take_names", die)
         with pytest.raises(KeyboardInterrupt):
             Store.clone(store.path, tmp_path / "clone")
     clone = Store.clone(store.path, tmp_path / "clone")

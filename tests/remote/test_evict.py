@@ -427,7 +427,7 @@ def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
 ) -> None:
     from ckstore import CkstoreError
     from ckstore.fs import files, links
-    from ckstore.remote.elsewhere import evict as evicting
+    from ckstore.remote.remote_only import evict as evicting
 
     _, remote = new_remote(store.settings)
     store.push(1, remote)

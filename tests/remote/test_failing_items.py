@@ -19,12 +19,12 @@ from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
 from ckstore.remote import transfer
-from ckstore.remote.elsewhere import evict as evicting
 from ckstore.remote.mirror import work
 from ckstore.remote.mirror.work import Mirror
 from ckstore.remote.pruning import keep_remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.survey import remove_documents
+from ckstore.remote.remote_only import evict as evicting
 from ckstore.remote.service.target import Target
 from ckstore.saver.server import mirror as process
 from ckstore.saver.server.report import Page

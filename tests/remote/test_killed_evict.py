@@ -12,8 +12,8 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.ops.context import Context
 from ckstore.ops.free.drop import make_kept_durable
-from ckstore.remote.elsewhere import remote_presence
 from ckstore.remote.pruning import keep_remote
+from ckstore.remote.remote_only import remote_presence
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.crashing import run_and_kill, run_and_kill_instead

@@ -19,7 +19,7 @@ import pytest
 from ckstore import CkstoreWarning, DamagedBlob, NoWholeCheckpoint, RemoteError, Store
 from ckstore.objects.staging import Staging
 from ckstore.remote import keys
-from ckstore.remote.elsewhere import copies
+from ckstore.remote.remote_only import copies
 from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.target import Target
 from tests.cli.conftest import Run

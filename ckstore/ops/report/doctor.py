@@ -26,7 +26,7 @@ from ckstore.model.names import key_of
 from ckstore.model.reports.held import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.documents.remote_only import holders_at
 from ckstore.objects.layout import BLOBS, Layout
 from ckstore.ops import fetched
 from ckstore.ops.api_calls import why_of

@@ -17,7 +17,7 @@ from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use, UseKind
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.objects.checkpoints import look
-from ckstore.objects.documents.elsewhere import holder_names_at
+from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
 from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import stamps

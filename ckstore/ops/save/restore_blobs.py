@@ -7,7 +7,7 @@ from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.objects.checkpoints import judge_blobs
-from ckstore.objects.documents.elsewhere import remove_elsewhere, touch
+from ckstore.objects.documents.remote_only import remove_remote_only, touch
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
@@ -35,7 +35,7 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
         # First, since a kill after the next step leaves a checkpoint with names that no row counts.
         touch(lock)
         if is_local:
-            remove_elsewhere(lock)
+            remove_remote_only(lock)
             touch(lock)
     return is_local
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.times import text_of_time
-from ckstore.objects.documents.elsewhere import holder_names_at
+from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.ops.context import Context
 
 # Losing the note means that it is read sooner; a verification does not wait long for it.

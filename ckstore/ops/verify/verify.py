@@ -15,7 +15,7 @@ from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding, VerifyReport
 from ckstore.model.times import text_of_time
-from ckstore.objects.documents.elsewhere import holder_names_at
+from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.documents.verify_times import read_checked, remember_checked
 from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS

@@ -19,7 +19,7 @@ from ckstore.model.document import parse_document, refuse
 from ckstore.model.reports.transfer import StoreClaims
 from ckstore.model.seal import seal
 from ckstore.objects import trash
-from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.objects.documents.remote_only import read_remote_only
 from ckstore.ops.context import Context
 from ckstore.ops.failures import OF_ALL
 from ckstore.remote import keys
@@ -178,7 +178,7 @@ def _dropped(context: Context, place: Place) -> Iterator[StorePath]:
 def _names(path: StorePath, uuid: str) -> bool:
     try:
         with locks.lock_shared(path) as lock:
-            document = read_elsewhere(lock.fd)
+            document = read_remote_only(lock.fd)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (CkstoreError, OSError):  # it may name it

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef, NoSuchRemote, RemoteUnavailable
 from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
-from ckstore.objects.documents.elsewhere import holder_names_at
+from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.failures import OF_ALL, joined
@@ -20,15 +20,15 @@ from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.asking import PAGE_ASKS, look
 from ckstore.remote.documents.claims import end_claims
-from ckstore.remote.elsewhere.evict import keep_local
-from ckstore.remote.elsewhere.listing import missing_at
-from ckstore.remote.elsewhere.lost_claims import claim_again
 from ckstore.remote.metadata_sync import annotations_of, pins_of, tags_of
 from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push_plan import place_of
+from ckstore.remote.remote_only.evict import keep_local
+from ckstore.remote.remote_only.listing import missing_at
+from ckstore.remote.remote_only.lost_claims import claim_again
 from ckstore.remote.remote_opener import named_remote
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ckstore.model.seal import read
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.checkpoints import judge_blobs
-from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.objects.documents.remote_only import read_remote_only
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
@@ -245,7 +245,7 @@ def _check_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> 
 
 def _is_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> bool:
     """Whether a locked checkpoint lacks bytes in this store that only the remote with this UUID has."""
-    document = read_elsewhere(lock.fd)
+    document = read_remote_only(lock.fd)
     # An eviction that was killed before it moved the blobs has written the document, and the blobs are complete.
     is_lacking = bool(judge_blobs(lock.inside, lock.fd, manifest).elsewhere)
     return is_lacking and document is not None and all(holder.uuid == uuid for holder in document.remotes)

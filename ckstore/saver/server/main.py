@@ -93,7 +93,7 @@ def _open(opening: Open, reporter: Reporter) -> Context:
 
 
 def _evict(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    from ckstore.remote.elsewhere.evict import evict_mirrored
+    from ckstore.remote.remote_only.evict import evict_mirrored
 
     return evict_mirrored(context, infos)
 

@@ -13,7 +13,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
 from ckstore.fs.locks import DirectoryLock
 from ckstore.fs.store_path import StorePath
-from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder, parse_elsewhere
+from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly, parse_remote_only
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import ELSEWHERE, MANIFEST, Layout
@@ -21,20 +21,20 @@ from ckstore.objects.layout import ELSEWHERE, MANIFEST, Layout
 _MAX_BYTES = 2**20
 
 
-def read_elsewhere(dir_fd: int) -> Elsewhere | None:
+def read_remote_only(dir_fd: int) -> RemoteOnly | None:
     """Return where the blobs are that a checkpoint lacks, by its open directory; None: nowhere else."""
     try:
         data = files.read_file(ELSEWHERE, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
         return None
-    return read(data, parse_elsewhere, ELSEWHERE)
+    return read(data, parse_remote_only, ELSEWHERE)
 
 
-def holders_at(directory: StorePath) -> tuple[Holder, ...]:
+def holders_at(directory: StorePath) -> tuple[RemoteHolder, ...]:
     """Return the remotes that have what a directory of a checkpoint lacks; none: it lacks nothing."""
     try:
         data = files.read_file(directory / ELSEWHERE, most_bytes=_MAX_BYTES)
-        return read(data, parse_elsewhere, ELSEWHERE).remotes
+        return read(data, parse_remote_only, ELSEWHERE).remotes
     except (FileNotFoundError, NotADirectoryError, PermissionError, CkstoreError):
         return ()
 
@@ -47,24 +47,24 @@ def holder_names_at(directory: StorePath) -> tuple[str, ...]:
 def may_lack(dir_fd: int) -> bool:
     """Whether what an open directory of a checkpoint lacks is elsewhere; not if the file cannot be read."""
     try:
-        return read_elsewhere(dir_fd) is not None
+        return read_remote_only(dir_fd) is not None
     except CkstoreError:
         return False
 
 
-def elsewhere_bytes(document: Elsewhere, where: str) -> bytes:
+def remote_only_bytes(document: RemoteOnly, where: str) -> bytes:
     """Return the content of the file, after it was read back."""
-    return to_write(document, parse_elsewhere, most_bytes=_MAX_BYTES, where=where)
+    return to_write(document, parse_remote_only, most_bytes=_MAX_BYTES, where=where)
 
 
-def write_elsewhere(layout: Layout, lock: DirectoryLock, document: Elsewhere) -> None:
+def write_remote_only(layout: Layout, lock: DirectoryLock, document: RemoteOnly) -> None:
     """Say in a locked checkpoint where its blobs are, durably. It holds them still."""
-    data = elsewhere_bytes(document, str(lock.inside / ELSEWHERE))
+    data = remote_only_bytes(document, str(lock.inside / ELSEWHERE))
     with atomic_file.changing(layout) as changing:
         atomic_file.replace_file(layout, changing, lock.fd, ELSEWHERE, data)
 
 
-def remove_elsewhere(lock: DirectoryLock) -> None:
+def remove_remote_only(lock: DirectoryLock) -> None:
     """Say no more that blobs of a locked checkpoint are elsewhere: all of them are here, durably."""
     with suppress(FileNotFoundError):
         links.unlink(ELSEWHERE, dir_fd=lock.fd)

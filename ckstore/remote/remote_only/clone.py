@@ -22,7 +22,7 @@ from ckstore.errors import (
 )
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
-from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
+from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.names import CheckpointKey
 from ckstore.model.seal import seal
@@ -30,7 +30,7 @@ from ckstore.model.settings import settings
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import published_of_step
-from ckstore.objects.documents.elsewhere import elsewhere_bytes, read_elsewhere
+from ckstore.objects.documents.remote_only import read_remote_only, remote_only_bytes
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
 from ckstore.objects.publish import Rule
 from ckstore.objects.staging import Staging
@@ -93,11 +93,11 @@ def list_remote(
 ) -> tuple[int, list[str]]:
     """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
     context.check_writable()
-    holder = Holder(uuid_of(remote), remote.name)
+    holder = RemoteHolder(uuid_of(remote), remote.name)
     require(context, settings.ELSEWHERE)
     source = source_of(remote)
     pull = Pull(context, source, TransferLimits())
-    document = Elsewhere(text_of_time(datetime.now(UTC)), (holder,))
+    document = RemoteOnly(text_of_time(datetime.now(UTC)), (holder,))
     listed: set[CheckpointKey] = set()
     unlisted: list[str] = []
     places = source.places() if places is None else [*places]
@@ -155,11 +155,11 @@ def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:
     return read_manifest(source, place, hash_prefix)
 
 
-def _is_only_at(context: Context, published: Published, holder: Holder) -> bool:
+def _is_only_at(context: Context, published: Published, holder: RemoteHolder) -> bool:
     """Whether a remote has all of a checkpoint, and no other one and not this store."""
     try:
         with locks.lock_shared(context.layout.checkpoint(published.key)) as lock:
-            there = read_elsewhere(lock.fd)
+            there = read_remote_only(lock.fd)
     except (FileNotFoundError, CkstoreError):
         return False
     is_whole_there = len(published.elsewhere) == len(published.manifest.blobs)
@@ -170,7 +170,7 @@ def publish_manifest(
     context: Context,
     found: Found,
     annotations: Annotations | None,
-    document: Elsewhere,
+    document: RemoteOnly,
     *,
     rule: Rule,
     drops: bool = False,
@@ -184,7 +184,7 @@ def publish_manifest(
     try:
         own = staging.lock.inside
         where = str(own / ELSEWHERE)
-        files.create_file(own / ELSEWHERE, elsewhere_bytes(document, where), mode=files.mode_in(staging.lock.fd))
+        files.create_file(own / ELSEWHERE, remote_only_bytes(document, where), mode=files.mode_in(staging.lock.fd))
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
         staging.seal(found.data)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RemoteUnavailable
-from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.model.checkpoint.remote_only import RemoteHolder
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.manifest.stored import OldPiece
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.documents.elsewhere import read_elsewhere
+from ckstore.objects.documents.remote_only import read_remote_only
 from ckstore.ops.context import Context
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
@@ -21,7 +21,7 @@ class RemoteReader:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sources: dict[Holder, Source] = {}
+        self._sources: dict[RemoteHolder, Source] = {}
         self._fetched = Fetched(context)
 
     def __call__(  # noqa: PLR0917 - the form of `Context.fetch`
@@ -41,7 +41,7 @@ class RemoteReader:
             return 0
         manifest = directory.manifest
         place = Place(manifest.run, manifest.step, directory.manifest_id)
-        document = read_elsewhere(directory.lock.fd)
+        document = read_remote_only(directory.lock.fd)
         problems = []
         hint = "is the remote there? ckstore push from a store that has it brings it back"
         for holder in () if document is None else document.remotes:
@@ -67,7 +67,7 @@ class RemoteReader:
         msg = f"blob {blob.digest} of {manifest.name} is elsewhere, and was not fetched: {'; '.join(problems)}"
         raise BytesElsewhere(msg, hint=hint)
 
-    def _source(self, holder: Holder) -> Source:
+    def _source(self, holder: RemoteHolder) -> Source:
         found = self._sources.get(holder)
         if found is not None:
             return found

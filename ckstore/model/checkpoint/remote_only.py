@@ -18,7 +18,7 @@ _NAME_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class RemoteHolder:
     """A remote that has every blob of a checkpoint."""
 
     uuid: str  # the remote's own: what has the name by now may be another
@@ -27,11 +27,11 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteOnly:
     """Where the blobs of a checkpoint are that its directory lacks."""
 
     since: str  # when they were let go; UTC, as in a manifest
-    remotes: tuple[Holder, ...]  # each has all of them
+    remotes: tuple[RemoteHolder, ...]  # each has all of them
 
     def render(self) -> bytes:
         """Return the content of the file."""
@@ -41,16 +41,16 @@ class Elsewhere:
         return canonical_json({"format": _FORMAT, "version": _VERSION, "since": self.since, "remotes": remotes}) + b"\n"
 
 
-def parse_elsewhere(data: bytes, where: str) -> Elsewhere:
+def parse_remote_only(data: bytes, where: str) -> RemoteOnly:
     """Return what ``elsewhere.json`` says."""
     members = parse_document(data, _FORMAT, _VERSION, where)
     remotes = members.get("remotes")
     if not isinstance(remotes, list) or not remotes:
         refuse(where, "remotes", "an array that is not empty", remotes)
-    return Elsewhere(check_created(members.get("since"), where), tuple(_holder(one, where) for one in remotes))
+    return RemoteOnly(check_created(members.get("since"), where), tuple(_holder(one, where) for one in remotes))
 
 
-def _holder(value: Any, where: str) -> Holder:
+def _holder(value: Any, where: str) -> RemoteHolder:
     if not isinstance(value, dict):
         refuse(where, "remotes", "objects with uuid and name", value)
     uuid, name = value.get("uuid"), value.get("name")
@@ -61,4 +61,4 @@ def _holder(value: Any, where: str) -> Holder:
     claim = value.get("claim", "")
     if not isinstance(claim, str) or _CLAIM.match(claim) is None:
         refuse(where, "claim", "32 hexadecimal digits", claim)
-    return Holder(uuid, name, claim)
+    return RemoteHolder(uuid, name, claim)

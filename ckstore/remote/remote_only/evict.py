@@ -20,7 +20,7 @@ from uuid import uuid4
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef, RemoteError
 from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.locks import DirectoryLock
-from ckstore.model.checkpoint.elsewhere import Elsewhere, Holder
+from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.reports.retention_report import Skipped
@@ -30,7 +30,7 @@ from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at, judge_blobs
 from ckstore.objects.documents import marks
-from ckstore.objects.documents.elsewhere import read_elsewhere, remove_elsewhere, touch, write_elsewhere
+from ckstore.objects.documents.remote_only import read_remote_only, remove_remote_only, touch, write_remote_only
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context
@@ -44,10 +44,10 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.protection import gone
 from ckstore.ops.requires import require
 from ckstore.remote.documents.info import read_info
-from ckstore.remote.elsewhere.remote_presence import PresenceCheck
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.push_plan import place_of
+from ckstore.remote.remote_only.remote_presence import PresenceCheck
 from ckstore.remote.remote_opener import named_remote
 
 _CATALOG_TIMEOUT_S = 5.0
@@ -66,7 +66,7 @@ class Going:
 
     info: CheckpointInfo
     blobs: Sequence[BlobRecord]
-    holder: Holder
+    holder: RemoteHolder
 
 
 def evict(
@@ -174,7 +174,7 @@ def _begin(  # noqa: PLR0917
             return f"{remote.name} does not have it"
     except RemoteError as error:
         return error.message
-    one = Going(info, blobs, Holder(uuid, remote.name, uuid4().hex))
+    one = Going(info, blobs, RemoteHolder(uuid, remote.name, uuid4().hex))
     if not dry_run:
         say_elsewhere(context, one)
     going.append(one)
@@ -185,26 +185,26 @@ def say_elsewhere(context: Context, one: Going) -> None:
     """Say in a checkpoint that a remote has it, before it is claimed there."""
     # Before the claim: who ends claims looks for this file after it listed them.
     with alone(context, one.info) as lock:
-        before = read_elsewhere(lock.fd)
+        before = read_remote_only(lock.fd)
         had = () if before is None else before.remotes
         # A claim that it has there already is written again.
         claim = next((holder.claim for holder in had if holder.uuid == one.holder.uuid), "")
         one.holder = replace(one.holder, claim=claim or one.holder.claim)
         since = text_of_time(datetime.now(UTC)) if before is None else before.since
         others = (holder for holder in had if holder.uuid != one.holder.uuid)
-        write_elsewhere(context.layout, lock, Elsewhere(since, (*others, one.holder)))
+        write_remote_only(context.layout, lock, RemoteOnly(since, (*others, one.holder)))
 
 
 def _take_back(context: Context, one: Going, attest: PresenceCheck) -> None:
     """Say no more that a remote has a checkpoint that kept all its bytes, and end its claim."""
     with alone(context, one.info) as lock:
-        document = read_elsewhere(lock.fd)
+        document = read_remote_only(lock.fd)
         if document is None or document.remotes != (one.holder,):  # others had it before
             return
         here = {*trash.names_in(lock.inside / BLOBS)}
         if not here.issuperset(blob.digest for blob in one.blobs):
             return
-        remove_elsewhere(lock)
+        remove_remote_only(lock)
     attest.end_claim(place_of(one.info), one.holder.claim)
 
 
@@ -241,7 +241,7 @@ def _let_go(context: Context, one: Going) -> str:
     path = layout.checkpoint(info.key)
     make_kept_durable(context, info.run)
     with alone(context, info) as lock:
-        document = read_elsewhere(lock.fd)
+        document = read_remote_only(lock.fd)
         if document is None or one.holder not in document.remotes:
             return "another process evicts it"
         # Also before the rename: a kill after it leaves rows that count blobs, and gc would never free them.

@@ -8,13 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from ckstore.errors import CkstoreError, NoSuchRemote
-from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.model.checkpoint.remote_only import RemoteHolder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.reports.verify_report import Away, VerifyReport
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted
-from ckstore.objects.documents.elsewhere import holders_at
+from ckstore.objects.documents.remote_only import holders_at
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
@@ -73,7 +73,7 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
 def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
     """Say in a report what remotes list of the checkpoints whose bytes are there alone."""
     away = {(info.run, info.key.directory): info for info in infos(context, superseded=True) if info.elsewhere}
-    by_holder: defaultdict[Holder, list[CheckpointInfo]] = defaultdict(list)
+    by_holder: defaultdict[RemoteHolder, list[CheckpointInfo]] = defaultdict(list)
     for info in filter(None, (away.get((one.run, one.directory)) for one in report.elsewhere)):
         for holder in holders_at(context.layout.checkpoint(info.key)):
             by_holder[replace(holder, claim="")].append(info)
@@ -104,7 +104,7 @@ def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
     return replace(report, elsewhere=tuple(looked(one) for one in report.elsewhere))
 
 
-def _missing_at_holder(context: Context, holder: Holder, listed: Sequence[CheckpointInfo]) -> Mapping[str, str]:
+def _missing_at_holder(context: Context, holder: RemoteHolder, listed: Sequence[CheckpointInfo]) -> Mapping[str, str]:
     there = open_source(context, holder.name)
     try:
         uuid = uuid_of(there)

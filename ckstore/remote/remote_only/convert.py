@@ -9,21 +9,21 @@ from functools import partial
 from uuid import uuid4
 
 from ckstore.errors import CkstoreError, NoSuchRef, RemoteError
-from ckstore.model.checkpoint.elsewhere import Holder
+from ckstore.model.checkpoint.remote_only import RemoteHolder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.transfer import TransferReport
-from ckstore.objects.documents.elsewhere import holders_at, read_elsewhere, touch, write_elsewhere
+from ckstore.objects.documents.remote_only import holders_at, read_remote_only, touch, write_remote_only
 from ckstore.ops.config_file import MIRROR, edit, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import current_or_named, infos
 from ckstore.remote.documents.info import check_takes
-from ckstore.remote.elsewhere.evict import Going, alone, say_elsewhere
-from ckstore.remote.elsewhere.remote_presence import PresenceCheck
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import TransferLimits, push
 from ckstore.remote.push_plan import place_of
+from ckstore.remote.remote_only.evict import Going, alone, say_elsewhere
+from ckstore.remote.remote_only.remote_presence import PresenceCheck
 from ckstore.remote.remote_opener import OtherStore
 
 
@@ -73,7 +73,7 @@ def _begin(  # noqa: PLR0917
         blobs = directory.manifest.blobs
     if not attest.finds(place_of(info)):
         raise RemoteError(f"neither {new.name} nor the store has {info.name}")
-    one = Going(info, blobs, Holder(uuid, new.name, uuid4().hex))
+    one = Going(info, blobs, RemoteHolder(uuid, new.name, uuid4().hex))
     say_elsewhere(context, one)
     going.append(one)
 
@@ -83,9 +83,9 @@ def _end(context: Context, one: Going, old_uuid: str, attest: PresenceCheck) -> 
     if problem := attest.lacks(place_of(one.info), one.blobs, read=True):
         raise RemoteError(problem, hint="convert it again")
     with alone(context, one.info) as lock:
-        document = read_elsewhere(lock.fd)
+        document = read_remote_only(lock.fd)
         if document is None:  # its bytes were brought back meanwhile
             return
         rest = tuple(holder for holder in document.remotes if holder.uuid != old_uuid)
-        write_elsewhere(context.layout, lock, replace(document, remotes=rest))
+        write_remote_only(context.layout, lock, replace(document, remotes=rest))
         touch(lock)
