@@ -48,7 +48,6 @@ from ckstore.model.checkpoint.pins import Pin as Pin
 from ckstore.model.checkpoint.tag import Tag as Tag
 from ckstore.model.doctor.finding import DoctorFinding as DoctorFinding
 from ckstore.model.doctor.finding import DoctorReport as DoctorReport
-from ckstore.model.lineage import IfRunInUse as IfRunInUse
 from ckstore.model.manifest.files import FileChange as FileChange
 from ckstore.model.manifest.files import FileSummary as FileSummary
 from ckstore.model.manifest.health import Health as Health
@@ -116,6 +115,7 @@ from ckstore.model.settings.retention import RetentionPolicy as RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry as PlanEntry
 from ckstore.model.settings.retention_plan import RetentionPlan as RetentionPlan
 from ckstore.model.settings.settings import StoreSettings as StoreSettings
+from ckstore.model.training_identity import IfRunInUse as IfRunInUse
 from ckstore.objects.publish import IfExists as IfExists
 from ckstore.ops.config import StoreConfig as StoreConfig
 from ckstore.ops.read.checkout import LinkMode as LinkMode

@@ -6,8 +6,8 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.model.lineage import after_save
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.training_identity import after_save
 from ckstore.ops.api_calls import api_call_in_memory
 from ckstore.ops.notices import tell_left_out
 from ckstore.ops.save.lineage import know_training

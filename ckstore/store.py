@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ckstore.model.checkpoint.pins import Pin
     from ckstore.model.checkpoint.tag import Tag
     from ckstore.model.doctor.finding import DoctorReport
-    from ckstore.model.lineage import Parent
     from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.names import CheckpointKey
@@ -52,10 +51,11 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
+    from ckstore.model.training_identity import Parent
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
-    from ckstore.ops.context import Context, RemoteCopies
+    from ckstore.ops.context import Context, RemoteCopySource
     from ckstore.ops.read.checkout import LinkMode
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
@@ -2102,7 +2102,7 @@ def _fetching(context: Context) -> Callable[..., int | None]:
     return fetch
 
 
-def _remote_copies(context: Context, urls: Sequence[str]) -> RemoteCopies:
+def _remote_copies(context: Context, urls: Sequence[str]) -> RemoteCopySource:
     from ckstore.remote.remote_only import copies
 
     return copies.RemoteCopies(context, urls)

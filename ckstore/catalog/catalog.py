@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from ckstore.catalog import queries, space
 from ckstore.catalog.beside import unavailable
 from ckstore.catalog.connection import reading, writing
-from ckstore.catalog.values import Listing, Outline, Proposal
+from ckstore.catalog.values import CatalogListing, Outline, Proposal
 from ckstore.errors import CatalogUnavailable
 from ckstore.model.names import CheckpointKey, key_of
 
@@ -175,7 +175,7 @@ class Catalog:
         with reading(self.path) as connection:
             return queries.listing(connection, run, places=places).stamps
 
-    def orders(self, *, places: Iterable[CheckpointKey] | None = None, beyond: int | None = None) -> Listing:
+    def orders(self, *, places: Iterable[CheckpointKey] | None = None, beyond: int | None = None) -> CatalogListing:
         """Return what the catalog says of the order of commits, in no order itself."""
         with reading(self.path) as connection:
             if beyond is not None:
@@ -208,7 +208,7 @@ class Catalog:
     def outline(self, *, rows: bool = True) -> Outline:
         """Return all that opening asks, from one connection (each takes half a millisecond); with `rows` those, too."""
         with reading(self.path) as connection:
-            listing = queries.everything(connection) if rows else Listing({}, {}, 0)
+            listing = queries.everything(connection) if rows else CatalogListing({}, {}, 0)
             return Outline(listing, queries.tags(connection), queries.blobs_listed(connection))
 
     def infos(

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.catalog import forms
 from ckstore.catalog.forms import IS_RIGHT, checked
-from ckstore.catalog.values import Counted, Described, Listing, decode_metrics, decode_stamps, decode_text, in_parts
+from ckstore.catalog.values import (
+    CatalogListing,
+    Counted,
+    Described,
+    decode_metrics,
+    decode_stamps,
+    decode_text,
+    in_parts,
+)
 from ckstore.model.manifest.describe import decoded_metadata
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
@@ -65,7 +73,7 @@ def blobs_listed(connection: sqlite3.Connection) -> str:
 
 def listing(
     connection: sqlite3.Connection, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
-) -> Listing:
+) -> CatalogListing:
     """Return what is known of `run`, of all runs or at `places`, in the order of commits."""
     if places is None:
         return _listing(connection.execute(f"{_LISTED} {_IN_ORDER}", (run,)).fetchall())
@@ -116,24 +124,24 @@ def _keys(rows: list[tuple[Any, ...]]) -> list[CheckpointKey]:
     return [CheckpointKey(*row) for row in checked(rows, *_PLACE_FORMS)]
 
 
-def everything(connection: sqlite3.Connection) -> Listing:
+def everything(connection: sqlite3.Connection) -> CatalogListing:
     """As `listing`: all checkpoints, in no order."""
     return _listing(connection.execute(f"{_LISTED} NOT INDEXED").fetchall())
 
 
-def beyond(connection: sqlite3.Connection, sequence: int) -> Listing:
+def beyond(connection: sqlite3.Connection, sequence: int) -> CatalogListing:
     """As `listing`: the checkpoints with greater sequence numbers."""
     return _listing(connection.execute(f"{_LISTED} WHERE sequence > ?", (sequence,)).fetchall())
 
 
-def _listing(rows: list[tuple[Any, ...]]) -> Listing:
+def _listing(rows: list[tuple[Any, ...]]) -> CatalogListing:
     right = checked([row for row in rows if row[0]], *_LISTED_FORMS)
     if not right:
-        return Listing({}, {}, len(rows))
+        return CatalogListing({}, {}, len(rows))
     _, runs, steps, names, sequences, *stamps = zip(*right, strict=True)  # by columns, which takes a third
     places = [*map(CheckpointKey, runs, steps, names)]
     known = dict(zip(places, decode_stamps(*stamps), strict=True))
-    return Listing(known, dict(zip(places, sequences, strict=True)), len(rows) - len(right))
+    return CatalogListing(known, dict(zip(places, sequences, strict=True)), len(rows) - len(right))
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
@@ -151,7 +159,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(checked(rows, forms.runs, forms.sizes))
 
 
-def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> Listing:
+def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> CatalogListing:
     """As `listing`: the newest so many of `run`, and all whose step `off_every` does not divide."""
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"

@@ -19,7 +19,7 @@ from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 
 
-class Listing(NamedTuple):
+class CatalogListing(NamedTuple):
     """What rows say of checkpoints without more than their place in the order of commits."""
 
     # key -> stamp of the directory and the manifest that the row was made from, of the rows that are as they
@@ -33,7 +33,7 @@ class Proposal(NamedTuple):
     """What the catalog proposes of a store whose directories were listed, for those who show the newest checkpoints."""
 
     # What rows say of the newest checkpoints that are listed, and of the one whose manifest was written last.
-    newest: Listing
+    newest: CatalogListing
     # The places that are listed, and that the catalog knows under another inode number or not at all.
     unknown: set[CheckpointKey]
     missing: set[CheckpointKey]  # the places of rows that are not listed
@@ -49,7 +49,7 @@ class Described(NamedTuple):
 class Outline(NamedTuple):
     """What opening a store compares with the directories."""
 
-    listing: Listing  # what the rows of all checkpoints say
+    listing: CatalogListing  # what the rows of all checkpoints say
     tags: dict[str, CheckpointKey]  # name -> key, of the first generation
     blobs_listed: str  # at which start of the machine every blob was looked at last; empty: at none
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ckstore.codecs.casts import PREDICTIONS, Prediction, base_bytes, predict, predicted
-from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, Stored, decode, encode, needs_base
+from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, StoredTile, decode, encode, needs_base
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.canonical import canonical_text
 from ckstore.model.digest import Buffer, is_digest
@@ -93,7 +93,7 @@ def _text(header: Header) -> bytes:
     return canonical_text(text).encode("ascii")
 
 
-def render(header: Header, tiles: Sequence[Stored]) -> bytes:
+def render(header: Header, tiles: Sequence[StoredTile]) -> bytes:
     """Return the file of an encoded blob; `BadInput` where a reader would refuse it, since its header does not fit."""
     head = _text(header)
     if not _has_room(header, head):
@@ -146,7 +146,7 @@ def decode_file(
             wanted = base_bytes(tile.run.prediction, tile.nbytes)
             predict(tile.run.prediction, read_base(header.base_of(tile), tile.base_start, wanted), part)
         stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
-        decode(Stored(tile.codec, stored), tile.run.width, part)
+        decode(StoredTile(tile.codec, stored), tile.run.width, part)
     return plain
 
 

@@ -35,14 +35,14 @@ class Codec(IntEnum):
     SAME = 4
 
 
-class Stored(NamedTuple):
+class StoredTile(NamedTuple):
     """A tile as it is stored."""
 
     codec: Codec
     data: Buffer
 
 
-def encode(tile: Buffer, base: Buffer | None, width: int) -> Stored:
+def encode(tile: Buffer, base: Buffer | None, width: int) -> StoredTile:
     """Return the smallest form of a tile, never larger than itself; `base`: as many bytes that a reader has."""
     x = _elements(tile, width)
     found = []
@@ -51,17 +51,17 @@ def encode(tile: Buffer, base: Buffer | None, width: int) -> Stored:
         d = _difference(x, _elements(base, width))
         (changed,) = d.nonzero()
         if not len(changed):
-            return Stored(Codec.SAME, b"")
-        found.append(Stored(Codec.DIFFERENCE, planes.pack(d)))
+            return StoredTile(Codec.SAME, b"")
+        found.append(StoredTile(Codec.DIFFERENCE, planes.pack(d)))
         if len(changed) <= _DENSE * len(d):
-            found.append(Stored(Codec.GAPS, _pack_gaps(changed, d[changed])))
+            found.append(StoredTile(Codec.GAPS, _pack_gaps(changed, d[changed])))
     if changed is None or len(changed) > _SPARSE * len(x):
-        found.append(Stored(Codec.PLANES, planes.pack(x)))
+        found.append(StoredTile(Codec.PLANES, planes.pack(x)))
     smallest = min(found, key=lambda stored: len(stored.data))
-    return smallest if len(smallest.data) < len(tile) else Stored(Codec.RAW, bytes(tile))
+    return smallest if len(smallest.data) < len(tile) else StoredTile(Codec.RAW, bytes(tile))
 
 
-def decode(stored: Stored, width: int, out: memoryview) -> None:
+def decode(stored: StoredTile, width: int, out: memoryview) -> None:
     """Fill `out` with a tile. Where `needs_base`, it holds what the base predicts before."""
     codec, data = stored
     x = _elements(out, width)

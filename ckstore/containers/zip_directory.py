@@ -35,7 +35,7 @@ _STORED = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ZipRecord:
     """One record: `start` and `stop` are the bytes of the file that its data take, `stored` whether they are plain."""
 
     name: bytes
@@ -68,7 +68,7 @@ def looks_like_zip(file: RandomAccess) -> bool:
     return file.nbytes >= _LOCAL.size and file.read(0, len(_LOCAL_MAGIC)) == _LOCAL_MAGIC
 
 
-def read_records(file: RandomAccess) -> list[Record]:
+def read_records(file: RandomAccess) -> list[ZipRecord]:
     """Return the records of a file that looks like a zip archive, in the order of their bytes."""
     # Raises Refused: it is not an archive, or parts of it do not lie one after another, or a name is there twice.
     directory = _find_directory(file)
@@ -191,7 +191,7 @@ def _extra64(extra: bytes) -> bytes:
     return b""
 
 
-def _record(file: RandomAccess, entry: _Entry, end: int) -> Record:
+def _record(file: RandomAccess, entry: _Entry, end: int) -> ZipRecord:
     """Return the record, which lies before byte `end` with its header, as the local header says too."""
     where = f"the zip record at byte {entry.header}"
     data_at = entry.header + _LOCAL.size + len(entry.name)
@@ -217,4 +217,4 @@ def _record(file: RandomAccess, entry: _Entry, end: int) -> Record:
     # A stored record has one length; two would leave open where the next byte belongs.
     if stored and entry.packed_bytes != entry.nbytes:
         refuse(where, f"{entry.nbytes} bytes as they are", entry.packed_bytes)
-    return Record(entry.name, start, stop, stored)
+    return ZipRecord(entry.name, start, stop, stored)

@@ -37,7 +37,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class ReadMode:
     """How blobs are read."""
 
     buffer: memoryview  # of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile
@@ -49,7 +49,7 @@ class How:
 
 
 def check_blob(
-    directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: How, *, whole: bool = True
+    directory: CheckpointDirectory, blob: BlobRecord, pieces: Iterable[Piece], how: ReadMode, *, whole: bool = True
 ) -> Checked:
     """Check a blob of an open checkpoint."""
     # The bytes come from the disk, see `ckstore.fs.direct`. If times may be set, a blob without a stamp whose bytes are
@@ -62,12 +62,12 @@ def check_blob(
     return _check(place, blob, pieces, how, whole=whole)
 
 
-def check_file(path: StorePath, blob: BlobRecord, how: How) -> Checked:
+def check_file(path: StorePath, blob: BlobRecord, how: ReadMode) -> Checked:
     """Check a blob by its place in the store, as `check_blob` does."""
     return _check(path, blob, [], how, whole=True)
 
 
-def _check(path: StorePath, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+def _check(path: StorePath, blob: BlobRecord, pieces: list[Piece], how: ReadMode, *, whole: bool) -> Checked:
     try:
         # From the disk: a page cache that is right would hide a rotten sector until the next restart.
         with direct.opened_uncached(path) as file:
@@ -86,7 +86,9 @@ def _all_bad(problem: str, pieces: Iterable[Piece]) -> Checked:
     return Checked(problem, dict.fromkeys(pieces, problem), absent=True)
 
 
-def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+def _check_open(
+    file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: ReadMode, *, whole: bool
+) -> Checked:
     status = os.fstat(file.fd)
     problem = blobs.why_absent(blob.digest, blob.nbytes, status)
     if problem:
@@ -105,7 +107,7 @@ def _check_open(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece]
     return checked
 
 
-def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How) -> Checked:
+def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: ReadMode) -> Checked:
     """Check a blob that a program may have written into; one that is right is stamped."""
     # Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
     # Taken before its time is changed: it may be a user's own file, which gets its time back.
@@ -138,7 +140,9 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
     return checked
 
 
-def _compare_all(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: How, *, whole: bool) -> Checked:
+def _compare_all(
+    file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: ReadMode, *, whole: bool
+) -> Checked:
     checked = Checked()
     known: dict[Piece, str] = {}
     if whole:
@@ -177,7 +181,7 @@ class _Running:
 
 
 def _compare_at_once(
-    file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: How
+    file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: ReadMode
 ) -> dict[Piece, str]:
     """Return what is wrong with a run of bytes, and with the pieces in it as far as it could be read, once."""
     # The last piece first, so that the next one to begin is taken from the end of the list.
@@ -206,13 +210,13 @@ def _compare_at_once(
     return known if everything[2] else {everything: open_now[0].verdict()}
 
 
-def _read(file: direct.UncachedFile, start: int, stop: int, how: How) -> memoryview:
+def _read(file: direct.UncachedFile, start: int, stop: int, how: ReadMode) -> memoryview:
     if how.pace is not None:
         how.pace(min(stop - start, READ_BYTES))
     return file.read(start, stop, how.buffer)
 
 
-def _compare(file: direct.UncachedFile, piece: Piece, how: How) -> str:
+def _compare(file: direct.UncachedFile, piece: Piece, how: ReadMode) -> str:
     """Return what is wrong with a run of bytes of an open blob; empty if it has its digest."""
     return _compare_at_once(file, piece, (), how)[piece]
 

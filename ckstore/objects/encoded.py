@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from ckstore.codecs import container
 from ckstore.codecs.casts import base_bytes, predict
 from ckstore.codecs.container import Tile, Tiles
-from ckstore.codecs.tiles import TILE_BYTES, Stored, decode, needs_base
+from ckstore.codecs.tiles import TILE_BYTES, StoredTile, decode, needs_base
 from ckstore.errors import DamagedBlob
 from ckstore.fs import files
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
@@ -104,7 +104,7 @@ class Decoder:
         # Asked for again: the files of the base may have closed it.
         data = memoryview(bytearray(tile.stored_bytes))
         files.read_into(self._file(digest, what).fd, tile.stored_start, data, what)
-        decode(Stored(tile.codec, data), tile.run.width, out)
+        decode(StoredTile(tile.codec, data), tile.run.width, out)
 
     def _work(self, nbytes: int) -> None:
         self._left_bytes -= nbytes

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from ckstore.catalog.values import PieceLocation
     from ckstore.errors import DamagedBlob, RemoteError
-    from ckstore.model.lineage import Parent
     from ckstore.model.manifest.info import SaveCounters
     from ckstore.model.manifest.lineage import CountedPieces, Lineage
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.patience import OnFailure
     from ckstore.model.settings.recheck import Reading
     from ckstore.model.settings.settings import StoreSettings
+    from ckstore.model.training_identity import Parent
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.layout import Layout, RunStamp
     from ckstore.objects.publish import Rule
@@ -60,7 +60,7 @@ class RemoteAnswer(NamedTuple):
     problems: tuple[str, ...]  # what the others said
 
 
-class RemoteCopies(Protocol):
+class RemoteCopySource(Protocol):
     """Asks remotes for right bytes; its length is how many there are to ask. For several threads."""
 
     def __len__(self) -> int: ...
@@ -199,7 +199,7 @@ class Context:
     # older piece into it: None if that cannot be, else how many bytes came. None: remotes are not reached.
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
     # Returns who asks the remotes of the store for right bytes, and those at these URLs. None: remotes are not reached.
-    remote_copies: Callable[[Sequence[str]], RemoteCopies] | None = None
+    remote_copies: Callable[[Sequence[str]], RemoteCopySource] | None = None
     # Repairs what loads find damaged, from the store itself and its remotes. None: loads repair nothing.
     rescuer: Rescuer | None = None
     # Lets go of bytes here of checkpoints that the mirror has, which it looks at first; None: it is not reached.

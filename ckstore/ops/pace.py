@@ -46,7 +46,7 @@ class RateLimiter:
             self._sleep(starts_s - now_s)
 
 
-class Budget:
+class ReadBudget:
     """Ends reading in time. A blob is read whole or not at all, so one is begun only if it can be done in time.
 
     How long it takes is judged by those before it; the first is always read, so that every run gets on.

@@ -13,12 +13,12 @@ from ckstore.errors import RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.remote_only import RemoteOnly
-from ckstore.model.lineage import Parent
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.lineage import CountedPieces
-from ckstore.model.manifest.manifest import DcpValue, Manifest, Node, Ranks, StateTexts
+from ckstore.model.manifest.manifest import DcpValue, Manifest, Node, RankRecord, StateTexts
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.remote_only import remote_only_bytes
 from ckstore.objects.layout import BLOBS, ELSEWHERE
@@ -27,7 +27,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.save.health import judged, lineage_of
 from ckstore.ops.save.lineage import described, parent_in
 from ckstore.ops.save.save import Request, Staged, draft_of, save_staged
-from ckstore.ops.save.write import Stored
+from ckstore.ops.save.write import StorageLocations
 from ckstore.ranks.part_merger import PartMerger
 from ckstore.ranks.rank_identity import Document, named
 from ckstore.ranks.work import WorkWatch
@@ -127,7 +127,7 @@ class MergedCheckpoint:
         written = {digest for of_part in about for digest in of_part["written"]} & wanted.keys()
         logical_bytes = sum(storage.nbytes for storage in join.storages)
         new_bytes = sum(wanted[digest] for digest in written)
-        stored = Stored(
+        stored = StorageLocations(
             blobs=tuple(join.blobs),
             storages=tuple(join.storages),
             logical_bytes=logical_bytes,
@@ -145,7 +145,7 @@ class MergedCheckpoint:
             counted = CountedPieces.of_parts([one["nonfinite"] for one in about])
             found = judged(draft, counted, before, request.step)
             draft = replace(draft, health=found.lineage.health)
-        ranks = Ranks(len(parts), self.attempt, tuple(str(one["host"]) for one in about), self.entries)
+        ranks = RankRecord(len(parts), self.attempt, tuple(str(one["host"]) for one in about), self.entries)
         now_ns = time.time_ns()
         return Staged(
             replace(draft, ranks=ranks),

@@ -9,7 +9,7 @@ from datetime import datetime
 from ckstore.ops.call_threads import for_each
 from ckstore.remote import keys
 from ckstore.remote.budget import MemoryBudget
-from ckstore.remote.objects import THREADS, Listed, Objects
+from ckstore.remote.objects import THREADS, ObjectEntry, Objects
 
 # These requests run at the same time, and take about as long as one page of a listing.
 PAGE_ASKS = THREADS
@@ -29,12 +29,12 @@ def is_asked(count: int, there_count: int) -> bool:
     return count <= PAGE_ASKS * (1 + there_count // _PAGE_KEYS)
 
 
-def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[dict[str, Listed], int]:
+def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[dict[str, ObjectEntry], int]:
     """Return what a remote says of the keys that it has of these."""
     # `there_count`: how many keys their folders had when they were listed last.
     if is_asked(len(wanted), there_count):
         return ask(objects, wanted), there_count
-    found: dict[str, Listed] = {}
+    found: dict[str, ObjectEntry] = {}
     count = 0
     for folder in sorted({f"{key.partition('/')[0]}/" for key in wanted}):
         for listed in objects.list(folder):
@@ -44,9 +44,9 @@ def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[d
     return found, count
 
 
-def ask(objects: Objects, names: Collection[str]) -> dict[str, Listed]:
+def ask(objects: Objects, names: Collection[str]) -> dict[str, ObjectEntry]:
     """Return what a remote says of each of some keys; those that are missing are left out."""
-    found: dict[str, Listed] = {}
+    found: dict[str, ObjectEntry] = {}
 
     def look(key: str) -> None:
         listed = objects.head(key)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from ckstore.codecs import container
 from ckstore.codecs.container import Header, Tiles
-from ckstore.codecs.tiles import Stored, decode, needs_base
+from ckstore.codecs.tiles import StoredTile, decode, needs_base
 from ckstore.errors import DamagedBlob, RemoteError
 from ckstore.model.digest import Buffer, algorithm_of
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
@@ -93,7 +93,7 @@ class Decoding:
                 part = into[tile.start - offset :][: tile.nbytes]
                 stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
                 # What is there is what it is the difference to.
-                decode(Stored(tile.codec, stored), tile.run.width, part)
+                decode(StoredTile(tile.codec, stored), tile.run.width, part)
         except Lost:
             return None
         except DamagedBlob as error:

@@ -27,7 +27,7 @@ from ckstore.ops.refs.protection import held
 from ckstore.remote import keys
 from ckstore.remote.asking import look
 from ckstore.remote.objects import Remote
-from ckstore.remote.record import Record
+from ckstore.remote.record import RemoteRecord
 from ckstore.remote.small_objects import TAG_MAX_BYTES, change, read_document, read_pin, tag_bytes
 from ckstore.remote.source import Source
 
@@ -94,7 +94,7 @@ def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Metad
 class MetadataPusher:
     """Brings small objects; those that this store brought before, and that are still as it left them, cost nothing."""
 
-    def __init__(self, context: Context, remote: Remote, record: Record) -> None:
+    def __init__(self, context: Context, remote: Remote, record: RemoteRecord) -> None:
         self._context, self._remote, self._record = context, remote, record
 
     def push(self, infos: Sequence[CheckpointInfo]) -> None:

@@ -11,7 +11,7 @@ THREADS = 8
 """So many requests are under way at once: each waits most of its time, and eight filled a link when it was measured."""
 
 
-class Listed(NamedTuple):
+class ObjectEntry(NamedTuple):
     """An object as its service lists it."""
 
     key: str  # its key below the target's prefix
@@ -36,7 +36,7 @@ class Objects(Protocol):
     def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object, over what is there, and return the service's mark of this write."""
 
-    def put(self, key: str, data: bytes | memoryview) -> Listed:
+    def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
         """As `send`, and look at it: one request more."""
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
@@ -51,10 +51,10 @@ class Objects(Protocol):
         The mark is "" where the service does not say it and another client has written since; no version has that.
         """
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str) -> Iterator[ObjectEntry]:
         """Yield the objects whose keys begin with a prefix, by their keys."""
 
-    def head(self, key: str) -> Listed | None:
+    def head(self, key: str) -> ObjectEntry | None:
         """Return what the service says of one object; None if it is missing."""
 
     def delete(self, keys: Iterable[str]) -> None:

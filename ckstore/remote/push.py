@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.remote.deltas.spool import Delta, Spool
     from ckstore.remote.metadata_sync import MetadataObject
-    from ckstore.remote.objects import Listed, Remote
+    from ckstore.remote.objects import ObjectEntry, Remote
     from ckstore.remote.push_plan import RemoteState
 
 T = TypeVar("T")
@@ -336,7 +336,7 @@ class Push:
             self._budget.sleep(min(left_s, LIFE_S / 8))
             self._renew()
 
-    def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, Listed]:
+    def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, ObjectEntry]:
         """Return the blobs whose current names are there with their sizes."""
         by_key = {keys.blob(name): digest for digest, name in names.items()}
         there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)

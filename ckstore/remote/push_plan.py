@@ -20,7 +20,7 @@ from ckstore.remote.documents.condemned import Condemned, read_condemned
 from ckstore.remote.documents.info import check_takes
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
-from ckstore.remote.record import Record, read_record
+from ckstore.remote.record import RemoteRecord, read_record
 from ckstore.remote.source import ObjectSource
 
 
@@ -52,7 +52,7 @@ class RemoteState(NamedTuple):
     source: ObjectSource
     places: set[Place]
     sizes: Mapping[str, Collection[int]]
-    known: Record
+    known: RemoteRecord
     nbytes: Mapping[str, int] = MappingProxyType({})
     has_looked: bool = False
     unreadable: Mapping[str, CkstoreError] = MappingProxyType({})
@@ -65,7 +65,7 @@ class RemoteState(NamedTuple):
         return cls(plan, set(), ObjectSource(remote.objects, remote.name), set(), {}, known)
 
 
-def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> RemoteState:
+def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord) -> RemoteState:
     """As `inspect_remote`, for checkpoints that a remote lacks, by what was seen there before: nothing is listed.
 
     It says what may have to be sent. What is sent, and that all of it is there, a push finds by asking.
@@ -82,7 +82,9 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
     return RemoteState(plan, {info.id for info in infos}, source, set(), sizes, known, nbytes, unreadable=unreadable)
 
 
-def inspect_remote(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record) -> RemoteState:
+def inspect_remote(
+    context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord
+) -> RemoteState:
     """Find what a remote has of checkpoints: what it costs goes by these, not by all that is there."""
     check_takes(remote, context.settings)
     source = ObjectSource(remote.objects, remote.name)
@@ -140,7 +142,7 @@ def place_of(info: CheckpointInfo) -> Place:
 
 
 def _places_there(
-    source: ObjectSource, context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: Record
+    source: ObjectSource, context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord
 ) -> set[Place]:
     if setting_of(context.layout, PUSH_DELTAS):  # bases are looked for among all
         return set(source.places())
@@ -151,7 +153,7 @@ def _places_there(
 
 
 def sizes_there(
-    remote: Remote, condemned: Condemned, digests: Iterable[str], known: Record
+    remote: Remote, condemned: Condemned, digests: Iterable[str], known: RemoteRecord
 ) -> dict[str, Collection[int]]:
     """Return the size that a remote has of each of these blobs; those that are missing are left out."""
     by_key = {keys.blob(str(condemned.name(digest))): digest for digest in digests}

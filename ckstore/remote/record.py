@@ -20,7 +20,7 @@ from ckstore.model.document import parse_document, refuse
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import Layout
-from ckstore.remote.objects import Listed
+from ckstore.remote.objects import ObjectEntry
 
 FOLDER = "remotes"
 _FORMAT = "ckstore-remote-seen"
@@ -43,18 +43,18 @@ class Seen(NamedTuple):
     tag: str
     how: How  # how it is known what it holds
 
-    def is_still(self, listed: Listed) -> bool:
+    def is_still(self, listed: ObjectEntry) -> bool:
         """Whether a remote lists this very version."""
         return (self.nbytes, self.modified, self.tag) == (listed.nbytes, listed.modified.isoformat(), listed.tag)
 
 
-def seen(listed: Listed, how: How) -> Seen:
+def seen(listed: ObjectEntry, how: How) -> Seen:
     """Return what is to be kept of an object."""
     return Seen(listed.nbytes, listed.modified.isoformat(), listed.tag, how)
 
 
 @dataclass(slots=True)
-class Record:
+class RemoteRecord:
     """What one remote was seen to have."""
 
     blobs: dict[str, Seen] = field(default_factory=dict)  # digest -> the version whose bytes are known
@@ -79,7 +79,7 @@ class Record:
         return canonical_json(members) + b"\n"
 
 
-def _parse(data: bytes, where: str) -> Record:
+def _parse(data: bytes, where: str) -> RemoteRecord:
     members = parse_document(data, _FORMAT, _VERSION, where)
     blobs, documents, checkpoints = (members.get(name, {}) for name in ("blobs", "documents", "checkpoints"))
     for name, value in (("blobs", blobs), ("documents", documents), ("checkpoints", checkpoints)):
@@ -88,7 +88,7 @@ def _parse(data: bytes, where: str) -> Record:
     blob_count = members.get("blob_count", 0)
     if not isinstance(blob_count, int) or isinstance(blob_count, bool):
         refuse(where, "blob_count", "a whole number", blob_count)
-    return Record(
+    return RemoteRecord(
         {digest: _seen(one, where) for digest, one in blobs.items() if is_digest(digest)},
         {key: _pair(one, where) for key, one in documents.items()},
         {id: _time(when, where) for id, when in checkpoints.items() if is_digest(id)},
@@ -121,16 +121,16 @@ def _place(layout: Layout, name: str) -> StorePath:
     return layout.root / FOLDER / f"{name if _NAME.match(name) and not name.startswith('.') else 'other'}.json"
 
 
-def read_record(layout: Layout, name: str) -> Record:
+def read_record(layout: Layout, name: str) -> RemoteRecord:
     """Return what is known of a remote; nothing if there is no file, or one that cannot be read: it saves work only."""
     path = _place(layout, name)
     try:
         return read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))
     except (FileNotFoundError, NotADirectoryError, CkstoreError):
-        return Record()
+        return RemoteRecord()
 
 
-def write_record(layout: Layout, name: str, record: Record) -> None:
+def write_record(layout: Layout, name: str, record: RemoteRecord) -> None:
     """Keep what is known of a remote, durably."""
     path = _place(layout, name)
     data = to_write(record, _parse, most_bytes=_MAX_BYTES, where=str(path))

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
     from ckstore.tensors.torch_leaves import Admission, Admitted
-    from ckstore.tensors.torch_parts import Parts
+    from ckstore.tensors.torch_parts import TensorParts
 
 __all__ = ["Captured", "capture"]
 
@@ -330,7 +330,7 @@ class Walk:
         finally:
             self._open.discard(id(value))
 
-    def _parts(self, apart: Parts, path: str, depth: int) -> Node:
+    def _parts(self, apart: TensorParts, path: str, depth: int) -> Node:
         pairs = self._named(apart.tensors, path, depth)
         before, refused = self.leaf_count, len(self.refused)
         extra = self.node(apart.extra, path, depth + 1)

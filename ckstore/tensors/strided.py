@@ -14,7 +14,7 @@ _WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ElementBox:
     """A box of elements of a tensor."""
 
     # `starts` and `stops`: Its indexes in each dimension.
@@ -33,7 +33,7 @@ class Block:
 
 def blocks(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, item_bytes: int, most_bytes: int
-) -> Iterator[Block]:
+) -> Iterator[ElementBox]:
     """Cut a tensor with elements into boxes of at most `most_bytes`, in the storage and gathered, but one element."""
     # Where elements of one box do not lie between those of another, the boxes come by rising `low`.
     todo = [((0,) * len(shape), shape)]
@@ -60,15 +60,15 @@ def blocks(
 
 def _block(
     starts: tuple[int, ...], stops: tuple[int, ...], strides: tuple[int, ...], offset: int, item_bytes: int
-) -> Block:
+) -> ElementBox:
     first = offset + item_bytes * sum(start * stride for start, stride in zip(starts, strides, strict=True))
     ends = [(stop - start - 1) * stride for start, stop, stride in zip(starts, stops, strides, strict=True)]
     low = first + item_bytes * sum(end for end in ends if end < 0)
     high = first + item_bytes * (1 + sum(end for end in ends if end > 0))
-    return Block(starts, stops, low, high, first)
+    return ElementBox(starts, stops, low, high, first)
 
 
-def gather(block: Block, strides: tuple[int, ...], item_bytes: int, data: memoryview) -> memoryview:
+def gather(block: ElementBox, strides: tuple[int, ...], item_bytes: int, data: memoryview) -> memoryview:
     """Return the elements of a block in row-major order; `data` holds the bytes `low` to `high` of the storage."""
     try:
         import numpy as np
@@ -93,7 +93,7 @@ class Runs:
         return map(sum, itertools.product(*self.starts))
 
 
-def runs_of(block: Block, shape: tuple[int, ...], item_bytes: int) -> Runs:
+def runs_of(block: ElementBox, shape: tuple[int, ...], item_bytes: int) -> Runs:
     """Return where a block goes in a tensor of that shape."""
     run_bytes = item_bytes
     at = len(shape)

@@ -18,7 +18,7 @@ from ckstore.tensors.refusals import how_to_allow
 from ckstore.tensors.walks import with_others
 
 
-class Parts(NamedTuple):
+class TensorParts(NamedTuple):
     """What a tensor is made of."""
 
     kind: str  # ``sparse_coo``, ``sparse_csr``, or the full name of its class
@@ -26,25 +26,25 @@ class Parts(NamedTuple):
     extra: object  # what else is needed to put them together; plain values
 
 
-def take_apart(tensor: Any) -> Parts | None:
+def take_apart(tensor: Any) -> TensorParts | None:
     """Return what a tensor is made of; None if it is to be stored, or refused, as a whole."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     if plain and tensor.layout is torch.sparse_coo and tensor.device.type != "meta":
         # `indices()` refuses an uncoalesced tensor; the raw parts give back the same one.
         found = tensor.detach()
         parts = {"indices": found._indices(), "values": found._values()}  # noqa: SLF001 - the others are for coalesced ones
-        return Parts("sparse_coo", parts, (found.shape, found.is_coalesced()))
+        return TensorParts("sparse_coo", parts, (found.shape, found.is_coalesced()))
     if plain and tensor.layout is torch.sparse_csr and tensor.device.type != "meta":
         found = tensor.detach()
         parts = {"crow_indices": found.crow_indices(), "col_indices": found.col_indices(), "values": found.values()}
-        return Parts("sparse_csr", parts, found.shape)
+        return TensorParts("sparse_csr", parts, found.shape)
     kind = type(tensor)
     # The protocol runs code of the class, at the save and at the load: only for classes that the user allowed.
     if plain or is_named_refused(kind) or not _has_protocol(kind) or not is_allowed(kind):
         return None
     names, context = tensor.__tensor_flatten__()
     outer = tuple(tensor.shape), tuple(tensor.stride())
-    return Parts(name_of(kind), {name: getattr(tensor, name).detach() for name in names}, (context, *outer))
+    return TensorParts(name_of(kind), {name: getattr(tensor, name).detach() for name in names}, (context, *outer))
 
 
 def without_devices(extra: Node, device: object = None) -> Node:

@@ -48,7 +48,7 @@ IMPORTED = "imported"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CheckpointFolder:
     """A checkpoint in a folder.
 
     Attributes:
@@ -101,7 +101,7 @@ def lines(report: ImportReport) -> Iterator[str]:
     yield f"imported {counted(len(report.imported), 'checkpoint')}{present}{deleted}: {sizes}"
 
 
-def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict[str, str]]:
+def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[CheckpointFolder], dict[str, str]]:
     """Return the checkpoints in a folder by step, and the other names with the reason.
 
     Known are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500``, ``epoch=1-step=500.ckpt``. If a
@@ -109,7 +109,7 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
     latest. Names that begin with a dot are passed over.
     """
     base = foreign(expanded(folder))
-    found: dict[int, Source] = {}
+    found: dict[int, CheckpointFolder] = {}
     skipped: dict[str, str] = {}
     for name, mode in _listed(base):
         if name in _LATEST or name.startswith("."):
@@ -133,7 +133,7 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[Source], dict
     return sorted(found.values(), key=lambda source: (source.path.name in latest, source.step)), skipped
 
 
-def _preference(source: Source) -> tuple[bool, str, str]:
+def _preference(source: CheckpointFolder) -> tuple[bool, str, str]:
     return not source.incomplete, source.time, source.path.name
 
 
@@ -156,18 +156,18 @@ def _gather(where: StorePath) -> list[Entry]:
     return entries
 
 
-def _look(where: StorePath, step: int) -> Source:
+def _look(where: StorePath, step: int) -> CheckpointFolder:
     try:
         entries = _gather(where)
     except CannotStore as error:
-        return Source(where.path, step, "", 0, error.message)
+        return CheckpointFolder(where.path, step, "", 0, error.message)
     with _reading(where):
         own_ns = dirfd_stat.status(where).st_mtime_ns
     newest_ns = max([entry.mtime_ns for entry in entries if entry.kind == "file"], default=own_ns)
     signs = signs_of_incompleteness(entries, [where.name])
     if not any(entry.kind == "file" for entry in entries):
         signs = ["it is empty"]
-    return Source(
+    return CheckpointFolder(
         where.path,
         step,
         text_of_time(datetime.fromtimestamp(newest_ns / 1e9, UTC)),
@@ -268,11 +268,11 @@ def import_history(
     return ImportReport(tuple(imported), tuple(present), skipped, tuple(deleted), all_bytes, new_bytes)
 
 
-def _where(source: Source) -> StorePath:
+def _where(source: CheckpointFolder) -> StorePath:
     return foreign(source.path.parent) / source.path.name
 
 
-def _check_deletable(store: Store, run: str, sources: list[Source]) -> None:
+def _check_deletable(store: Store, run: str, sources: list[CheckpointFolder]) -> None:
     for source in sources:
         if source.incomplete:
             msg = f"{source.path} is incomplete ({source.incomplete}), nothing was imported or deleted"
@@ -301,7 +301,7 @@ def run_of(store: Store, run: str | None) -> str:
     return store._new_run() if run == AUTO else run or store.run or DEFAULT_RUN  # noqa: SLF001 - as `save` finds it
 
 
-def _present(store: Store, run: str | None, source: Source, listing: str) -> CheckpointInfo | None:
+def _present(store: Store, run: str | None, source: CheckpointFolder, listing: str) -> CheckpointInfo | None:
     try:
         info = store.info(f"{run_of(store, run)}@{source.step}")
     except (NoSuchRef, InUse):  # the latter while it is being replaced, which a commit of that step completes
@@ -310,13 +310,13 @@ def _present(store: Store, run: str | None, source: Source, listing: str) -> Che
     return info if isinstance(recorded, dict) and recorded.get("listing") == listing else None
 
 
-def _commit(store: Store, run: str | None, source: Source, entries: list[Entry]) -> CheckpointInfo:
+def _commit(store: Store, run: str | None, source: CheckpointFolder, entries: list[Entry]) -> CheckpointInfo:
     about = {"name": source.path.name, "time": source.time, "listing": _listing(entries)}
     metrics = _metrics(entries, source)
     return store.commit(source.path, source.step, run, metrics=metrics, metadata={IMPORTED: about}, times=True)
 
 
-def _metrics(entries: Iterable[Entry], source: Source) -> dict[str, float]:
+def _metrics(entries: Iterable[Entry], source: CheckpointFolder) -> dict[str, float]:
     """Return what the Trainer of transformers logged at the step of a checkpoint; its log is no symlink."""
     state = next((entry for entry in entries if entry.path == _STATE), None)
     if state is None or state.kind == "directory":
@@ -344,7 +344,7 @@ def numbers_at(log: Iterable[Mapping[str, Any]], step: int) -> dict[str, float]:
     }
 
 
-def _delete_verified(store: Store, info: CheckpointInfo, source: Source, listing: str) -> None:
+def _delete_verified(store: Store, info: CheckpointInfo, source: CheckpointFolder, listing: str) -> None:
     # Read back from the disk: a copy that only the page cache has whole must not cost the source.
     report = store.verify(info)
     if not report.ok:

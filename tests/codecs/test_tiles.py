@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.codecs import tiles, zstd
-from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, Stored, decode, encode, needs_base
+from ckstore.codecs.tiles import TILE_BYTES, WIDTHS, Codec, StoredTile, decode, encode, needs_base
 from ckstore.errors import DamagedBlob
 
 pytestmark = pytest.mark.property
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.property
 _SPECIAL = [0, 1, 2**63, 2**64 - 1, 0x7FC07FC07FC07FC0, 0x8080808080808080, 0x7F800000FF800000]
 
 
-def decoded(stored: Stored, base: bytes | None, width: int, nbytes: int) -> bytes:
+def decoded(stored: StoredTile, base: bytes | None, width: int, nbytes: int) -> bytes:
     """Return a tile, as a reader has it: its memory holds the base before."""
     out = bytearray(nbytes if base is None else base)
     decode(stored, width, memoryview(out))
@@ -73,10 +73,10 @@ def test_damaged_tiles_give_one_error_or_other_bytes(
     if changed:
         changed[at % len(changed)] ^= byte
     for hostile in (
-        Stored(codec, data),
-        Stored(codec, stored.data),
-        Stored(stored.codec, bytes(changed)),
-        Stored(stored.codec, stored.data[: at % (len(changed) + 1)]),
+        StoredTile(codec, data),
+        StoredTile(codec, stored.data),
+        StoredTile(stored.codec, bytes(changed)),
+        StoredTile(stored.codec, stored.data[: at % (len(changed) + 1)]),
     ):
         try:
             decoded(hostile, base, width, len(tile))
@@ -100,7 +100,7 @@ def test_each_codec_is_chosen_where_it_is_smallest(width: int, codec: Codec, den
 def test_noise_is_stored_raw() -> None:
     noise = np.random.default_rng(1).bytes(4096)
 
-    assert encode(noise, np.random.default_rng(2).bytes(4096), 4) == Stored(Codec.RAW, noise)
+    assert encode(noise, np.random.default_rng(2).bytes(4096), 4) == StoredTile(Codec.RAW, noise)
 
 
 def test_weights_shrink_by_their_planes() -> None:
@@ -120,7 +120,7 @@ def test_a_frame_that_claims_another_size_is_refused_before_anything_is_allocate
     start = time.process_time()
 
     with pytest.raises(DamagedBlob, match="wanted 1024"):
-        decode(Stored(Codec.PLANES, data), 2, memoryview(bytearray(2048)))
+        decode(StoredTile(Codec.PLANES, data), 2, memoryview(bytearray(2048)))
 
     assert time.process_time() - start < 5
 
@@ -130,14 +130,14 @@ def test_a_small_frame_of_many_bytes_is_refused() -> None:
     data = len(bomb).to_bytes(4, "little") + bytes(4) + bomb
 
     with pytest.raises(DamagedBlob, match=f"{2**24} bytes, wanted {TILE_BYTES // 2}"):
-        decode(Stored(Codec.PLANES, data), 2, memoryview(bytearray(TILE_BYTES)))
+        decode(StoredTile(Codec.PLANES, data), 2, memoryview(bytearray(TILE_BYTES)))
 
 
 def test_more_gaps_than_elements_are_refused() -> None:
     head = b"".join(n.to_bytes(4, "little") for n in (2**31, 2**31, 0))
 
     with pytest.raises(DamagedBlob, match="do not fit a tile"):
-        decode(Stored(Codec.GAPS, head), 2, memoryview(bytearray(16)))
+        decode(StoredTile(Codec.GAPS, head), 2, memoryview(bytearray(16)))
 
 
 def test_every_codec_but_raw_and_planes_needs_a_base() -> None:

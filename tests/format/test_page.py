@@ -19,7 +19,7 @@ from ckstore.model.manifest.manifest import (
     FileRecord,
     LeafRecord,
     Manifest,
-    Ranks,
+    RankRecord,
     StorageRecord,
     file_json,
     leaf_text,
@@ -110,7 +110,7 @@ def test_the_forms_of_a_tag_on_the_page_are_those_that_are_read() -> None:
 def test_the_table_of_the_manifest_names_exactly_what_is_written() -> None:
     uneven = StorageRecord(6, (Extent("xxh3-0", 0, 0, 5), Extent("xxh3-0", 0, 5, 1)))
     of_ranks = replace(
-        a_manifest(), ranks=Ranks(1, "", ("host",)), storages=(uneven,), health=Health(), training="0" * 32
+        a_manifest(), ranks=RankRecord(1, "", ("host",)), storages=(uneven,), health=Health(), training="0" * 32
     )
     body = json.loads(render(of_ranks, ALGORITHMS["xxh3_128"])[1])["manifest"]
     table = section("manifest.json").partition("| member of `M` |")[2]

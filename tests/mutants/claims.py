@@ -56,7 +56,7 @@ CLAIMS = [
     Mutant(
         "a claim names the blobs of a checkpoint whose manifest is gone",
         "claims-name-nothing",
-        "Survey.named",
+        "RemoteSurvey.named",
         "            found.update(() if said is None else said.blobs)\n",
         "            pass\n",
         f"{_CLAIMS}::test_a_claim_keeps_the_blobs_of_a_manifest_that_a_late_removal_hit",

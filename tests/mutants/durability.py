@@ -403,7 +403,7 @@ DURABILITY = [
     Mutant(
         "fsync of trash/ before the next publication makes durable that a former generation has left its run",
         "former-generation-not-synced",
-        "Bases._drop",
+        "BaseCheckpoints._drop",
         "                files.sync_directory(self._context.layout.trash)\n",
         "",
         law("compact"),

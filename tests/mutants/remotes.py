@@ -148,7 +148,7 @@ REMOTES = [
     Mutant(
         "a pruner lists intents before checkpoints",
         "checkpoints-before-intents",
-        "Survey.named",
+        "RemoteSurvey.named",
         "        found: set[str] = set()\n",
         "        found: set[str] = set()\n        ObjectSource(self.remote.objects, self.remote.name).places()\n",
         f"{_ORDER}::test_a_pruner_looks_at_intents_before_checkpoints_and_reads_its_version_before_both",
@@ -166,7 +166,7 @@ REMOTES = [
     Mutant(
         "what is being pushed again is not removed with what an earlier removal left",
         "removal-beside-a-push",
-        "Survey.finish_removals",
+        "RemoteSurvey.finish_removals",
         "if tuple(place) not in pushed and ",
         "if ",
         f"{_ORDER}::test_what_is_being_pushed_again_is_not_removed_with_what_an_earlier_removal_left",
@@ -175,7 +175,7 @@ REMOTES = [
     Mutant(
         "what was pushed again since the pruner looked is not removed",
         "removal-after-a-push",
-        "Survey.finish_removals",
+        "RemoteSurvey.finish_removals",
         " and objects.head(place.dropped)",
         "",
         f"{_ORDER}::test_what_was_pushed_again_since_the_pruner_looked_is_not_removed",
@@ -220,7 +220,7 @@ REMOTES = [
     Mutant(
         "what an intent names stays",
         "intents-ignored",
-        "Survey.named",
+        "RemoteSurvey.named",
         "            found.update(record.blobs)\n",
         "            pass\n",
         f"{_PRUNE}::test_what_a_push_under_way_names_stays",
@@ -374,7 +374,7 @@ REMOTES = [
     Mutant(
         "what is decoded with a base keeps it at the remote",
         "base-pruned",
-        "Survey._read",
+        "RemoteSurvey._read",
         "            files = found.manifest.blobs if found.encoding is None else found.encoding.files\n",
         "            files = found.manifest.blobs\n",
         f"{_DELTAS}::test_a_prune_keeps_what_something_is_decoded_with",
@@ -952,7 +952,7 @@ REMOTES = [
     Mutant(
         "a forked child does not wait for threads that it does not have",
         "forked-threads",
-        "Workers._begin_in_child",
+        "CallThreads._begin_in_child",
         "        if self._pid != os.getpid():\n",
         "        if False:\n",
         f"{_IN_DIRECTORY}::test_a_forked_child_can_use_it",

@@ -23,7 +23,7 @@ UNCHANGED = [
     Mutant(
         "each part is compared in its turn",
         "the-same-sample-each-time",
-        "Bases.ended",
+        "UnchangedBases.ended",
         "            compared[order.places[sample.storage].name, sample.start] = order.number\n",
         "            pass\n",
         f"{_CASES}::test_every_chunk_is_compared_in_its_turn",
@@ -32,7 +32,7 @@ UNCHANGED = [
     Mutant(
         "unchanged is counted from the call before, also if that was skipped",
         "skipped-call-forgotten",
-        "Bases.not_saved",
+        "UnchangedBases.not_saved",
         "        self._since[run] = names & self._since.get(run, names)\n",
         "        pass\n",
         f"{_LAWS}::test_a_call_that_saved_nothing_counts_as_the_call_before",
@@ -50,7 +50,7 @@ UNCHANGED = [
     Mutant(
         "nothing is unchanged since a save whose end is not known",
         "taken-from-the-save-before-last",
-        "Bases.ordered",
+        "UnchangedBases.ordered",
         "        self._bases.pop(order.run, None)\n",
         "",
         _UNDER_WAY,
@@ -59,7 +59,7 @@ UNCHANGED = [
     Mutant(
         "what is taken from is the save that was asked for last",
         "an-earlier-save-is-taken-from",
-        "Bases.ended",
+        "UnchangedBases.ended",
         "self._asked.get(order.run) != order.number or ",
         "",
         _UNDER_WAY,
@@ -68,7 +68,7 @@ UNCHANGED = [
     Mutant(
         "a save with keep is not taken from",
         "a-kept-step-is-taken-from",
-        "Bases.ended",
+        "UnchangedBases.ended",
         ' or order.if_exists == "keep"',
         "",
         _KEPT,
@@ -77,7 +77,7 @@ UNCHANGED = [
     Mutant(
         "another call on the run comes between",
         "a-call-between-is-not-seen",
-        "Bases.place",
+        "UnchangedBases.place",
         "            or last_parents.get(order.run, LOST).id != base.id\n",
         "",
         f"{_CASES}::test_it_is_copied_where_the_save_before_cannot_be_meant",
@@ -86,7 +86,7 @@ UNCHANGED = [
     Mutant(
         "a save takes nothing from the checkpoint that it replaces",
         "taken-from-the-replaced",
-        "Bases.place",
+        "UnchangedBases.place",
         "or order.step == base.step",
         "or False",
         _KEPT,

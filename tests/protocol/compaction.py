@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tests.protocol.search import Explored, Step, explore
 from tests.protocol.switches import Switches
 
-_OPEN = "ops.compact.directory.Bases.open"
+_OPEN = "ops.compact.directory.BaseCheckpoints.open"
 _REST = "ops.compact.compact._Compaction._rest"
 _LET_GO = "fs.locks.DirectoryLock.let_go"
 _STAGE = "ops.compact.encode.stage"

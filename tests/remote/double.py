@@ -13,7 +13,7 @@ from ckstore.errors import RemoteError
 from ckstore.model.settings.settings import StoreSettings
 from ckstore.remote import keys
 from ckstore.remote.documents.info import RemoteInfo
-from ckstore.remote.objects import Listed, Remote
+from ckstore.remote.objects import ObjectEntry, Remote
 
 Fault = Literal["fail", "lose", "flip", "stall"]
 """``fail``: nothing is done. ``lose``: it is done, and the answer is lost. ``flip``: one bit of the body is another."""
@@ -75,7 +75,7 @@ class Double:
     def send(self, key: str, data: bytes | memoryview) -> str:
         return self.put(key, data).tag
 
-    def put(self, key: str, data: bytes | memoryview) -> Listed:
+    def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
         fault = self._begin("put", key)
         return self._write(key, data, fault)
 
@@ -94,14 +94,14 @@ class Double:
                 return None
             return self._write(key, data, fault).tag
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str) -> Iterator[ObjectEntry]:
         self._begin("list", prefix)
         with self._mutex:
             found = [self._listed(key) for key in sorted(self.held) if key.startswith(prefix)]
         self.requests["list"] += len(found) // 1000
         return iter(found)
 
-    def head(self, key: str) -> Listed | None:
+    def head(self, key: str) -> ObjectEntry | None:
         self._begin("head", key)
         with self._mutex:
             return self._listed(key) if key in self.held else None
@@ -135,7 +135,7 @@ class Double:
             raise RemoteError(f"{call} of {key} failed: 503")
         return fault
 
-    def _write(self, key: str, data: bytes | memoryview, fault: Fault | None) -> Listed:
+    def _write(self, key: str, data: bytes | memoryview, fault: Fault | None) -> ObjectEntry:
         body = bytes(data)
         self._carry(len(body))
         with self._mutex:
@@ -150,9 +150,9 @@ class Double:
             raise RemoteError(f"the answer to the write of {key} was lost")
         return listed
 
-    def _listed(self, key: str) -> Listed:
+    def _listed(self, key: str) -> ObjectEntry:
         modified, serial = self._versions[key]
-        return Listed(key, len(self.held[key]), modified, f'"{serial}"')
+        return ObjectEntry(key, len(self.held[key]), modified, f'"{serial}"')
 
     def _carry(self, nbytes: int) -> None:
         with self._mutex:

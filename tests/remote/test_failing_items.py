@@ -27,7 +27,7 @@ from ckstore.remote.pruning.survey import remove_documents
 from ckstore.remote.remote_only import evict as evicting
 from ckstore.remote.service.target import Target
 from ckstore.saver.server import mirror as process
-from ckstore.saver.server.report import Page
+from ckstore.saver.server.status_page import StatusPage
 from ckstore.store import context_of
 from tests.remote.double import new_remote
 from tests.remote.test_push import MIB, state
@@ -82,7 +82,7 @@ def test_one_that_cannot_be_pushed_stops_neither_the_others_nor_the_policies_of_
         store.save(state(step), step=step)
     damage(store, 5)
 
-    with Page(str(store.path)) as page:
+    with StatusPage(str(store.path)) as page:
         # It ends, though the damaged one never gets there.
         process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0, patience_s=0)
 
@@ -112,7 +112,7 @@ def test_what_failed_is_tried_again_ever_more_rarely_and_goes_once_it_is_whole(
         return real(context, infos, *args, **given)
 
     monkeypatch.setattr(transfer, "push", push)
-    with Page(str(store.path)) as page:
+    with StatusPage(str(store.path)) as page:
         process.serve(context_of(store), Mirror(context_of(store)), page)
 
     assert [round(at) for at in tried] == [0, 1, 3, 7, 15, 31, 63]

@@ -28,7 +28,7 @@ from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
-from ckstore.saver.server.report import Page
+from ckstore.saver.server.status_page import StatusPage
 from ckstore.store import context_of
 from ckstore_cli.app import app
 from tests.remote.double import Double, new_remote
@@ -188,7 +188,7 @@ def test_a_mirror_that_is_away_fails_no_save_and_is_tried_again(
         if len(pauses) == 12:
             (tmp_path / "away").rename(tmp_path / "m")
 
-    with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+    with StatusPage(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
         patched.setattr(time, "sleep", pause)
         process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
     assert [info.step for info in Store.open(f"file://{tmp_path}/m").checkpoints()] == [1]
@@ -210,7 +210,7 @@ def test_while_a_mirror_that_failed_waits_another_process_may_go_on(
         if len(taken) == 3:
             raise InterruptedError
 
-    with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+    with StatusPage(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
         patched.setattr(time, "sleep", pause)
         with pytest.raises(InterruptedError):
             process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
@@ -551,7 +551,7 @@ def test_doctor_warns_while_pushes_are_refused_and_says_since_when(
     def tried() -> tuple[str, str, str]:
         """Let the process try once, a minute later."""
         now[0] += timedelta(minutes=1)
-        with Page(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
+        with StatusPage(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
             patched.setattr(time, "sleep", lambda _: patched.setattr(process, "has_successor", lambda _: True))
             process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
         finding = next(one for one in store.doctor().findings if one.what == "mirror")

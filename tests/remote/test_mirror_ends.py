@@ -16,7 +16,7 @@ from ckstore.remote.mirror.work import Mirror
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
 from ckstore.saver.server.ending import Ended, Ending
-from ckstore.saver.server.report import Page
+from ckstore.saver.server.status_page import StatusPage
 from ckstore.store import context_of
 from tests.remote.test_mirror import mirrors_of, wait_for
 from tests.remote.test_push import state
@@ -71,7 +71,7 @@ def test_a_process_that_is_asked_to_end_in_the_middle_of_a_push_pushes_what_is_l
     ending.begin()
     begun_s = time.monotonic()
 
-    with Page(str(store.path)) as page, pytest.raises(Ended) as ended:
+    with StatusPage(str(store.path)) as page, pytest.raises(Ended) as ended:
         process.serve(context_of(store), Mirror(context_of(store)), page, ending=ending)
 
     assert ended.value.code == 0
@@ -91,7 +91,7 @@ def test_a_push_that_does_not_end_is_left_after_some_seconds(store: Store, monke
     ending.begin()
     begun_s = time.monotonic()
 
-    with Page(str(store.path)) as page, pytest.raises(Ended):
+    with StatusPage(str(store.path)) as page, pytest.raises(Ended):
         process.serve(context_of(store), Mirror(context_of(store)), page, ending=ending)
 
     assert time.monotonic() - begun_s < 30
@@ -108,7 +108,7 @@ def test_a_process_whose_mirror_refuses_for_long_ends_and_the_reason_stays(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
 
-    with Page(str(store.path)) as page:
+    with StatusPage(str(store.path)) as page:
         process.serve(context_of(store), Mirror(context_of(store)), page, patience_s=7200)
 
     assert 7200 <= now[0] - 1000 <= 7500
@@ -117,6 +117,6 @@ def test_a_process_whose_mirror_refuses_for_long_ends_and_the_reason_stays(
     assert len(status.behind) == 3
     assert status.problem
     (tmp_path / "away").rename(tmp_path / "m")
-    with Page(str(store.path)) as page:
+    with StatusPage(str(store.path)) as page:
         process.serve(context_of(store), Mirror(context_of(store)), page, linger_s=0)
     assert store.mirror_status().behind == ()  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from ckstore import RemoteError, Store
 from ckstore.model.digest import ALGORITHMS
 from ckstore.remote import keys
 from ckstore.remote.intents import LIFE_S, Intent
-from ckstore.remote.objects import Listed
+from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.pruning.keep_remote import remove_there
 from ckstore.remote.pruning.prune import prune
 from ckstore.remote.source import ObjectSource
@@ -108,7 +108,7 @@ def test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away(store:
     objects.now += timedelta(hours=2)
     real = objects.list
 
-    def renew(prefix: str) -> Iterator[Listed]:
+    def renew(prefix: str) -> Iterator[ObjectEntry]:
         found = [*real(prefix)]
         if prefix == keys.INTENTS and not now_s[0]:
             now_s[0] = LIFE_S / 3

@@ -15,7 +15,7 @@ from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteEr
 from ckstore.remote.documents.info import RemoteInfo
 from ckstore.remote.service import engine
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.calls import Workers
+from ckstore.remote.service.calls import CallThreads
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.probe import probe
@@ -226,7 +226,7 @@ def test_what_breaks_the_engine_is_an_error_of_ckstore() -> None:
         raise Panic("request valid")
 
     with pytest.raises(RemoteError, match="the engine broke: request valid"):
-        Workers().call(call)
+        CallThreads().call(call)
 
 
 @pytest.mark.parametrize(

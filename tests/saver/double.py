@@ -16,7 +16,7 @@ from typing import Any
 
 from ckstore.model.saver.messages import SaverState
 from ckstore.saver.server import main as server
-from ckstore.saver.server.report import Reporter
+from ckstore.saver.server.status_page import Reporter
 
 _GO_S = 120.0
 

@@ -14,7 +14,7 @@ import pytest
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InUse, NotUnchanged, SaveFailed
 from ckstore.saver.client import unchanged as module
-from ckstore.saver.client.unchanged import Bases, SnapshotPlan
+from ckstore.saver.client.unchanged import SnapshotPlan, UnchangedBases
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.support.stores import check_store
 
@@ -181,9 +181,9 @@ def test_retention_and_gc_between_two_saves_leave_what_the_next_takes(store: Sto
 def test_what_the_checkpoint_before_has_in_another_form_is_not_taken(
     store: Store, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
-    place = Bases.place
+    place = UnchangedBases.place
 
-    def placed(bases: Bases, *how: Any) -> SnapshotPlan:
+    def placed(bases: UnchangedBases, *how: Any) -> SnapshotPlan:
         there = place(bases, *how)
         kept = there.kept
         if kept is None:
@@ -203,7 +203,7 @@ def test_what_the_checkpoint_before_has_in_another_form_is_not_taken(
 
     state = {"a": np.full(FROZEN, 1, np.float32), "b": np.full(FROZEN, 2, np.float32)}
     store.save_async(state, step=0).result(DEADLINE_S)
-    monkeypatch.setattr(Bases, "place", placed)
+    monkeypatch.setattr(UnchangedBases, "place", placed)
     with pytest.raises(SaveFailed, match=r"it was deleted|is kept in another form by main@0"):
         store.save_async(state, step=1, unchanged="a").result(DEADLINE_S)
     monkeypatch.undo()

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from ckstore import CheckpointInfo, Store
 from ckstore.errors import NoSuchRef, NotUnchanged
-from ckstore.model.lineage import Parent
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.manifest import Description, LeafRecord
 from ckstore.model.saver.messages import Order
-from ckstore.saver.client.unchanged import Bases, SnapshotPlan, UnchangedNames
+from ckstore.model.training_identity import Parent
+from ckstore.saver.client.unchanged import SnapshotPlan, UnchangedBases, UnchangedNames
 from tests.saver.conftest import DEADLINE_S
 from tests.support.examples import examples
 from tests.support.stores import check_store
@@ -58,7 +58,7 @@ class Asked:
 class Trainer:
     """Tensors with versions, calls that are skipped, raise, or save, and saves that end well or not, as they come."""
 
-    bases: Bases = field(default_factory=Bases)
+    bases: UnchangedBases = field(default_factory=UnchangedBases)
     versions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(NAMES, 0))
     at_last_call: dict[str, int] = field(default_factory=dict)
     under_way: list[Asked] = field(default_factory=list)
@@ -234,13 +234,13 @@ def test_a_checkpoint_is_what_was_given_or_a_compared_difference_fails_it(
 ) -> None:
     """A tensor that was named and has changed is what the checkpoint before holds, whole, unless it was compared."""
     placings: list[SnapshotPlan] = []
-    place = Bases.place
+    place = UnchangedBases.place
 
-    def noted(bases: Bases, *how: Any) -> SnapshotPlan:
+    def noted(bases: UnchangedBases, *how: Any) -> SnapshotPlan:
         placings.append(place(bases, *how))
         return placings[-1]
 
-    monkeypatch.setattr(Bases, "place", noted)
+    monkeypatch.setattr(UnchangedBases, "place", noted)
     runs = itertools.count()
 
     @example([([("a", 0.0), ("a", 0.999999)], {"a"})])  # whichever chunk of it is compared differs

@@ -6,7 +6,7 @@ import pytest
 
 from ckstore.model.saver.messages import Answer, Close, Started, Status
 from ckstore.saver import wire
-from ckstore.saver.server.report import Inbox
+from ckstore.saver.server.status_page import Inbox
 
 
 def test_what_was_said_before_the_end_is_heard_though_an_order_was_left_unread() -> None:

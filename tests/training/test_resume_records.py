@@ -16,7 +16,7 @@ from ckstore.training.resume_check.records import (
     KINDS,
     Ignored,
     Mismatch,
-    Record,
+    Observation,
     Tolerance,
     compare,
     first_mismatch,
@@ -29,15 +29,17 @@ _EXACT = Tolerance()
 _NEAR = Tolerance(rtol=0.1)
 
 
-def record(position: str = "step", step: int = 1, left_out: tuple[str, ...] = (), **values: dict[str, str]) -> Record:
+def record(
+    position: str = "step", step: int = 1, left_out: tuple[str, ...] = (), **values: dict[str, str]
+) -> Observation:
     """Return a record; in the names of kinds a line stands for a space."""
-    return Record(position, step, {kind.replace("_", " "): found for kind, found in values.items()}, left_out)
+    return Observation(position, step, {kind.replace("_", " "): found for kind, found in values.items()}, left_out)
 
 
 @given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, unique=True))
 def test_the_first_kind_that_differs_is_named_and_the_others_follow(kinds: list[str]) -> None:
-    before = Record("step", 1, {kind: {"same": "1", "other": "1"} for kind in KINDS})
-    after = Record("step", 1, {kind: {"same": "1", "other": "2" if kind in kinds else "1"} for kind in KINDS})
+    before = Observation("step", 1, {kind: {"same": "1", "other": "1"} for kind in KINDS})
+    after = Observation("step", 1, {kind: {"same": "1", "other": "2" if kind in kinds else "1"} for kind in KINDS})
 
     found = compare(before, after, 7, tolerance=_EXACT)
 
@@ -95,15 +97,15 @@ NEAR: dict[str, tuple[str, str, str, bool]] = {
 @pytest.mark.parametrize("name", NEAR)
 def test_a_tolerance_covers_numbers_and_tensors_and_nothing_else(name: str) -> None:
     kind, old, new, is_near = NEAR[name]
-    before, after = Record("step", 1, {kind: {"x": old}}), Record("step", 1, {kind: {"x": new}})
+    before, after = Observation("step", 1, {kind: {"x": old}}), Observation("step", 1, {kind: {"x": new}})
 
     assert (compare(before, after, 0, tolerance=_NEAR) is None) == is_near
     assert compare(before, after, 0, tolerance=_EXACT) is not None
 
 
 def test_a_tensor_that_is_too_far_differs_in_spite_of_the_tolerance() -> None:
-    before = Record("step", 1, {"model": {"w": _TENSOR}})
-    after = Record("step", 1, {"model": {"w": "float32[2] xxh3-2"}}, far={"w": {"largest_absolute": 3.0}})
+    before = Observation("step", 1, {"model": {"w": _TENSOR}})
+    after = Observation("step", 1, {"model": {"w": "float32[2] xxh3-2"}}, far={"w": {"largest_absolute": 3.0}})
 
     assert compare(before, after, 0, tolerance=_NEAR) == Mismatch(0, "model", ("w",))
 
@@ -123,9 +125,9 @@ def test_names_that_may_differ_and_random_states_without_use_are_left_aside() ->
 
 
 def test_a_record_goes_through_json() -> None:
-    one = Record("step", 2, {"loss": {"loss": "1.0"}}, ("variable ema",), {"w": {"ulps": None}})
+    one = Observation("step", 2, {"loss": {"loss": "1.0"}}, ("variable ema",), {"w": {"ulps": None}})
 
-    assert Record.from_json(one.to_json()) == one
+    assert Observation.from_json(one.to_json()) == one
 
 
 def _next(value: float, kind: str, count: int) -> float:

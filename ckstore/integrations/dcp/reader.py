@@ -32,11 +32,11 @@ from torch.futures import Future
 from ckstore.errors import BadInput, NoSuchRef, RankMismatch
 from ckstore.integrations.dcp.lineages import open_again
 from ckstore.integrations.dcp.optimizers import SavedOptimizers
-from ckstore.model.lineage import Parent
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.manifest.tiles import block_of, in_bytes
+from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.read.entries import StateValue, entries_of

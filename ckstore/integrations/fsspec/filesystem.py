@@ -17,11 +17,11 @@ from fsspec.utils import tokenize
 
 from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef, StoreNotFound
 from ckstore.integrations.fsspec.opened import opened
-from ckstore.integrations.fsspec.places import PREFIX, Place, entries, entry, place_of, stripped
-from ckstore.integrations.fsspec.transaction import CheckpointTransaction, Staging
-from ckstore.model.lineage import Parent
+from ckstore.integrations.fsspec.places import PREFIX, StoreLocation, entries, entry, place_of, stripped
+from ckstore.integrations.fsspec.transaction import CheckpointTransaction, TransactionFiles
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded, is_run
+from ckstore.model.training_identity import Parent
 from ckstore.objects.publish import IfExists
 from ckstore.ops.read.committed_file import BUFFER_BYTES
 from ckstore.ops.save.lineage import parent_at
@@ -196,7 +196,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Raise `BadInput`: directories go with their files."""
         raise BadInput(f"{path}: directories go with their files", hint="fs.rm(checkpoint, recursive=True)")
 
-    def _remove(self, place: Place, *, recursive: bool) -> None:
+    def _remove(self, place: StoreLocation, *, recursive: bool) -> None:
         staging = self._staging_of(place)
         if staging is not None and place.path:
             local = staging.local(place.path)
@@ -213,28 +213,28 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         msg = f"{place} cannot be removed: only a whole checkpoint can"
         raise BadInput(msg, hint="fs.rm('ckstore:///path/to/store/RUN/STEP', recursive=True)")
 
-    def _staging_of(self, place: Place) -> Staging | None:
+    def _staging_of(self, place: StoreLocation) -> TransactionFiles | None:
         """Return what waits to become the checkpoint at a place, if that is being written."""
         staging = self._transaction.staging if self._transaction is not None else None
         if staging is None or not place.name or (place.store, place.run) != staging.target[:2]:
             return None
         return staging if place.step == staging.target[2] else None
 
-    def _staging_to_write(self, place: Place) -> Staging:
+    def _staging_to_write(self, place: StoreLocation) -> TransactionFiles:
         target = place.to_write()
         if not self._intrans:
             msg = (
                 f"{place} is to be written outside a transaction: others would see a checkpoint with some of its files"
             )
             raise BadInput(msg, hint=f"these two lines write it:\n{_TWO_LINES.format(url=str(place))}\n")
-        staging: Staging = self.transaction.staging_for(target, self.staging)
+        staging: TransactionFiles = self.transaction.staging_for(target, self.staging)
         if staging.target != target:
             _, run, step = staging.target
             msg = f"{place} is not in {run}@{step}, and a transaction writes one checkpoint"
             raise BadInput(msg, hint="end it, and begin another one")
         return staging
 
-    def _tree(self, place: Place) -> dict[str, dict[str, Any]]:
+    def _tree(self, place: StoreLocation) -> dict[str, dict[str, Any]]:
         """Return what is at and below the store, the run or the checkpoint of a place: path in it -> entry."""
         top = place.written
         if not place.run:
@@ -254,7 +254,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         with self.store_at(place.store).open_checkpoint(info) as checkpoint:
             return entries(checkpoint.files(), top, id=info.id)
 
-    def _checkpoint(self, place: Place) -> CheckpointInfo:
+    def _checkpoint(self, place: StoreLocation) -> CheckpointInfo:
         """Return the checkpoint that a place is, or is in; where there is no such ref, the step in its name."""
         store = self.store_at(place.store)
         error: CkstoreError | None = None

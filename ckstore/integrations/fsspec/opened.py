@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import cast
 
-from ckstore.integrations.fsspec.places import Place
+from ckstore.integrations.fsspec.places import StoreLocation
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile
 from ckstore.ops.read.open_checkpoint import OpenCheckpoint
 
@@ -26,7 +26,7 @@ class OpenedFile(io.BufferedReader):
             self._checkpoint.close()
 
 
-def opened(checkpoint: OpenCheckpoint, place: Place) -> OpenedFile:
+def opened(checkpoint: OpenCheckpoint, place: StoreLocation) -> OpenedFile:
     """Open a file of a checkpoint, which is closed with it, or at once if there is no such file."""
     try:
         return OpenedFile(cast("CommittedFile", checkpoint.open_file(place.path).detach()), checkpoint)

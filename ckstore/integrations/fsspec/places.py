@@ -17,7 +17,7 @@ PREFIX = "ckstore://"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StoreLocation:
     """Where a path leads; what it does not go down to is empty."""
 
     store: Path  # directory of the store, without symlinks on the way
@@ -54,14 +54,14 @@ def stripped(path: str | os.PathLike[str]) -> str:
     return f"/{text.lstrip('/')}"
 
 
-def place_of(path: str | os.PathLike[str]) -> Place:
+def place_of(path: str | os.PathLike[str]) -> StoreLocation:
     """Return what a path leads to: the store is the first directory on the way that is one."""
     whole = PurePosixPath(stripped(path))
     # From the root down: a file store.json inside a committed checkpoint must not be taken for a store.
     for store in (*reversed(whole.parents), whole):
         if os.path.lexists(f"{store}/store.json"):
             run, name, *inner = (*whole.relative_to(store).parts, "", "")
-            return Place(resolved(store), str(store), run, name, "/".join(filter(None, inner)))
+            return StoreLocation(resolved(store), str(store), run, name, "/".join(filter(None, inner)))
     msg = f"there is no store on the way to {whole}"
     raise StoreNotFound(msg, hint="ckstore:///path/to/store/RUN/STEP/FILE; ckstore init PATH makes a store")
 

@@ -14,14 +14,14 @@ from fsspec.transaction import Transaction
 
 from ckstore.errors import BadInput, SaveFailed
 from ckstore.fs.new_tree import NewTree
-from ckstore.integrations.fsspec.places import Place, entry
+from ckstore.integrations.fsspec.places import StoreLocation, entry
 from ckstore.training.processes import rank_and_world
 
 _NEVER_BUILT = "fsspec"
 """How the name ends beside which files wait; nothing ever gets it."""
 
 
-class Staging:
+class TransactionFiles:
     """The files of one checkpoint that is being written, in a directory that goes when it is committed or given up."""
 
     def __init__(self, target: tuple[Path, str, int], folder: Path | None) -> None:
@@ -36,7 +36,7 @@ class Staging:
         """Return where a file of the checkpoint waits."""
         return self.tree.path / path
 
-    def open(self, place: Place, mode: str) -> Any:
+    def open(self, place: StoreLocation, mode: str) -> Any:
         """Open a file that waits; its directory is made."""
         local = self.local(place.path)
         if mode != "rb":
@@ -79,7 +79,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         self._depth = 1 if fs._intrans else 0  # noqa: SLF001 - start_transaction of fsspec has set it
         self._failed = False
         self._lock = threading.Lock()
-        self.staging: Staging | None = None  # what waits; None: nothing was written yet
+        self.staging: TransactionFiles | None = None  # what waits; None: nothing was written yet
 
     def start(self) -> None:
         """Begin, or go one deeper."""
@@ -88,12 +88,12 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
                 super().start()
             self._depth += 1
 
-    def staging_for(self, target: tuple[Path, str, int], folder: Path | None) -> Staging:
+    def staging_for(self, target: tuple[Path, str, int], folder: Path | None) -> TransactionFiles:
         """Return what waits; what is to be written first to `target` begins it."""
         with self._lock:
             # Under the lock: two threads that write the first files must share one directory.
             if self.staging is None:
-                self.staging = Staging(target, folder)
+                self.staging = TransactionFiles(target, folder)
             return self.staging
 
     def __exit__(
@@ -129,7 +129,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
                     file.close()
             staging.end()
 
-    def _check(self, files: list[Any], staging: Staging) -> None:
+    def _check(self, files: list[Any], staging: TransactionFiles) -> None:
         _, run, step = staging.target
         if self._failed:
             msg = f"a transaction in this one failed: {run}@{step} is not committed"

@@ -108,7 +108,7 @@ class DcpValue(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class RankRecord:
     """How a checkpoint of several ranks was saved.
 
     Attributes:
@@ -145,7 +145,7 @@ class Manifest:
     leaves: tuple[LeafRecord, ...]
     state: Node
     files: tuple[FileRecord, ...] = ()
-    ranks: Ranks | None = None
+    ranks: RankRecord | None = None
     encoding: Encoding | None = None
     health: Health | None = None  # None if its values were not counted
     training: str = ""  # the training that it belongs to; empty: an older ckstore saved it
@@ -321,7 +321,7 @@ def _tiling_text(storage: StorageRecord) -> str:
     return f",[{_numbers(shape)},{_list_of(f'[{_numbers(b.offsets)},{_numbers(b.sizes)}]' for b in blocks)}]"
 
 
-def _ranks_json(ranks: Ranks) -> dict[str, Any]:
+def _ranks_json(ranks: RankRecord) -> dict[str, Any]:
     out: dict[str, Any] = {"world_size": ranks.world_size, "attempt": ranks.attempt, "hosts": list(ranks.hosts)}
     if ranks.entries is not None:
         out["entries"] = [[entry.name, list(entry.path)] for entry in ranks.entries]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckstore.model.document import refuse, shown
-from ckstore.model.manifest.manifest import MAX_DEPTH, DcpValue, Extent, Ranks, Tiling
+from ckstore.model.manifest.manifest import MAX_DEPTH, DcpValue, Extent, RankRecord, Tiling
 from ckstore.model.manifest.tiles import TILE_DIMENSIONS_MOST, Block, Sizes, fill_exactly
 
 WORLD_SIZE_MOST = 2**20
@@ -45,7 +45,7 @@ def _sizes(item: Any, name: str, where: str) -> Sizes:
     return tuple(item)
 
 
-def read_ranks(item: Any, where: str) -> Ranks:
+def read_ranks(item: Any, where: str) -> RankRecord:
     """Return how a checkpoint of several ranks was saved."""
     if type(item) is not dict:
         refuse(where, "ranks", "an object", item)
@@ -59,7 +59,7 @@ def read_ranks(item: Any, where: str) -> Ranks:
     if type(hosts) is not list or len(hosts) != world_size or any(type(host) is not str for host in hosts):
         refuse(where, "ranks.hosts", f"{world_size} strings", hosts)
     entries = item.get("entries")
-    return Ranks(world_size, attempt, tuple(hosts), None if entries is None else _entries(entries, where))
+    return RankRecord(world_size, attempt, tuple(hosts), None if entries is None else _entries(entries, where))
 
 
 def _entries(items: Any, where: str) -> tuple[DcpValue, ...]:

@@ -20,12 +20,12 @@ from typing import Any, Literal, NamedTuple
 from ckstore import errors
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.canonical import canonical_json, encode_metric
-from ckstore.model.lineage import IfRunInUse, Parent
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.describe import decoded_metadata, encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
 from ckstore.model.manifest.manifest import Description, LeafRecord
 from ckstore.model.settings.patience import AS_SET, AskedPatience
+from ckstore.model.training_identity import IfRunInUse, Parent
 
 SaverState = Literal[
     "starting",
@@ -52,8 +52,8 @@ class Open:
     nice: int = 0
 
 
-class Place(NamedTuple):
-    """Where the bytes of one storage lie in the snapshot; an offset of -1: they do not, see `Kept`."""
+class SnapshotSpan(NamedTuple):
+    """Where the bytes of one storage lie in the snapshot; an offset of -1: they do not, see `ReusedStorage`."""
 
     name: str
     offset: int
@@ -69,7 +69,7 @@ class Sample(NamedTuple):
     nbytes: int
 
 
-class Kept(NamedTuple):
+class ReusedStorage(NamedTuple):
     """What an order takes from an earlier checkpoint of its run, since it was said to be unchanged."""
 
     step: int
@@ -96,10 +96,10 @@ class Order:
     # What changed of `ProcessCache.last_parents` in the trainer since the last order.
     last_parents: dict[str, Parent] = field(default_factory=dict)
     captured: Captured = field(default_factory=lambda: Captured(None, (), ()))  # the state; it has no sources
-    places: tuple[Place, ...] = ()  # where the bytes of the storages are
+    places: tuple[SnapshotSpan, ...] = ()  # where the bytes of the storages are
     # The step at which an earlier saver may have published this order before it ended; None: at none.
     tried_step: int | None = None
-    kept: Kept | None = None  # what is not in the snapshot; None: all is
+    kept: ReusedStorage | None = None  # what is not in the snapshot; None: all is
     patience: AskedPatience = AS_SET
 
 
@@ -228,10 +228,10 @@ def _order_json(order: Order) -> dict[str, Any]:
     return members
 
 
-def _kept(members: list[Any]) -> Kept:
+def _kept(members: list[Any]) -> ReusedStorage:
     step, manifest_id, storages, samples, unnamed = members
     kept = {index: (old_index, copied_step) for index, (old_index, copied_step) in storages}
-    return Kept(step, manifest_id, kept, tuple(Sample(*sample) for sample in samples), tuple(unnamed))
+    return ReusedStorage(step, manifest_id, kept, tuple(Sample(*sample) for sample in samples), tuple(unnamed))
 
 
 def _order(members: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _order(members: dict[str, Any]) -> dict[str, Any]:
     members["last_parents"] = {run: Parent(*parent) for run, parent in members["last_parents"].items()}
     state, leaves, name_chars = members["captured"]
     members["captured"] = Captured(state, tuple(_leaf(leaf) for leaf in leaves), (), name_chars=name_chars)
-    members["places"] = tuple(Place(*place) for place in members["places"])
+    members["places"] = tuple(SnapshotSpan(*place) for place in members["places"])
     members["kept"] = None if members["kept"] is None else _kept(members["kept"])
     return members
 

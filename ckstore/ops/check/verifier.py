@@ -24,14 +24,14 @@ from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.verify_report import Damage
 from ckstore.objects import blobs
-from ckstore.objects.blob_check import READ_BYTES, Checked, How, Pace, Piece, check_blob, check_file
+from ckstore.objects.blob_check import READ_BYTES, Checked, Pace, Piece, ReadMode, check_blob, check_file
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents import marks
 from ckstore.objects.pieces import extents_of, why_not_right
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.check.validity import remember_damage
 from ckstore.ops.context import Context
-from ckstore.ops.pace import Budget
+from ckstore.ops.pace import ReadBudget
 
 # Results are taken in between, so that progress is shown and memory stays small.
 _BATCH = 256
@@ -58,7 +58,7 @@ class Verifier:
         report: Callable[[int], None] | None = None,
         *,
         pace: Pace | None = None,
-        budget: Budget | None = None,
+        budget: ReadBudget | None = None,
         quick: bool = False,
     ) -> None:
         self.checked_bytes = 0  # bytes that were read and compared
@@ -75,7 +75,7 @@ class Verifier:
         self._report = report
         self._pace = pace
         self._quick = quick
-        self._budget = budget or Budget(None)
+        self._budget = budget or ReadBudget(None)
         self._may_touch = not context.readonly and not context.writes_disabled_because
         self._pool = Workers(context.threads)
         # A buffer for each thread: 4 MiB in huge pages is too much to make for each blob.
@@ -86,7 +86,7 @@ class Verifier:
 
     def lift_budget(self) -> None:
         """From now on read whatever is asked for."""
-        self._budget = Budget(None)
+        self._budget = ReadBudget(None)
 
     def file(self, path: StorePath, digest: str, nbytes: int) -> str | None:
         """Check a file that should be a blob and is in no checkpoint; return what is wrong, empty if it is right.
@@ -102,7 +102,7 @@ class Verifier:
             return ""
         if not self._budget.begin(nbytes):
             return None
-        how = How(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
+        how = ReadMode(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
         checked = check_file(path, BlobRecord(digest, nbytes), how)
         self._budget.done(nbytes)
         self.checked_bytes += checked.read_bytes
@@ -231,7 +231,9 @@ class Verifier:
             return index, Checked()
         if unit is None:
             self.missing.add(blob.digest)
-            return index, check_blob(directory, blob, pieces, How(self._buffer(), pace=self._pace, by_size=self._quick))
+            return index, check_blob(
+                directory, blob, pieces, ReadMode(self._buffer(), pace=self._pace, by_size=self._quick)
+            )
         # A blob that a hundred checkpoints share is read once; each asks only for pieces that it alone names.
         new = unit not in self._results
         problem, known = self._results.get(unit, ("", {}))
@@ -239,7 +241,7 @@ class Verifier:
         nbytes = blob.nbytes if new else sum(piece[2] for piece in unknown)
         if not self._budget.begin(nbytes):
             return index, Checked()
-        how = How(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
+        how = ReadMode(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
         checked = check_blob(directory, blob, unknown, how, whole=new)
         self._budget.done(nbytes)
         if checked.absent:

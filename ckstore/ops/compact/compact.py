@@ -26,7 +26,7 @@ from ckstore.objects.generations import publish_generation
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
 from ckstore.ops.api_calls import why_of
-from ckstore.ops.compact.directory import Bases, gather, same, seal
+from ckstore.ops.compact.directory import BaseCheckpoints, gather, same, seal
 from ckstore.ops.compact.encode import BlobSource
 from ckstore.ops.compact.encoding_table import Encoded, EncodingPlanner, EncodingTable
 from ckstore.ops.compact.plan import opened
@@ -74,7 +74,7 @@ class _Compaction:
         self.let_go: set[str] = set()
         self._context = context
         self._forms = EncodingTable()
-        self._bases = Bases(context, plan)
+        self._bases = BaseCheckpoints(context, plan)
         self._orphans = Orphans()
         self._settler = EncodingPlanner(self._forms, self._orphans)
         self._owners = Owners()

@@ -78,7 +78,7 @@ class _Base(NamedTuple):
     path: StorePath | None
 
 
-class Bases:
+class BaseCheckpoints:
     """The bases of a plan; each is closed, and goes to trash if it is a former generation, after its last use."""
 
     def __init__(self, context: Context, plan: CompactionPlan) -> None:

@@ -11,7 +11,7 @@ from ckstore.model.manifest.encoding import PATH_MOST
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import EncodedBlob, Encoding
 from ckstore.ops.compact.encode import encode, header_of, stage
-from ckstore.ops.compact.match import Layout, Matcher, check_covers
+from ckstore.ops.compact.match import Matcher, StorageLayout, check_covers
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -168,7 +168,7 @@ class EncodingPlanner:
         ]
         if not todo:
             return
-        matcher = Matcher(Layout(manifest), Layout(base), source.sample, self._forms.may_be_base)
+        matcher = Matcher(StorageLayout(manifest), StorageLayout(base), source.sample, self._forms.may_be_base)
         for index in sorted(todo, key=matcher.is_copy):
             self._one(manifest, index, matcher, source, staging)
 

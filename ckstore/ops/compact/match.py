@@ -42,7 +42,7 @@ class _Place(NamedTuple):
     storage_offset: int
 
 
-class Layout:
+class StorageLayout:
     """Where the storages of a manifest lie in its blobs, and what they are called."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -67,7 +67,7 @@ class Layout:
         self._name_of[storage] = key
         self.by_name.setdefault(key, storage)
 
-    def like(self, other: Layout, storage: int) -> int | None:
+    def like(self, other: StorageLayout, storage: int) -> int | None:
         """Return the storage that has the name of a storage of another manifest."""
         name = other._name_of.get(storage)
         return None if name is None else self.by_name.get(name)
@@ -120,7 +120,9 @@ class Matcher:
         may_be_base: Whether a blob may be decoded with another one: first the base, then the blob.
     """
 
-    def __init__(self, own: Layout, base: Layout, read: ReadRange, may_be_base: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self, own: StorageLayout, base: StorageLayout, read: ReadRange, may_be_base: Callable[[str, str], bool]
+    ) -> None:
         self._may_be_base = may_be_base
         self._own = own
         self._base = base
@@ -151,7 +153,7 @@ class Matcher:
     def _of_place(self, place: _Place, blob: str, *, alone: bool) -> list[Segment]:
         width = self._own.width(place.storage)
         width = width if place.nbytes % width == 0 and place.storage_offset % width == 0 else 1
-        like: list[tuple[Layout, int | None, Prediction]] = []
+        like: list[tuple[StorageLayout, int | None, Prediction]] = []
         if width == 2 and place.storage in self._masters:
             master = self._masters[place.storage]
             like.append((self._own, master, _COPIES[self._own.leaves[place.storage].dtype]))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-from ckstore.catalog.values import Counted, Listing
+from ckstore.catalog.values import CatalogListing, Counted
 from ckstore.errors import CatalogUnavailable, DamagedBlob, SaveFailed
 from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import Stamp
@@ -132,7 +132,7 @@ def _rows(context: Context, places: Iterable[CheckpointKey] | None) -> Rows:
     return _both(listing)
 
 
-def _both(listing: Listing) -> Rows:
+def _both(listing: CatalogListing) -> Rows:
     return {place: (stamp, listing.sequences[place]) for place, stamp in listing.stamps.items()}
 
 

@@ -39,7 +39,7 @@ from ckstore.ops.read.export_files import (
     write_runs,
 )
 from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export
-from ckstore.ops.read.export_sums import ExportSums, Region, Sums
+from ckstore.ops.read.export_sums import ExportSums, FileRegion, Sums
 from ckstore.ops.read.load import Select
 
 MAX_SHARD_BYTES = 50 * 10**9  # what `save_pretrained` of transformers 5 takes
@@ -60,7 +60,7 @@ def check_shard(max_shard_bytes: int | str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ShardFile:
     """One file of tensors: its name, what goes into it, and where."""
 
     name: str
@@ -117,7 +117,7 @@ def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
     )
 
 
-def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> list[Shard]:
+def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> list[ShardFile]:
     """Return the files that the tensors go into, each with at most `most_bytes` of them; None: one file."""
     if most_bytes is None:
         most_bytes = sum(tensor.nbytes for tensor in plan.tensors)
@@ -131,27 +131,27 @@ def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> 
         tied = {name: tensor.name for tensor in tensors for name in dropped.get(tensor.name, ())}
         layout = lay_out(tensors, {"format": "pt", **plan.metadata, **tied})
         leaves = tuple(plan.leaves[i] for i in indexes)
-        shards.append(Shard(shard_name(number, len(cut), stem), leaves, tensors, layout))
+        shards.append(ShardFile(shard_name(number, len(cut), stem), leaves, tensors, layout))
     return shards
 
 
-def index_of(plan: ExportPlan, shards: Sequence[Shard]) -> bytes:
+def index_of(plan: ExportPlan, shards: Sequence[ShardFile]) -> bytes:
     """Return the index of several files."""
     weight_map = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
     return render_index(weight_map, sum(tensor.nbytes for tensor in plan.tensors), plan.tied)
 
 
-def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list[Shard]) -> int:
+def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list[ShardFile]) -> int:
     index = len(index_of(plan, shards)) if len(shards) > 1 else 0
     unheld = sum(leaf_bytes(directory.manifest, leaf) * 4 // 3 + _VALUE_BYTES for leaf in plan.unheld)
     values = (len(plan.values.values) + len(plan.values.attributes)) * _VALUE_BYTES
     return sum(shard.layout.nbytes for shard in shards) + index + unheld + values + MARGIN_BYTES
 
 
-def _regions(shard: Shard) -> list[Region]:
+def _regions(shard: ShardFile) -> list[FileRegion]:
     """Return where the tensors of a file lie, in its order."""
     lie = zip(shard.layout.starts, shard.tensors, strict=True)
-    regions = (Region(tensor.name, start, start + tensor.nbytes) for start, tensor in lie if tensor.nbytes)
+    regions = (FileRegion(tensor.name, start, start + tensor.nbytes) for start, tensor in lie if tensor.nbytes)
     return sorted(regions, key=lambda region: region.start)
 
 
@@ -164,7 +164,7 @@ def _state_names(plan: ExportPlan) -> tuple[str, ...]:
 class TensorWork(Work):
     """Writes files of tensors, and ``state.json``."""
 
-    def shard(self, shard: Shard) -> ExportedFile:
+    def shard(self, shard: ShardFile) -> ExportedFile:
         """Write a file of tensors."""
         with self.tree.create_file(shard.name) as fd:
             parts = [write_bytes(fd, 0, shard.layout.head)]

@@ -23,8 +23,8 @@ from ckstore.ops.read.export_sums import (
     RECORD_NAME,
     RECORD_VERSION,
     SUMS_NAME,
+    FileRegion,
     FileSum,
-    Region,
     beside_file,
 )
 
@@ -100,11 +100,11 @@ class _Record:
             self.checkpoint = str(document["checkpoint"])
             self.checkpoint_id = str(document["id"])
             self.nbytes = 0
-            self._files: dict[str, list[tuple[Region, str]]] = {}
+            self._files: dict[str, list[tuple[FileRegion, str]]] = {}
             for name, file in document["files"].items():
                 self.nbytes += int(file["nbytes"])
                 self._files[name] = [
-                    (Region(str(tensor), int(start), int(stop)), str(digest))
+                    (FileRegion(str(tensor), int(start), int(stop)), str(digest))
                     for tensor, start, stop, digest in file["regions"]
                 ]
         except BadInput as error:  # before ValueError, of which it is one
@@ -117,7 +117,7 @@ class _Record:
         """The files of the export but for the record and the sums."""
         return self._files
 
-    def regions(self, name: str) -> tuple[tuple[Region, str], ...]:
+    def regions(self, name: str) -> tuple[tuple[FileRegion, str], ...]:
         """Return the regions of a file, each with its digest, in its order."""
         return tuple(sorted(self._files.get(name, ()), key=lambda pair: pair[0].start))
 
@@ -133,7 +133,7 @@ class _Check:
         self._folder = folder
         self._progress = progress
 
-    def is_right(self, name: str, sha256: str, regions: tuple[tuple[Region, str], ...]) -> bool:
+    def is_right(self, name: str, sha256: str, regions: tuple[tuple[FileRegion, str], ...]) -> bool:
         """Read a file and record whether it differs, and in which of its regions."""
         self.file_count += 1
         found = FileSum([region for region, _ in regions])

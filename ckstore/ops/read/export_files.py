@@ -31,10 +31,10 @@ from ckstore.ops.read.export_sums import (
     RECORD_NAME,
     STATEMENT_NAME,
     SUMS_NAME,
+    DigestSpan,
     ExportSums,
+    FileRegion,
     FileSum,
-    Region,
-    Span,
     SpanDigests,
 )
 from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
@@ -163,15 +163,15 @@ def _start(part: WrittenPart) -> int:
     return part.start
 
 
-def _in_file_order(parts: Iterable[tuple[WrittenPart, RunningDigest]]) -> Iterator[Span]:
+def _in_file_order(parts: Iterable[tuple[WrittenPart, RunningDigest]]) -> Iterator[DigestSpan]:
     """Give the runs of parts that are in the order of their starts; those of one start may lie between each other."""
     for _, group in groupby(parts, key=lambda pair: pair[0].start):
         yield from heapq.merge(*(_spans(part, digest) for part, digest in group), key=lambda span: span.start)
 
 
-def _spans(part: WrittenPart, digest: RunningDigest) -> Iterator[Span]:
+def _spans(part: WrittenPart, digest: RunningDigest) -> Iterator[DigestSpan]:
     for run in part.runs:
-        yield Span(part.start + run, part.start + run + part.runs.nbytes, digest)
+        yield DigestSpan(part.start + run, part.start + run + part.runs.nbytes, digest)
 
 
 @dataclass
@@ -184,7 +184,9 @@ class Work:
     meter: Meter
     sums: ExportSums | None  # of the files of the export; None: not asked for
 
-    def small(self, name: str, contents: Iterable[bytes | memoryview], regions: Sequence[Region] = ()) -> ExportedFile:
+    def small(
+        self, name: str, contents: Iterable[bytes | memoryview], regions: Sequence[FileRegion] = ()
+    ) -> ExportedFile:
         """Write a file that arrives in parts, one after another; the progress does not count it before."""
         with self.tree.create_file(name) as fd:
             parts, at = [], 0
@@ -195,7 +197,7 @@ class Work:
         return ExportedFile(name, at)
 
     def read_back(
-        self, fd: int, name: str, nbytes: int, parts: list[WrittenPart], regions: Sequence[Region] = ()
+        self, fd: int, name: str, nbytes: int, parts: list[WrittenPart], regions: Sequence[FileRegion] = ()
     ) -> None:
         """Make a file durable, read it from the disk, and compare it with what was to be written; add it to `sums`."""
         # `regions` are in the order of the file.

@@ -32,7 +32,7 @@ def beside_file(name: str) -> tuple[str, str]:
     return f"{name}.{RECORD_NAME}", f"{name}.sha256"
 
 
-class Region(NamedTuple):
+class FileRegion(NamedTuple):
     """Bytes of a file that belong to one tensor."""
 
     name: str
@@ -40,7 +40,7 @@ class Region(NamedTuple):
     stop: int
 
 
-class Span(NamedTuple):
+class DigestSpan(NamedTuple):
     """Bytes of a file, and the digest that they are added to."""
 
     start: int
@@ -51,7 +51,7 @@ class Span(NamedTuple):
 class SpanDigests:
     """Adds the bytes of a file, which arrive in its order, to the digests of spans that are in that order."""
 
-    def __init__(self, spans: Iterable[Span]) -> None:
+    def __init__(self, spans: Iterable[DigestSpan]) -> None:
         self._spans = iter(spans)
         self._next = next(self._spans, None)
 
@@ -69,9 +69,9 @@ class SpanDigests:
 class FileSum:
     """Computes the SHA-256 of a file and the digests of its regions while it is read from its beginning."""
 
-    def __init__(self, regions: Sequence[Region]) -> None:
+    def __init__(self, regions: Sequence[FileRegion]) -> None:
         self._sha256 = hashlib.sha256()
-        self._spans = [Span(one.start, one.stop, ALGORITHM.start()) for one in regions]
+        self._spans = [DigestSpan(one.start, one.stop, ALGORITHM.start()) for one in regions]
         self._digests = SpanDigests(self._spans)
 
     def add(self, at: int, data: memoryview) -> None:
@@ -107,7 +107,7 @@ class ExportSums:
         self._sha256: dict[str, str] = {}
         self._files: dict[str, object] = {}
 
-    def add(self, name: str, nbytes: int, found: FileSum, regions: Sequence[Region]) -> None:
+    def add(self, name: str, nbytes: int, found: FileSum, regions: Sequence[FileRegion]) -> None:
         """Record the sums of a file that was read from the disk."""
         self._sha256[name] = found.sha256()
         named = [[*region, digest] for region, digest in zip(regions, found.digests(), strict=True)]

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ckstore.errors import BadInput, NoSuchRef
-from ckstore.model.lineage import LOST, Parent
 from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
+from ckstore.model.training_identity import LOST, Parent
 from ckstore.model.words import counted
 from ckstore.objects.pieces import PieceMaps, encoded
 from ckstore.ops.notices import warn

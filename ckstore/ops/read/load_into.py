@@ -9,11 +9,11 @@ from itertools import accumulate, chain
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.model.brief import brief
-from ckstore.model.lineage import Parent
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.names import spellings
 from ckstore.model.reports.progress import Progress
+from ckstore.model.training_identity import Parent
 from ckstore.model.words import printable, some_of
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.context import Context, info_of

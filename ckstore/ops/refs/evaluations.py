@@ -213,19 +213,19 @@ def _age_s(running: Running) -> float:
     return max(0.0, time.time() - running.since)
 
 
-class Kept(NamedTuple):
+class EvaluatedCheckpoints(NamedTuple):
     """The checkpoints of a store that are being evaluated."""
 
     waited_for: Mapping[str, str]  # id -> who evaluates it
     overdue: Mapping[str, str]  # id -> whose evaluation takes longer than `evaluation_patience_s`
 
 
-def kept_for_evaluation(context: Context, id: str | None = None) -> Kept:
+def kept_for_evaluation(context: Context, id: str | None = None) -> EvaluatedCheckpoints:
     """Return which checkpoints stay since they are being evaluated, and which did so for too long; `id`: only it."""
     names = [name for name in evaluations.records(context.layout) if id in (None, name.id)]
     going_on = [running for name in names if (running := evaluations.running(context.layout, name)) is not None]
     if not going_on:
-        return Kept({}, {})
+        return EvaluatedCheckpoints({}, {})
     most_s = patience_s(context)
     waited_for: dict[str, str] = {}
     overdue: dict[str, str] = {}
@@ -236,7 +236,7 @@ def kept_for_evaluation(context: Context, id: str | None = None) -> Kept:
         else:
             limit = f"longer than {seconds_text(most_s)} (evaluation_patience_s)"
             overdue[running.name.id] = f"its evaluation takes {limit}: {who}"
-    return Kept(waited_for, overdue)
+    return EvaluatedCheckpoints(waited_for, overdue)
 
 
 def check_not_evaluated(context: Context, info: CheckpointInfo) -> None:

@@ -24,7 +24,7 @@ from ckstore.model.words import counted, metrics_text, number_text, printable
 from ckstore.ops.context import Context
 from ckstore.ops.report.cards import best_by_each
 from ckstore.ops.report.metrics import write_text
-from ckstore.ops.report.page import ChangeMap, Page, page
+from ckstore.ops.report.page import ChangeMap, ReportPage, page
 
 _BEST_SHOWN = 12
 _ROWS_SHOWN = 500
@@ -38,7 +38,7 @@ def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -
     return made
 
 
-def render(page: Page) -> str:
+def render(page: ReportPage) -> str:
     """Return the page."""
     sections = [
         _cards(page),
@@ -105,7 +105,7 @@ def _row(row: Sequence[object], side: Sequence[str]) -> str:
     return head + "".join(f"<td{side[index]}>{_text(cell)}</td>" for index, cell in enumerate(row) if index)
 
 
-def _cards(page: Page) -> str:
+def _cards(page: ReportPage) -> str:
     """Return what most readers look for: the best checkpoint, the newest one, and how much space a prune frees."""
     if not page.infos:
         return ""
@@ -114,7 +114,7 @@ def _cards(page: Page) -> str:
     return _section("At a glance", f'<div class="cards">\n{shown}</div>\n')
 
 
-def _best_card(page: Page) -> str:
+def _best_card(page: ReportPage) -> str:
     found = best_by_each(page.infos, page.modes)
     if not found:
         return "<p>No checkpoint has a metric.</p>\n"
@@ -127,7 +127,7 @@ def _best_card(page: Page) -> str:
     return "".join(lines) + (f"<p>and {more} more</p>\n" if more > 0 else "")
 
 
-def _newest_card(page: Page) -> str:
+def _newest_card(page: ReportPage) -> str:
     info = page.infos[-1]
     age = age_words((page.now - time_of_text(info.created)).total_seconds())
     damaged = ' <span class="bad">DAMAGED</span>' if info.damaged else ""
@@ -137,7 +137,7 @@ def _newest_card(page: Page) -> str:
     )
 
 
-def _prune_card(page: Page) -> str:
+def _prune_card(page: ReportPage) -> str:
     if page.plan is None:
         return (
             "<p>The store has no rule, so a prune needs one: <code>ckstore prune --keep-last 3 --dry-run</code></p>\n"
@@ -151,7 +151,7 @@ def _load(ref: str) -> str:
     return f"<code>store.load({_text(ascii(ref))})</code>"
 
 
-def _overview(page: Page) -> str:
+def _overview(page: ReportPage) -> str:
     used = page.usage
     facts = [
         ("Checkpoints", str(len(page.infos))),
@@ -169,7 +169,7 @@ def _overview(page: Page) -> str:
     return _section("Overview", f"<dl>{shown}</dl>", problems)
 
 
-def _runs(page: Page) -> str:
+def _runs(page: ReportPage) -> str:
     rows = [
         (one.run, one.checkpoint_count, *map(size_text, (one.logical_bytes, one.alone_bytes, one.shared_bytes)))
         for one in page.usage.runs
@@ -180,7 +180,7 @@ def _runs(page: Page) -> str:
     return _section("Runs", _table(caption, ("Run", "Checkpoints", "Logical", "Alone", "Shared"), rows, " >>>>"))
 
 
-def _charts(page: Page) -> str:
+def _charts(page: ReportPage) -> str:
     if not page.infos:
         return ""
     charts = (
@@ -200,7 +200,7 @@ def _charts(page: Page) -> str:
     return _section("Timeline", figures, "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>")
 
 
-def _rules(page: Page) -> str:
+def _rules(page: ReportPage) -> str:
     if page.plan is None:
         return _section("Rules", "<p>The store has no rule: every checkpoint stays until it is deleted.</p>")
     alone = {one.id: one.alone_bytes for one in page.usage.checkpoints}
@@ -258,7 +258,7 @@ def _cell(share: float | None) -> str:
     return f'<td class="level{1 + min(3, int(share * 4))}">{percent} %</td>'
 
 
-def _largest(page: Page) -> str:
+def _largest(page: ReportPage) -> str:
     if not page.largest:
         return ""
     rows = [(name, size_text(nbytes), of) for of, name, nbytes in page.largest]
@@ -290,12 +290,12 @@ def _processes(holders: Sequence[Holder], savers: Sequence[SaverStatus]) -> str:
     return _section("Processes", *parts) if parts else ""
 
 
-def _health(page: Page) -> str:
+def _health(page: ReportPage) -> str:
     rows = [(one.level, one.what, one.found, one.do) for one in page.health]
     return _section("Health", _table("What ckstore doctor finds", ("State", "What", "Found", "Do"), rows))
 
 
-def _waiting(page: Page) -> str:
+def _waiting(page: ReportPage) -> str:
     if not page.waiting:
         return ""
     rows = [(one.ref, one.dropped[:16], one.until[:16], size_text(one.nbytes), one.problem) for one in page.waiting]
@@ -303,7 +303,7 @@ def _waiting(page: Page) -> str:
     return _section("Undo", _table(caption, ("Checkpoint", "Dropped", "Until", "Size", "Problem"), rows, "   >"))
 
 
-def _happened(page: Page) -> str:
+def _happened(page: ReportPage) -> str:
     if not page.happened:
         return ""
     rows = [(one.time[:19].replace("T", " "), one.event, one.name, one.why) for one in page.happened]
@@ -311,7 +311,7 @@ def _happened(page: Page) -> str:
     return _section("What happened", _table("The newest events (UTC), newest first", head, rows))
 
 
-def _checkpoints(page: Page) -> str:
+def _checkpoints(page: ReportPage) -> str:
     shown = page.infos[-_ROWS_SHOWN:][::-1]
     by_id = {info.id: info for info in page.infos}
     rows = [
@@ -342,7 +342,7 @@ def _marks(info: CheckpointInfo) -> list[str]:
     return [*damaged, *unhealthy, *unchanged]
 
 
-def _superseded(page: Page) -> str:
+def _superseded(page: ReportPage) -> str:
     """Return the table of the checkpoints whose step has a newer one; empty if there are none."""
     if not page.superseded:
         return ""

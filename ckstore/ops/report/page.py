@@ -57,7 +57,7 @@ class ChangeMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ReportPage:
     """What a report shows."""
 
     root: str
@@ -111,7 +111,7 @@ class Page:
         }
 
 
-def page(context: Context, savers: Sequence[SaverStatus] = ()) -> Page:
+def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
     """Look at a store for a report; `savers` are those that save to it in the background."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
@@ -121,7 +121,7 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> Page:
     runs = {one.run for one in used.runs}
     now = datetime.now(UTC)
     plan = _plan(context, problems)
-    return Page(
+    return ReportPage(
         root=str(context.layout.root),
         now=now,
         made=now.strftime("%Y-%m-%d %H:%M UTC"),

@@ -13,11 +13,11 @@ from typing import Any
 
 from ckstore.errors import CkstoreError, InUse, NoSuchRef, RunInUse
 from ckstore.fs import links, locks
-from ckstore.model.lineage import LOST, IfRunInUse, Parent, begins, draw_training, next_name
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Description, Manifest
 from ckstore.model.names import CheckpointKey, key_of
+from ckstore.model.training_identity import LOST, IfRunInUse, Parent, begins, draw_training, next_name
 from ckstore.model.words import some_of
 from ckstore.objects.checkpoints import look
 from ckstore.objects.publish import is_sound

@@ -14,9 +14,9 @@ from ckstore.ops.pace import process_end_s
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ckstore.model.lineage import IfRunInUse
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
+    from ckstore.model.training_identity import IfRunInUse
     from ckstore.objects.publish import IfExists
     from ckstore.ops.context import Context
     from ckstore.ops.save.save import Request

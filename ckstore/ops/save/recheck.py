@@ -22,7 +22,7 @@ from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.settings.recheck import LEAST_BYTES, Reading, after, due, recheck_bytes
-from ckstore.objects.blob_check import READ_BYTES, Checked, How, check_file
+from ckstore.objects.blob_check import READ_BYTES, Checked, ReadMode, check_file
 from ckstore.objects.blobs import agrees_to, reading_buffer
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.staging import Staging
@@ -141,7 +141,9 @@ class Recheck:
         begun_s = time.monotonic()
         buffer = aligned_buffer(min(READ_BYTES, -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES + GRAIN_BYTES))
         try:
-            checked = check_file(self._staging.path_of(digest), BlobRecord(digest, nbytes), How(buffer, may_touch=True))
+            checked = check_file(
+                self._staging.path_of(digest), BlobRecord(digest, nbytes), ReadMode(buffer, may_touch=True)
+            )
         except OSError as error:
             if error.errno in files.NO_MEANS:
                 raise

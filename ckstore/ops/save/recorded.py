@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckstore.model.digest import Algorithm
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.model.manifest.manifest import Manifest
-    from ckstore.model.saver.messages import Kept, Order
+    from ckstore.model.saver.messages import Order, ReusedStorage
     from ckstore.ops.context import Context
     from ckstore.tensors.device.staging import DeviceSource
 
@@ -117,7 +117,7 @@ def _not_taken(run: str, step: int, reason: str) -> SaveFailed:
 
 
 def recorded_sources(
-    manifest: Manifest, order: Order, kept: Kept, in_hand: Mapping[int, Mapping[int, memoryview]]
+    manifest: Manifest, order: Order, kept: ReusedStorage, in_hand: Mapping[int, Mapping[int, memoryview]]
 ) -> dict[int, RecordedSource]:
     """Return the storages that an order takes from an earlier checkpoint, by their index."""
     # `kept`: what of it is taken from there. `in_hand`: for each of these storages bytes of it, by where they start.

@@ -33,7 +33,6 @@ from ckstore.errors import (
 )
 from ckstore.fs import files
 from ckstore.interpreter import python_gc_paused
-from ckstore.model.lineage import LOST, IfRunInUse, Parent
 from ckstore.model.manifest.info import CheckpointInfo, Published, SaveCounters
 from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import (
@@ -51,6 +50,7 @@ from ckstore.model.names import MAX_STEP, CheckpointKey, check_run, check_step, 
 from ckstore.model.settings.patience import AS_SET, AskedPatience
 from ckstore.model.sizes import sizes_apart
 from ckstore.model.times import text_of_time
+from ckstore.model.training_identity import LOST, IfRunInUse, Parent
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents import marks
@@ -77,7 +77,7 @@ from ckstore.ops.save.recorded import RecordedSource, state_changed
 from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.saver_of import name_saver
 from ckstore.ops.save.subscribers import tell_subscribers
-from ckstore.ops.save.write import Stored, store_sources
+from ckstore.ops.save.write import StorageLocations, store_sources
 from ckstore.ops.touch import renew_used
 from ckstore.tensors.capture import Captured, capture
 from ckstore.version import __version__
@@ -500,7 +500,7 @@ def _step_after(step: int, run: str) -> int:
 def draft_of(  # noqa: PLR0917
     context: Context,
     captured: Captured,
-    stored: Stored,
+    stored: StorageLocations,
     texts: StateTexts,
     run: str,
     description: Description,

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StorageLocations:
     """Where the storages of a state are."""
 
     # `blobs` and `storages`: As in the manifest.
@@ -99,7 +99,7 @@ def store_sources(
     compare: bool = False,
     progress: Progress | None = None,  # called with the bytes that are stored and those to be stored
     health: HealthCheck | None = None,  # counts the values that are not finite; None: they are not counted
-) -> Stored:
+) -> StorageLocations:
     """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones."""
     # `compare`: another person may have chosen the bytes: where the digest cannot rule that out, what the store has is
     # compared byte by byte before it is used.
@@ -151,7 +151,7 @@ def store_sources(
     context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
-    return Stored(
+    return StorageLocations(
         blobs=tuple(blobs),
         storages=tuple(storages),
         logical_bytes=logical_bytes,

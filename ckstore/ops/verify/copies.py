@@ -31,7 +31,7 @@ from ckstore.objects import blobs
 from ckstore.objects.blob_check import Piece
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 from ckstore.objects.trash import names_in
-from ckstore.ops.context import Context, RemoteCopies
+from ckstore.ops.context import Context, RemoteCopySource
 from ckstore.ops.verify.decoded import decoded
 
 File = StorePath | Path
@@ -63,7 +63,7 @@ class Right:
 class Copies:
     """Looks for right bytes; it walks each directory once."""
 
-    def __init__(self, context: Context, sources: Iterable[Path], remotes: RemoteCopies | None = None) -> None:
+    def __init__(self, context: Context, sources: Iterable[Path], remotes: RemoteCopySource | None = None) -> None:
         self._layout = context.layout
         self._remotes = remotes
         self.problems: dict[str, str] = {}  # what remotes said of blobs that they do not have

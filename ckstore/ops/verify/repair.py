@@ -21,7 +21,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.heal import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import describe_os_error
-from ckstore.ops.context import Context, RemoteCopies
+from ckstore.ops.context import Context, RemoteCopySource
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
@@ -55,7 +55,7 @@ def repair(
     *,
     canonical: Iterable[str] = (),
     right: Container[tuple[int, int]] = (),
-    remotes: RemoteCopies | None = None,
+    remotes: RemoteCopySource | None = None,
 ) -> Repaired:
     """Repair what a verification, or a load, found.
 

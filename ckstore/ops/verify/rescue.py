@@ -29,7 +29,7 @@ from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.check.verifier import Verifier
-from ckstore.ops.context import Context, RemoteAnswer, RemoteCopies
+from ckstore.ops.context import Context, RemoteAnswer, RemoteCopySource
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.verify.copies import Copies, Wanted
@@ -51,7 +51,7 @@ _DIGEST = re.compile(rb"[a-z0-9]+-[0-9a-f]{32,64}")
 class Rescue:
     """See `ckstore.ops.context.Rescuer`."""
 
-    def __init__(self, context: Context, remotes: RemoteCopies) -> None:
+    def __init__(self, context: Context, remotes: RemoteCopySource) -> None:
         self._context = context
         self._remotes = remotes
         self._failed_s: dict[CheckpointKey, float] = {}
@@ -191,7 +191,7 @@ class Rescue:
         answers: dict[str, RemoteAnswer],
     ) -> str:
         context = self._context
-        remotes: RemoteCopies = self._remotes
+        remotes: RemoteCopySource = self._remotes
         right = Copies(context, ()).whole(Wanted(*record))
         # First it is known that there are right bytes: nothing goes into quarantine for a repair that is not possible.
         # Encoded files are at no remote; the repair asks for the plain blob.

@@ -20,14 +20,14 @@ from ckstore.objects.documents.verify_times import read_checked, remember_checke
 from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.ops.check.verifier import Unit, Verifier, VerifyOrder
-from ckstore.ops.pace import Budget, RateLimiter
+from ckstore.ops.pace import RateLimiter, ReadBudget
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.verify.last_readings import record_readings
 
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.documents.verify_times import CheckedTimes, Copy
-    from ckstore.ops.context import Context, RemoteCopies
+    from ckstore.ops.context import Context, RemoteCopySource
     from ckstore.ops.verify.repair import Repaired
 
 
@@ -48,7 +48,7 @@ class Options:
     quick: bool = False  # read no data
     repair: bool = False  # put damaged blobs aside and right copies in their place
     repair_from: tuple[Path, ...] = ()  # other stores and directories to take right bytes from
-    remotes: RemoteCopies | None = None  # to be asked for right bytes
+    remotes: RemoteCopySource | None = None  # to be asked for right bytes
     progress: Progress | None = None  # called now and then
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Verification:
         self._options = options
         self._everything = everything
         self._may_write = not context.readonly and not context.writes_disabled_because
-        self._budget = Budget(options.budget_s)
+        self._budget = ReadBudget(options.budget_s)
         # By copies, not by digests: two files with one digest can rot each for itself.
         self._inventory = Inventory.of(context, places)
         self._times: CheckedTimes = read_checked(context.layout)

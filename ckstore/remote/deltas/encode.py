@@ -25,7 +25,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.layout import MANIFEST, PLAIN
 from ckstore.ops.compact.encode import BlobSource, encode, header_of
 from ckstore.ops.compact.encoding_table import EncodingTable, Form
-from ckstore.ops.compact.match import Layout, Matcher
+from ckstore.ops.compact.match import Matcher, StorageLayout
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
@@ -90,7 +90,7 @@ class _Encoder:
         held.callback(self._source.close)
         self.spool = Spool()
         self._links: dict[str, Form] = {}
-        self._layout = Layout(directory.manifest)
+        self._layout = StorageLayout(directory.manifest)
         self._shorter: list[Matcher] | None = None
 
     def begin(self, nearest: CheckpointInfo, remote: ObjectSource, sizes: Mapping[str, Collection[int]]) -> bool:
@@ -117,7 +117,7 @@ class _Encoder:
         return directory
 
     def _matcher_of(self, base: CheckpointDirectory, may_be_base: Callable[[str, str], bool]) -> Matcher:
-        return Matcher(self._layout, Layout(base.manifest), self._source.sample, may_be_base)
+        return Matcher(self._layout, StorageLayout(base.manifest), self._source.sample, may_be_base)
 
     def todo(self) -> list[int]:
         """Return which blobs the remote does not have in any form."""

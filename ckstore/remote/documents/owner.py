@@ -12,7 +12,7 @@ from ckstore.model.names import MAX_SEQUENCE, is_run
 from ckstore.model.seal import seal
 from ckstore.model.settings.settings import check_uuid
 from ckstore.remote import keys
-from ckstore.remote.objects import Listed, Objects
+from ckstore.remote.objects import ObjectEntry, Objects
 from ckstore.remote.small_objects import read_document
 
 _FORMAT, _VERSION = "ckstore-remote-owner", 1
@@ -75,7 +75,7 @@ def _number(members: dict[str, Any], name: str, where: str) -> int:
     return number
 
 
-def read_owner(objects: Objects, run: str) -> tuple[Owner, Listed] | None:
+def read_owner(objects: Objects, run: str) -> tuple[Owner, ObjectEntry] | None:
     """Return who owns a run, and which version says so; None: no store does."""
     # The version before the content: if another client writes in between, the swap fails and all is read again.
     version = objects.head(keys.owner(run))

@@ -24,7 +24,7 @@ from ckstore.remote import keys
 from ckstore.remote.asking import server_time
 from ckstore.remote.documents.info import check_takes
 from ckstore.remote.documents.owner import Owner, read_owner
-from ckstore.remote.objects import Listed, Remote
+from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import ObjectSource
 
@@ -101,7 +101,9 @@ class Ownership:
         version = remote.objects.head(keys.owner(run))
         return None if version is None else _Written(own, version.tag, begun_s)
 
-    def _take(self, remote: Remote, owner: Owner, listed: Listed, sequence: int, *, by_name: bool) -> _Written | None:
+    def _take(
+        self, remote: Remote, owner: Owner, listed: ObjectEntry, sequence: int, *, by_name: bool
+    ) -> _Written | None:
         """Own a run that this store owns already, or another one does not need any more; None: another was faster."""
         begun_s, mine = self.clock(), self._mine(owner.run)
         is_own = owner.store == mine.store
@@ -119,7 +121,7 @@ class Ownership:
         path = str(self.context.layout.path)
         return Owner(run, self.context.settings.uuid, socket.gethostname(), machine.boot_id(), path)
 
-    def _check_dead(self, remote: Remote, there: Owner, listed: Listed) -> None:
+    def _check_dead(self, remote: Remote, there: Owner, listed: ObjectEntry) -> None:
         if _is_gone(there):
             return
         age_s = (server_time(remote.objects) - listed.modified).total_seconds()

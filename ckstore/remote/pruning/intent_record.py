@@ -17,7 +17,7 @@ from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.names import is_run
 from ckstore.model.seal import MEMBER, seal
 from ckstore.remote.keys import Place
-from ckstore.remote.objects import Listed, Objects
+from ckstore.remote.objects import ObjectEntry, Objects
 from ckstore.remote.small_objects import read_document
 
 _FORMAT, _VERSION = "ckstore-remote-intent", 1
@@ -36,7 +36,7 @@ class IntentRecord:
         members: All of them, also those that are not known here.
     """
 
-    listed: Listed
+    listed: ObjectEntry
     members: dict[str, Any]
 
     @property
@@ -69,7 +69,7 @@ def is_intent(key: str) -> bool:
     return _KEY.match(key) is not None
 
 
-def read_intent(objects: Objects, listed: Listed) -> IntentRecord | None:
+def read_intent(objects: Objects, listed: ObjectEntry) -> IntentRecord | None:
     """Return an intent; None if it is gone.
 
     Raises:

@@ -30,8 +30,8 @@ from ckstore.remote.documents.condemned import (
     swap,
 )
 from ckstore.remote.documents.info import read_info
-from ckstore.remote.objects import Listed, Remote
-from ckstore.remote.pruning.survey import Survey
+from ckstore.remote.objects import ObjectEntry, Remote
+from ckstore.remote.pruning.survey import RemoteSurvey
 
 GRACE_S = 86_400.0
 # Longer than a request lives at any service, so that a usual call needs no second look at what it condemned itself.
@@ -67,7 +67,7 @@ def prune(
             command_hint="when no other process uses the remote: --exclusive",
         )
     now = datetime.now(UTC) if dry_run else asking.server_time(remote.objects)
-    survey = Survey(remote, algorithm.prefix, now, grace_s, changes=not dry_run and remote.cas)
+    survey = RemoteSurvey(remote, algorithm.prefix, now, grace_s, changes=not dry_run and remote.cas)
     work = _Prune(remote, survey, RemotePruneReport(remote.name, dry_run=dry_run))
     if dry_run:
         work.look()
@@ -85,9 +85,9 @@ class _Prune:
     """One call of prune."""
 
     remote: Remote
-    survey: Survey
+    survey: RemoteSurvey
     report: RemotePruneReport
-    _blobs: dict[str, Listed] = field(default_factory=dict)  # by their names, without those that it removed
+    _blobs: dict[str, ObjectEntry] = field(default_factory=dict)  # by their names, without those that it removed
     _own: set[str] = field(default_factory=set)  # ids of the batches that it began
     _begun_s: float = field(default_factory=time.monotonic)
     _sent: tuple[str, ...] = ()  # names whose removal was sent and is not acknowledged
@@ -261,7 +261,7 @@ class _Prune:
             self.remote.objects.delete([keys.blob(name) for name in names])
             self._count_removed(names)
 
-    def _is_old(self, one: Listed) -> bool:
+    def _is_old(self, one: ObjectEntry) -> bool:
         return self._is_past(one.modified)
 
     def _is_past(self, since: datetime) -> bool:

@@ -15,7 +15,7 @@ from ckstore.remote.source import ObjectSource, read_manifest
 
 
 @dataclass(slots=True)
-class Survey:
+class RemoteSurvey:
     """Looks at a remote for one pruner, again and again; manifests are read once, since they never change.
 
     Attributes:

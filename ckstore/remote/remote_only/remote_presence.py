@@ -18,7 +18,7 @@ from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.claims import Claim, write_claim
 from ckstore.remote.documents.condemned import read_condemned, unmark_needed
 from ckstore.remote.keys import Place
-from ckstore.remote.objects import Listed, Remote
+from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.pull import fetch_checked
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.source import ObjectSource, read_manifest
@@ -34,7 +34,7 @@ class PresenceCheck:
         self._record = record.read_record(context.layout, remote.name)
         self._source = ObjectSource(remote.objects, remote.name)
         # Asked for, or listed once: what is not there by then is not relied on.
-        self._listed: dict[str, Listed] = {}
+        self._listed: dict[str, ObjectEntry] = {}
         self._asked_count = 0
         self._has_all = False
         self._condemned = read_condemned(remote.objects)
@@ -119,7 +119,7 @@ class PresenceCheck:
             self._record.blob_count = len(self._listed)
             self._has_all = True
 
-    def _current(self, digest: str) -> Listed:
+    def _current(self, digest: str) -> ObjectEntry:
         return self._listed[keys.blob(str(self._condemned.name(digest)))]
 
     def _is_known(self, digest: str) -> bool:

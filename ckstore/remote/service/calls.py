@@ -56,7 +56,7 @@ class _Call(Generic[T]):
         self.error: BaseException | None = None
 
 
-class Workers:
+class CallThreads:
     """Threads that make calls, as many as there are calls at once. `stop` ends every wait at once.
 
     Args:

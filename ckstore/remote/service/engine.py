@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ckstore.errors import BadInput, RemoteError, RemoteUnavailable
-from ckstore.remote.objects import Listed
+from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.calls import Workers, check_process
+from ckstore.remote.service.calls import CallThreads, check_process
 from ckstore.remote.service.failures import has_lost_condition, is_missing, scrubbed, translated
 from ckstore.remote.service.target import Target, check_endpoint
 
@@ -70,7 +70,7 @@ class ServiceObjects:
         self._uploads: tuple[Any, Any] | None = None  # the same for large bodies, once there was one
         self._ranges = abilities is None or abilities.ranges
         self._unquoted = abilities is not None and abilities.cas == "unquoted"
-        self._workers = Workers()
+        self._workers = CallThreads()
 
     def __repr__(self) -> str:
         return f"<objects of {self._target}>"
@@ -139,7 +139,7 @@ class ServiceObjects:
         """Write an object; see `Objects`."""
         return self._mark(key, data, self._write(key, data))
 
-    def put(self, key: str, data: bytes | memoryview) -> Listed:
+    def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
         """Write an object and look at it; see `Objects`."""
         return self._listed(key, data, self._write(key, data))
 
@@ -187,7 +187,7 @@ class ServiceObjects:
         found = self._tried(attempt, what)
         return found if isinstance(found, str) else None
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str) -> Iterator[ObjectEntry]:
         """Yield objects by their keys; see `Objects`."""
         import obstore
 
@@ -211,7 +211,7 @@ class ServiceObjects:
                 elif rest and key > prefix:
                     return  # keys come in their order, so no other one begins with the prefix
 
-    def head(self, key: str) -> Listed | None:
+    def head(self, key: str) -> ObjectEntry | None:
         """Return what the service says of an object; see `Objects`."""
         import obstore
 
@@ -265,7 +265,7 @@ class ServiceObjects:
             max_concurrency=_PARTS_AT_ONCE,
         )
 
-    def _listed(self, key: str, data: bytes | memoryview, result: Mapping[str, Any]) -> Listed:
+    def _listed(self, key: str, data: bytes | memoryview, result: Mapping[str, Any]) -> ObjectEntry:
         """Return what was just written: its time is the server's, its mark that of this write."""
         found = self.head(key)
         if found is None:
@@ -356,8 +356,8 @@ class ServiceObjects:
             return None, error
 
 
-def _of(key: str, meta: Mapping[str, Any]) -> Listed:
-    return Listed(key, meta["size"], meta["last_modified"], meta["e_tag"] or "")
+def _of(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
+    return ObjectEntry(key, meta["size"], meta["last_modified"], meta["e_tag"] or "")
 
 
 def _stores(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:

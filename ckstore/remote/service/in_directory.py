@@ -26,9 +26,9 @@ from ckstore.fs.open_dir import OpenDir
 from ckstore.fs.store_path import NotInStore, StorePath
 from ckstore.model.doctor.place import reach_of_locks
 from ckstore.remote import keys
-from ckstore.remote.objects import Listed
+from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.calls import Workers
+from ckstore.remote.service.calls import CallThreads
 from ckstore.remote.service.target import Target
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class DirectoryObjects:
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         self._target = target
         self._creates = abilities is None or abilities.create
-        self._workers = Workers(of_engine=False)
+        self._workers = CallThreads(of_engine=False)
         self._swept = threading.Lock()
         self._inode: tuple[int, int] | None = None
         self._call(self._look, "opening")
@@ -113,10 +113,10 @@ class DirectoryObjects:
         """Write an object; see `Objects`."""
         return self.put(key, data).tag
 
-    def put(self, key: str, data: bytes | memoryview) -> Listed:
+    def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
         """Write an object and look at it; see `Objects`."""
 
-        def place(top: StorePath, fresh: StorePath) -> Listed:
+        def place(top: StorePath, fresh: StorePath) -> ObjectEntry:
             with self._locked(top, key, exclusive=False):
                 return _rename(fresh, top, key)
 
@@ -165,12 +165,12 @@ class DirectoryObjects:
         found = self._written(key, data, place)
         return found if isinstance(found, str) else None
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str) -> Iterator[ObjectEntry]:
         """Yield objects by their keys; see `Objects`."""
         folder, slash, _ = prefix.rpartition("/")
         yield from self._below(folder + slash, prefix, 0)
 
-    def _below(self, folder: str, prefix: str, level: int) -> Iterator[Listed]:
+    def _below(self, folder: str, prefix: str, level: int) -> Iterator[ObjectEntry]:
         """Yield the objects of a folder, whose key is empty or ends with a slash, that begin with a prefix."""
 
         def look(top: StorePath) -> Sequence[tuple[str, os.stat_result]]:
@@ -189,7 +189,7 @@ class DirectoryObjects:
             elif key.startswith(prefix) and stat.S_ISREG(status.st_mode):
                 yield _listed(key, status)
 
-    def head(self, key: str) -> Listed | None:
+    def head(self, key: str) -> ObjectEntry | None:
         """Return what is known of an object; see `Objects`."""
         return self._call(lambda top: self._find(top, key), f"looking at {key}")
 
@@ -216,7 +216,7 @@ class DirectoryObjects:
                     links.remove_directory(folder)
                     folder = folder.parent  # noqa: PLW2901
 
-    def _find(self, top: StorePath, key: str) -> Listed | None:
+    def _find(self, top: StorePath, key: str) -> ObjectEntry | None:
         """Return what is known of an object; on a shared filesystem what the server knows."""
         try:
             self._refresh(top, key)
@@ -373,7 +373,7 @@ def _discard(name: str, top: StorePath) -> None:
         links.unlink(top / _INCOMING / name)
 
 
-def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = None) -> Listed:
+def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = None) -> ObjectEntry:
     """Give an object its name, over what has it; its time, which marks its version, is later than that of this."""
     target = _at(top, key)
     before, status = dirfd_stat.find(target), dirfd_stat.status(fresh)
@@ -406,10 +406,10 @@ def _sync_parents(top: StorePath, key: str) -> None:
         _sync(place)
 
 
-def _listed(key: str, status: os.stat_result) -> Listed:
+def _listed(key: str, status: os.stat_result) -> ObjectEntry:
     # Its time as well as its inode, whose number may be that of an earlier version.
     tag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
-    return Listed(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), tag)
+    return ObjectEntry(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), tag)
 
 
 def _translated(error: OSError | InUse, what: str, target: Target) -> RemoteError:

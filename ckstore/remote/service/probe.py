@@ -9,7 +9,7 @@ from datetime import datetime
 
 from ckstore.errors import RemoteDenied, RemoteError
 from ckstore.remote import keys
-from ckstore.remote.objects import Listed, Objects
+from ckstore.remote.objects import ObjectEntry, Objects
 from ckstore.remote.service.abilities import Abilities, Cas
 from ckstore.remote.service.entries import open_objects
 from ckstore.remote.service.target import Target
@@ -105,7 +105,7 @@ def _loses_no_update(objects: Objects, key: str) -> bool:
 def _counted(objects: Objects, key: str, racer: int) -> bool:
     """Add one to a counter; False: others were faster each time."""
     for _ in range(_MOST_TRIES):
-        version: Listed | None = objects.head(key)
+        version: ObjectEntry | None = objects.head(key)
         value = int((objects.get(key, 100) or b"0").split()[0])
         # With the racer's number: equal bytes of another racer would count as written by this one.
         if version is not None and objects.update(key, b"%d %d" % (value + 1, racer), version.tag) is not None:

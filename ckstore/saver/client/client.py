@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from ckstore.errors import CkstoreError
-    from ckstore.model.lineage import Parent
     from ckstore.model.manifest.captured import Captured
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.not_saved import NotSaved
     from ckstore.model.saver.messages import Order
+    from ckstore.model.training_identity import Parent
     from ckstore.saver.client.ahead import HeadStart
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.queue import SaverLimits

@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from ckstore.errors import BadInput, CkstoreError, InUse
 from ckstore.interpreter import log, log_notes
-from ckstore.model.lineage import Parent, after_save
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.training_identity import Parent, after_save
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.save import Save
 from ckstore.saver.client.snapshot import Snapshot, SnapshotPool
-from ckstore.saver.client.unchanged import Bases
+from ckstore.saver.client.unchanged import UnchangedBases
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class SaveQueue:
         self.saves: list[Save] = []  # in their order; only the first can have been begun
         self.pool = SnapshotPool()  # memory of the snapshots that are not in use
         self.parents = Parents()  # what savers have heard of the parents of the next checkpoints
-        self.bases = Bases()  # what unchanged tensors can be taken from
+        self.bases = UnchangedBases()  # what unchanged tensors can be taken from
         self.limits = SaverLimits()  # those of the last save
         self._on_ended = on_ended
         self._ended: list[PendingSave] = []

@@ -17,7 +17,7 @@ from ckstore.fs.buffers import GRAIN_BYTES
 from ckstore.fs.host.memory import left
 from ckstore.fs.mapping import HUGE_BYTES, gather_huge_pages, map_shared
 from ckstore.fs.memory_file import open_memory
-from ckstore.model.saver.messages import Place
+from ckstore.model.saver.messages import SnapshotSpan
 from ckstore.model.sizes import DEVICE_SMALL_BYTES, PACK_BELOW_BYTES, size_text
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _grain(nbytes: int) -> int:
 
 def places_of(
     sources: Sequence[ByteSource], kept: Iterable[int] = (), first: Iterable[int] = ()
-) -> tuple[tuple[Place, ...], int]:
+) -> tuple[tuple[SnapshotSpan, ...], int]:
     """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is."""
     # Those that are `first` lie at its beginning, in that order.
     offsets = dict.fromkeys(kept, -1)
@@ -70,7 +70,7 @@ def places_of(
         for index, source in enumerate(sources):
             if index not in offsets and (source.on_device and source.nbytes < DEVICE_SMALL_BYTES) == is_last:
                 place(index)
-    return tuple(Place(source.name, offsets[index], source.nbytes) for index, source in enumerate(sources)), end
+    return tuple(SnapshotSpan(source.name, offsets[index], source.nbytes) for index, source in enumerate(sources)), end
 
 
 class Snapshot:
@@ -158,7 +158,7 @@ class Snapshot:
     def fill(
         self,
         sources: Sequence[ByteSource | RangeSource],
-        places: Sequence[Place],
+        places: Sequence[SnapshotSpan],
         *,
         behind_current: bool = False,
         more: bool = False,
@@ -174,8 +174,8 @@ class Snapshot:
         """
         if not more:
             self._settle()
-        in_memory: list[tuple[ByteSource | RangeSource, Place]] = []
-        on_device: list[tuple[ByteSource | RangeSource, Place]] = []
+        in_memory: list[tuple[ByteSource | RangeSource, SnapshotSpan]] = []
+        on_device: list[tuple[ByteSource | RangeSource, SnapshotSpan]] = []
         for source, place in zip(sources, places, strict=True):
             if place.offset >= 0:
                 (on_device if source.on_device else in_memory).append((source, place))
@@ -283,16 +283,18 @@ class SnapshotPool:
             snapshot.let_go()
 
 
-def _copies(pairs: Iterable[tuple[ByteSource | RangeSource, Place]], whole: memoryview) -> list[Callable[[], None]]:
+def _copies(
+    pairs: Iterable[tuple[ByteSource | RangeSource, SnapshotSpan]], whole: memoryview
+) -> list[Callable[[], None]]:
     """Return work of about equal size: parts of large sources, and many small ones together."""
     work: list[Callable[[], None]] = []
-    few: list[tuple[ByteSource | RangeSource, Place]] = []
+    few: list[tuple[ByteSource | RangeSource, SnapshotSpan]] = []
     few_bytes = 0
 
-    def copy(source: ByteSource | RangeSource, place: Place, start: int, stop: int) -> None:
+    def copy(source: ByteSource | RangeSource, place: SnapshotSpan, start: int, stop: int) -> None:
         source.read_into(start, stop, whole[place.offset + start : place.offset + stop])
 
-    def copy_all(several: list[tuple[ByteSource | RangeSource, Place]]) -> None:
+    def copy_all(several: list[tuple[ByteSource | RangeSource, SnapshotSpan]]) -> None:
         for source, place in several:
             copy(source, place, 0, place.nbytes)
 

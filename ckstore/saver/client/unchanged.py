@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ckstore.errors import BadInput
-from ckstore.model.lineage import LOST, Parent
 from ckstore.model.manifest.captured import Captured, RangeSource
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
-from ckstore.model.saver.messages import Kept, Order, Place, Sample
+from ckstore.model.saver.messages import Order, ReusedStorage, Sample, SnapshotSpan
 from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.training_identity import LOST, Parent
 from ckstore.saver.client.snapshot import aligned, places_of
 
 Fingerprints = Mapping[int, bytes]
@@ -66,7 +66,7 @@ class Base:
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Return which storages of a state need not be copied, as `Kept.storages`, and which of them nothing names."""
+        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those that have no name."""
         # `names`, the caller's word, and equal fingerprints of what is on devices are evidence of the same.
         members: dict[int, list[LeafRecord]] = defaultdict(list)
         for leaf in captured.leaves:
@@ -103,16 +103,16 @@ class Base:
 class SnapshotPlan:
     """Where a state goes in a snapshot."""
 
-    places: tuple[Place, ...]  # of each of its storages
-    kept: Kept | None  # what is taken from an earlier checkpoint; None: nothing is
+    places: tuple[SnapshotSpan, ...]  # of each of its storages
+    kept: ReusedStorage | None  # what is taken from an earlier checkpoint; None: nothing is
     # What is copied of that, to be compared.
     parts: tuple[RangeSource, ...]
-    part_places: tuple[Place, ...]
+    part_places: tuple[SnapshotSpan, ...]
     nbytes: int  # size of the snapshot
 
 
 @dataclass(slots=True)
-class Bases:
+class UnchangedBases:
     """For each run the checkpoint that the next save can take unchanged tensors from. Called with the queue's lock.
 
     A call says what is unchanged since the call before it. If that saved nothing, as one that is skipped, what both
@@ -190,8 +190,8 @@ class Bases:
             samples.append(Sample(storage, start, nbytes, length))
             nbytes += aligned(length)
         parts = tuple(RangeSource(captured.sources[of.storage], of.start, of.nbytes) for of in samples)
-        part_places = tuple(Place(places[of.storage].name, of.offset, of.nbytes) for of in samples)
-        kept = Kept(base.step, base.id, storages, tuple(samples), tuple(unnamed)) if storages else None
+        part_places = tuple(SnapshotSpan(places[of.storage].name, of.offset, of.nbytes) for of in samples)
+        kept = ReusedStorage(base.step, base.id, storages, tuple(samples), tuple(unnamed)) if storages else None
         return SnapshotPlan(places, kept, parts, part_places, nbytes)
 
     def _due(

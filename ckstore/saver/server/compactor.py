@@ -12,13 +12,13 @@ from ckstore.ops.compact.by_rule import compact_due, rule_of
 from ckstore.ops.context import Context
 from ckstore.saver.compactor import lock_compaction
 from ckstore.saver.server.mirror import begin
-from ckstore.saver.server.report import Page
+from ckstore.saver.server.status_page import StatusPage
 
 
 def main(about: str) -> None:
     """Compact what is old enough in the store that `about` names."""
     context = begin(about)
-    with Page(str(context.layout.path)) as page:
+    with StatusPage(str(context.layout.path)) as page:
         lock = lock_compaction(context)
         if lock is None:
             return

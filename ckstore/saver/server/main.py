@@ -31,7 +31,7 @@ from ckstore.ops.save.lineage import named_parent
 from ckstore.ops.save.recorded import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 from ckstore.saver.helper_processes import SUBSCRIBERS
-from ckstore.saver.server.report import Inbox, Reporter
+from ckstore.saver.server.status_page import Inbox, Reporter
 
 
 def main(fd: int | str) -> None:

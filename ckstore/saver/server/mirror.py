@@ -24,7 +24,7 @@ from ckstore.ops.mirrored import note_problem
 from ckstore.remote.mirror.work import Mirror
 from ckstore.saver.mirror import has_successor, lock_mirror
 from ckstore.saver.server.ending import Ending
-from ckstore.saver.server.report import Page
+from ckstore.saver.server.status_page import StatusPage
 
 # Below the training, whose cores and links it shares.
 _NICE = 10
@@ -41,7 +41,7 @@ def main(about: str) -> None:
     """Mirror the store that `about` names, until nothing is left to do."""
     ending = Ending()
     context = begin(about, ending)
-    with Page(str(context.layout.path)) as page:
+    with StatusPage(str(context.layout.path)) as page:
         mirror = Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring"))
         serve(context, mirror, page, ending=ending)
 
@@ -65,7 +65,7 @@ def begin(about: str, ending: Ending | None = None) -> Context:
 def serve(
     context: Context,
     mirror: Mirror,
-    page: Page,
+    page: StatusPage,
     *,
     linger_s: float = _LINGER_S,
     patience_s: float = _PATIENCE_S,
@@ -107,7 +107,7 @@ def serve(
 
 
 def _push_all(
-    context: Context, mirror: Mirror, page: Page, ending: Ending, *, linger_s: float, patience_s: float
+    context: Context, mirror: Mirror, page: StatusPage, ending: Ending, *, linger_s: float, patience_s: float
 ) -> tuple[bool, bool]:
     """Push until nothing was left for `linger_s`, or the mirror refuses; return whether any was pushed, and if so.
 

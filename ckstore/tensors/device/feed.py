@@ -11,7 +11,7 @@ import torch
 from ckstore.tensors.device import pinned, staging, streams
 from ckstore.tensors.device.pinned import Buffer
 from ckstore.tensors.device.staging import DeviceSource
-from ckstore.tensors.device.streams import Mark
+from ckstore.tensors.device.streams import StreamMark
 
 SLOT_BYTES = 8 * 2**20
 """One transfer, which takes 0.15 ms: smaller ones had sixteen threads wait for Python's lock, and for the driver's."""
@@ -75,7 +75,7 @@ class _Slot:
     def __init__(self, buffer: Buffer, at: int) -> None:
         self.view = buffer.view[at : at + SLOT_BYTES]
         self.flat = buffer.flat[at : at + SLOT_BYTES]
-        self.mark: Mark | None = None
+        self.mark: StreamMark | None = None
 
     def wait(self) -> None:
         """Wait until the device has taken what was in it."""
@@ -143,7 +143,7 @@ class DeviceReader:
         """Give the bytes part by part as they arrive; all of them are on their way when the first is given."""
         # They lie one behind another, and stay until the next call.
         flat, view = self._buffer.flat, self._buffer.view
-        marks: list[list[Mark]] = []
+        marks: list[list[StreamMark]] = []
         try:
             for at in range(start, stop, part_bytes):
                 end = min(at + part_bytes, stop)
@@ -166,7 +166,7 @@ class DeviceReader:
         pinned.pool.give(self._buffer)
 
 
-def _enqueue(source: DeviceSource, start: int, stop: int, to: torch.Tensor) -> list[Mark]:
+def _enqueue(source: DeviceSource, start: int, stop: int, to: torch.Tensor) -> list[StreamMark]:
     marks, end = [], 0
     for at, part in source.device_parts(start, stop):
         to[end:at].zero_()

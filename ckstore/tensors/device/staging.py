@@ -10,7 +10,7 @@ import torch
 
 from ckstore.model.sizes import DEVICE_SMALL_BYTES
 from ckstore.tensors.device import streams
-from ckstore.tensors.device.streams import Lane, Mark
+from ckstore.tensors.device.streams import Lane, StreamMark
 
 _ALIGNMENT = 64
 _TOGETHER_BYTES = 8 * 2**20
@@ -34,14 +34,14 @@ class Copying:
     """Transfers under way; it keeps their tensors, whose memory must not be used again before."""
 
     def __init__(self) -> None:
-        self._marks: list[Mark] = []
+        self._marks: list[StreamMark] = []
         self._kept: list[object] = []
 
     def keep(self, source: object) -> None:
         """Keep something until the end."""
         self._kept.append(source)
 
-    def add(self, mark: Mark) -> None:
+    def add(self, mark: StreamMark) -> None:
         """Wait for this, too."""
         self._marks.append(mark)
 

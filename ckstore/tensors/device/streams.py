@@ -14,7 +14,7 @@ Direction = Literal["from", "to"]
 _PORTABLE = 1
 
 
-class Mark(Protocol):
+class StreamMark(Protocol):
     """A place in a lane."""
 
     def synchronize(self) -> None:
@@ -51,7 +51,7 @@ class Lane:
         # Freed at once: torch gives the memory to what this stream does next, which is behind the copy.
         to.copy_(torch.cat(list(pieces)), non_blocking=True)
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         """Return the place behind what was asked for so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)

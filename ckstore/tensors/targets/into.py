@@ -172,9 +172,9 @@ class _TargetWalk:
         from ckstore.tensors.targets import into_parts, torch_targets
 
         how = into_parts.plan_parts(self.comparison, target, node, path)
-        if how is None or how is into_parts.How.FILLED:
+        if how is None or how is into_parts.PartsLayout.FILLED:
             return None
-        if how is into_parts.How.COPIED:
+        if how is into_parts.PartsLayout.COPIED:
             self.comparison.new(node)
         return lambda leaf: torch_targets.as_parameter_of(target, build_with(node, leaf, self.comparison.leaves))
 

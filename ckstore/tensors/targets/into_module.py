@@ -206,7 +206,7 @@ class _Module:
         return isinstance(item, list) and item[0] == "parts" and not torch.nn.parameter.is_lazy(value)
 
     def _take_parts(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
-        from ckstore.tensors.targets.into_parts import How, plan_parts
+        from ckstore.tensors.targets.into_parts import PartsLayout, plan_parts
 
         if self._contradicts(value, item, name):
             return
@@ -214,11 +214,11 @@ class _Module:
         if how is not None:
             self._memories.setdefault(_memory(value), (name, item))
         loader = self.parts.loader_of(key)
-        if how is How.FILLED:
+        if how is PartsLayout.FILLED:
             self.loaded.add(key)
-        elif how is How.COPIED and loader is not None:
+        elif how is PartsLayout.COPIED and loader is not None:
             self.handed[loader.prefix][key] = item
-        elif how is How.ASSIGNED:
+        elif how is PartsLayout.ASSIGNED:
             self.assigned[key] = lambda leaf: build_with(item, leaf, self.comparison.leaves)
 
     def _maker(self, value: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -22,7 +22,7 @@ from ckstore.tensors.targets.comparison import Comparison
 from ckstore.tensors.walks import shape_of_parts
 
 
-class How(Enum):
+class PartsLayout(Enum):
     """How a tensor takes its parts."""
 
     FILLED = auto()  # they are bound to those that it has
@@ -30,7 +30,7 @@ class How(Enum):
     ASSIGNED = auto()  # A new tensor is made of them that takes its place
 
 
-def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> How | None:
+def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> PartsLayout | None:
     """Plan how `target` takes the parts of `node`; None if it does not, which is said then."""
     check_names(node, name)
     on_meta = target.device.type == "meta"
@@ -40,12 +40,12 @@ def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: s
     elif not on_meta and not unlike:
         for live, index in _pairs(target, node):
             comparison.filling.bind(live, index)
-        return How.FILLED
+        return PartsLayout.FILLED
     elif node[2] in SPARSE_KINDS and not on_meta and target.layout is getattr(torch, node[2]):
-        return How.COPIED
+        return PartsLayout.COPIED
     elif comparison.terms.assign:
         comparison.new(node)
-        return How.ASSIGNED
+        return PartsLayout.ASSIGNED
     elif on_meta:
         comparison.differences.meta.append(name)
         return None

@@ -22,8 +22,8 @@ from ckstore.tensors.layout import StorageMemory
 from ckstore.tensors.restore import LeafMaker, build_with, is_empty
 from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.comparison import Comparison
-from ckstore.tensors.targets.module_parts import Loader, Parts, overrides_load
-from ckstore.tensors.targets.snapshot import Snapshot, kept_bytes
+from ckstore.tensors.targets.module_parts import Loader, ModuleParts, overrides_load
+from ckstore.tensors.targets.snapshot import ModuleSnapshot, kept_bytes
 from ckstore.tensors.walks import leaf_numbers
 
 Read = Callable[[Iterable[int]], Mapping[int, StorageMemory]]  # storages in fresh memory
@@ -41,7 +41,7 @@ class Attempt:
         self,
         comparison: Comparison,  # what is wanted, and what differs
         path: str,
-        parts: Parts,  # its parts
+        parts: ModuleParts,  # its parts
         handed: dict[str, dict[str, Node]],  # what is handed to them; filled before `run`
         *,
         metadata: Callable[[], Any],  # gives the versions of modules that torch keeps with a state
@@ -53,7 +53,7 @@ class Attempt:
         self._parts = parts
         self._metadata = metadata
         self._report = report
-        self._snapshots: list[Snapshot] = []
+        self._snapshots: list[ModuleSnapshot] = []
 
     @property
     def kept_bytes(self) -> int:
@@ -88,7 +88,7 @@ class Attempt:
         leaves = self._comparison.leaves
         leaf = LeafMaker(leaves, read(self._storages(given.values())).__getitem__).leaf
         with self._naming(loader):
-            snapshot = Snapshot(loader.part, whole=loader.whole)
+            snapshot = ModuleSnapshot(loader.part, whole=loader.whole)
         # Before it loads: `undo` must know it also if the loader raises in the middle.
         self._snapshots.append(snapshot)
         values = {key: build_with(item, leaf, leaves) for key, item in given.items()}

@@ -20,7 +20,7 @@ _NORM_LOADS = {_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_d
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StateSlot:
     """Where the value of a key goes: a parameter or a persistent buffer, `name` of `part`."""
 
     part: Any
@@ -38,10 +38,12 @@ class Loader:
 
 
 @dataclass(slots=True)
-class Parts:
+class ModuleParts:
     """A module as torch loads it."""
 
-    places: dict[str, Place] = field(default_factory=dict)  # key -> where its value goes; also of what is in a loader
+    places: dict[str, StateSlot] = field(
+        default_factory=dict
+    )  # key -> where its value goes; also of what is in a loader
     # Prefix -> loader, in the order of torch; none lies in one that loads all below it.
     loaders: dict[str, Loader] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)  # the `id` of tensors that loaders load
@@ -60,12 +62,12 @@ class Parts:
                 return None
 
 
-def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()) -> Parts:
+def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()) -> ModuleParts:
     """Return the parts of a module into which a state is to be loaded. Calls none of its code."""
     # `apart`: those whose tensors are given as what they are made of, which needs no loader.
     if type(module).__module__.endswith("fabric.wrappers") and hasattr(module, "_original_module"):
         module = module._original_module  # noqa: SLF001 - to which Lightning Fabric's wrapper hands its state on
-    parts = Parts(apart=apart)
+    parts = ModuleParts(apart=apart)
     by_prefix: dict[str, set[str]] = defaultdict(set)
     for key in found:
         by_prefix[key[: key.rfind(".") + 1]].add(key)
@@ -76,7 +78,7 @@ def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()
     # A tensor that one of them loads too gets its values in the order of torch, in which the last one wins.
     parts.shared = {id(place.value) for key, place in parts.places.items() if parts.loader_of(key) is not None}
     if any(id(place.value) in parts.shared and parts.loader_of(key) is None for key, place in parts.places.items()):
-        parts = Parts(apart=apart, shared=parts.shared)
+        parts = ModuleParts(apart=apart, shared=parts.shared)
         _visit(parts, module, "", by_prefix)
     return parts
 
@@ -86,7 +88,7 @@ def overrides_load(module: Any) -> bool:
     return type(module).load_state_dict is not torch.nn.Module.load_state_dict or "load_state_dict" in vars(module)
 
 
-def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], *, inside: bool = False) -> None:
+def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[str]], *, inside: bool = False) -> None:
     """Add a part and what is below it, in the order in which torch loads them."""
     # `found`: prefix -> keys of the state that have it and no more dots. `inside`: whether it lies in a loader that
     # loads all below it.
@@ -94,7 +96,7 @@ def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], 
     parts.places |= own
     # Its two hooks only take its own name out of keys: treated as a loader the whole model would be copied.
     if not inside and _is_checkpoint_wrapper(part):
-        wrapped = Parts(shared=parts.shared)
+        wrapped = ModuleParts(shared=parts.shared)
         _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001
         if not wrapped.loaders:  # which would be given names and versions of modules that torch has otherwise
             parts.places |= wrapped.places
@@ -112,10 +114,10 @@ def _visit(parts: Parts, part: Any, prefix: str, found: Mapping[str, set[str]], 
             _visit(parts, child, f"{prefix}{name}.", found, inside=inside)
 
 
-def _places(part: Any, prefix: str) -> dict[str, Place]:
+def _places(part: Any, prefix: str) -> dict[str, StateSlot]:
     passing = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no other way to ask for them
     tensors = [*part._parameters.items(), *(own for own in part._buffers.items() if own[0] not in passing)]  # noqa: SLF001
-    return {f"{prefix}{name}": Place(part, name, value) for name, value in tensors if value is not None}
+    return {f"{prefix}{name}": StateSlot(part, name, value) for name, value in tensors if value is not None}
 
 
 def _is_checkpoint_wrapper(part: Any) -> bool:
@@ -134,7 +136,7 @@ def _loads_all_below(part: Any) -> bool:
     return bool(hooks) or not plain or "_load_from_state_dict" in vars(part)
 
 
-def _loads_its_own(part: Any, own: dict[str, Place], found: set[str], apart: Collection[str]) -> bool:
+def _loads_its_own(part: Any, own: dict[str, StateSlot], found: set[str], apart: Collection[str]) -> bool:
     """Whether torch does more for a part than to copy values to plain tensors."""
     plain = (
         is_ordinary(place.value) or (key in apart and not torch.nn.parameter.is_lazy(place.value))
@@ -145,7 +147,7 @@ def _loads_its_own(part: Any, own: dict[str, Place], found: set[str], apart: Col
     return type(part)._load_from_state_dict is not _PLAIN_LOAD and found != own.keys()  # noqa: SLF001
 
 
-def _shares(own: dict[str, Place], shared: set[int]) -> bool:
+def _shares(own: dict[str, StateSlot], shared: set[int]) -> bool:
     return any(id(place.value) in shared for place in own.values())
 
 

@@ -14,7 +14,7 @@ from ckstore.tensors.targets.module_parts import has_extra_state
 _CONTAINERS = {dict, OrderedDict, list, set}
 
 
-class Snapshot:
+class ModuleSnapshot:
     """What a part of a module held: values of tensors, attributes, extra state."""
 
     # Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.

@@ -27,7 +27,7 @@ from ckstore.training.resume_check.records import (
     VARIABLE,
     Ignored,
     Mismatch,
-    Record,
+    Observation,
     Tolerance,
     compare,
     differing,
@@ -190,7 +190,7 @@ class _Check:
     """
 
     def __init__(self, task: Task, folder: Path, tolerance: Tolerance, progress: Callable[[str], object]) -> None:
-        self.reference: list[Record] = []
+        self.reference: list[Observation] = []
         self._task = task
         self._folder = folder
         self._tolerance = tolerance
@@ -247,7 +247,7 @@ class _Check:
         resuming = replace(task, seed=task.seed + 1, restores=store, saved=saved, first=index)
         what = "the training that is resumed" + (" at the end of an epoch" if point == "epoch" else "")
         records, result = self._run(self._keeping(resuming, name), name, what)
-        before = Record.from_json(saved)
+        before = Observation.from_json(saved)
         expected = [before, *self.reference[index + 1 :]]
         found = compare(before, records[0], 0, tolerance=Tolerance(), ignored=self._ignored)
         found = found or self._first_mismatch(records, expected)
@@ -260,23 +260,30 @@ class _Check:
         cause, suspects = _cause(found, inexact, expected, records, self._ignored)
         return replace(checked, difference=difference, cause=cause, suspects=suspects)
 
-    def _first_mismatch(self, records: Sequence[Record], expected: Sequence[Record] | None = None) -> Mismatch | None:
+    def _first_mismatch(
+        self, records: Sequence[Observation], expected: Sequence[Observation] | None = None
+    ) -> Mismatch | None:
         rules: dict[str, Any] = {"tolerance": self._tolerance, "ignored": self._ignored}
         if expected is None:
             return first_mismatch(self.reference, records, **rules)
         found = first_mismatch(expected[1:], records[1:], **rules)  # the first is what was saved
         return None if found is None else replace(found, index=found.index + 1)
 
-    def _run(self, task: Task, name: str, what: str) -> tuple[list[Record], dict[str, Any]]:
+    def _run(self, task: Task, name: str, what: str) -> tuple[list[Observation], dict[str, Any]]:
         self._progress(what)
         result = run(task, self._folder / name, what)
-        return [Record.from_json(one) for one in result["records"]], result
+        return [Observation.from_json(one) for one in result["records"]], result
 
     def _keeping(self, task: Task, name: str) -> Task:
         return replace(task, keeps=str(self._folder / f"tensors-{name}"))
 
     def _explained(
-        self, found: Mismatch, expected: Sequence[Record], records: Sequence[Record], name: str, first: int = 0
+        self,
+        found: Mismatch,
+        expected: Sequence[Observation],
+        records: Sequence[Observation],
+        name: str,
+        first: int = 0,
     ) -> FirstDifference:
         """Return a difference in words; if tensors differ, with how far they are apart."""
         before, after = expected[found.index], records[found.index]
@@ -298,7 +305,7 @@ class _Check:
         return FirstDifference(after.step, is_restored, found.kind, found.names, *texts, numbers, found.also)
 
 
-def _chosen(reference: Sequence[Record], steps: int, points: Collection[str] | None) -> dict[str, int]:
+def _chosen(reference: Sequence[Observation], steps: int, points: Collection[str] | None) -> dict[str, int]:
     """Return the index of the record of each point where to save."""
     of = {
         "step": next((at for at, one in enumerate(reference) if one.position == "step" and one.step == steps), None),
@@ -325,8 +332,8 @@ def _chosen(reference: Sequence[Record], steps: int, points: Collection[str] | N
 def _cause(
     found: Mismatch,
     inexact: tuple[str, ...] | None,
-    expected: Sequence[Record],
-    records: Sequence[Record],
+    expected: Sequence[Observation],
+    records: Sequence[Observation],
     ignored: Ignored,
 ) -> tuple[str, tuple[str, ...]]:
     """Return why a resume is not exact, and the names of the variables that are suspected."""
@@ -345,7 +352,9 @@ def _cause(
     return (NUMBERS, numbers) if numbers else (FAULT, ())
 
 
-def _left_out(expected: Sequence[Record], records: Sequence[Record], index: int, ignored: Ignored) -> Iterator[str]:
+def _left_out(
+    expected: Sequence[Observation], records: Sequence[Observation], index: int, ignored: Ignored
+) -> Iterator[str]:
     """Yield each variable whose object is no part and differs, up to the first difference."""
     for before, after in zip(expected[: index + 1], records[: index + 1], strict=True):
         for kind in STATE:
@@ -355,12 +364,12 @@ def _left_out(expected: Sequence[Record], records: Sequence[Record], index: int,
                     yield next(owner, name).removeprefix(VARIABLE)
 
 
-def _losses(records: Sequence[Record]) -> tuple[float, ...]:
+def _losses(records: Sequence[Observation]) -> tuple[float, ...]:
     numbers = (number_of(one.values["loss"]["loss"]) for one in records if "loss" in one.values)
     return tuple(one for one in numbers if one is not None)
 
 
-def _rates(record: Record) -> tuple[float, ...]:
+def _rates(record: Observation) -> tuple[float, ...]:
     texts = [text for name, text in record.values.get("optimizer", {}).items() if name.endswith(".lr")]
     numbers = map(number_of, texts)
     return tuple(one for one in numbers if one is not None)

@@ -25,7 +25,7 @@ from ckstore.training.capture import unwrapped
 from ckstore.training.generators import find_generators, find_objects, kind_of_generator, states_of
 from ckstore.training.resume_check.batches import record_batches
 from ckstore.training.resume_check.loop import Loop
-from ckstore.training.resume_check.records import NUMBER, VARIABLE, Record
+from ckstore.training.resume_check.records import NUMBER, VARIABLE, Observation
 from ckstore.training.rng import random_states
 
 _XXH3 = ALGORITHMS["xxh3_128"]
@@ -50,11 +50,13 @@ class Observer:
         if loader is not None:
             record_batches(loader, lambda batch: self._batches.append(digest_of(batch)))
 
-    def record(self, position: str, step: int, result: Any = None, *, variables: Mapping[str, Any] = _NONE) -> Record:
+    def record(
+        self, position: str, step: int, result: Any = None, *, variables: Mapping[str, Any] = _NONE
+    ) -> Observation:
         """Return the values that are compared.
 
         Args:
-            position: Where the loop is, as `Record` has it.
+            position: Where the loop is, as `Observation` has it.
             step: The number of trained steps.
             result: What the loop gave after a step.
             variables: The local variables of the loop.
@@ -78,7 +80,7 @@ class Observer:
         self._tensors |= gradients
         values["gradient"] = {name: text_of(gradient) for name, gradient in gradients.items()}
         values[NUMBER] = _numbers(variables, self._loop)
-        return Record(position, step, {kind: found for kind, found in values.items() if found}, tuple(left_out))
+        return Observation(position, step, {kind: found for kind, found in values.items() if found}, tuple(left_out))
 
     def tensors(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
         """Return the tensors of these names as they are now, or all of parts; `record` came before."""

@@ -24,7 +24,7 @@ from ckstore.training.capture import capture
 from ckstore.training.restore import ResumeReport, restore
 from ckstore.training.resume_check.loop import EPOCH_END, Loop
 from ckstore.training.resume_check.observing import Observer, tensors_apart
-from ckstore.training.resume_check.records import RESUMED, Ignored, Mismatch, Record, Tolerance, compare, unused
+from ckstore.training.resume_check.records import RESUMED, Ignored, Mismatch, Observation, Tolerance, compare, unused
 from ckstore.training.resume_check.task import DOING, RESULT, Task
 from ckstore.training.resume_check.values import distance
 
@@ -44,9 +44,9 @@ class _Worker:
         self.result: dict[str, Any] = {}
         self._task = task
         self._tolerance = Tolerance(task.rtol, task.atol)
-        self._records: list[Record] = []
+        self._records: list[Observation] = []
         expected = json.loads(Path(task.expected).read_text(encoding="utf-8"))["records"] if task.expected else []
-        reference = [*map(Record.from_json, expected)]
+        reference = [*map(Observation.from_json, expected)]
         self._expected = reference[task.first :]
         self._ignored = Ignored(task.ignored, unused(reference))
 
@@ -66,7 +66,7 @@ class _Worker:
         if task.saved is None:
             is_over = self._add(observer, observer.record("start", 0))
         else:
-            is_over = self._resume(loop, observer, Record.from_json(task.saved))
+            is_over = self._resume(loop, observer, Observation.from_json(task.saved))
         if not is_over:
             self._train(loop, observer)
 
@@ -79,7 +79,7 @@ class _Worker:
         self.result["doing"] = what
         Path(self._task.folder, DOING).write_text(what, encoding="utf-8")
 
-    def _resume(self, loop: Loop, observer: Observer, saved: Record) -> bool:
+    def _resume(self, loop: Loop, observer: Observer, saved: Observation) -> bool:
         self._doing("while it was restored")
         with Store.open(self._task.restores) as store:
             report = _restore(loop, store) if loop.load is None else loop.load(store)
@@ -110,9 +110,9 @@ class _Worker:
                 saved = observer.record("saved", step, variables=variables)
                 self.result.setdefault("saved", {})[index] = saved.to_json()
             self._doing(f"in step {step + 1}")
-        self._add(observer, Record("end", step))
+        self._add(observer, Observation("end", step))
 
-    def _add(self, observer: Observer, record: Record) -> bool:
+    def _add(self, observer: Observer, record: Observation) -> bool:
         """Keep a record; return whether it is the last one."""
         task = self._task
         is_last = self._is_last(record)
@@ -129,7 +129,7 @@ class _Worker:
             found = compare(self._expected[at], record, at, tolerance=self._tolerance, ignored=self._ignored)
         return self._is_over(observer, found) or is_last
 
-    def _is_last(self, record: Record) -> bool:
+    def _is_last(self, record: Observation) -> bool:
         task = self._task
         if task.last is not None:
             return task.first + len(self._records) == task.last
@@ -145,7 +145,7 @@ class _Worker:
             _keep(observer.tensors(found.names), self._task.keeps)
         return found is not None
 
-    def _with_far_tensors(self, observer: Observer, record: Record) -> Record:
+    def _with_far_tensors(self, observer: Observer, record: Observation) -> Observation:
         far = {
             name: numbers
             for name, numbers in self._distances(observer, None).items()

@@ -48,7 +48,7 @@ _EXACT = Tolerance()
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Observation:
     """What a process saw at one position: after a step, between two epochs, at its begin, or after a restore.
 
     Attributes:
@@ -70,7 +70,7 @@ class Record:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Record:
+    def from_json(cls, value: Mapping[str, Any]) -> Observation:
         """Return what `to_json` gave."""
         return cls(**{**value, "left_out": tuple(value["left_out"])})
 
@@ -111,7 +111,7 @@ class Ignored:
         return any(fits) or (kind == "random state" and name in self.unused)
 
 
-def unused(records: Sequence[Record]) -> frozenset[str]:
+def unused(records: Sequence[Observation]) -> frozenset[str]:
     """Return the names of the random states that are the same in all records."""
     seen: dict[str, set[str]] = {}
     for record in records:
@@ -121,8 +121,8 @@ def unused(records: Sequence[Record]) -> frozenset[str]:
 
 
 def compare(
-    expected: Record,
-    found: Record,
+    expected: Observation,
+    found: Observation,
     index: int,
     *,
     tolerance: Tolerance,
@@ -141,7 +141,7 @@ def compare(
 
 
 def first_mismatch(
-    expected: Sequence[Record], found: Sequence[Record], *, tolerance: Tolerance, ignored: Ignored
+    expected: Sequence[Observation], found: Sequence[Observation], *, tolerance: Tolerance, ignored: Ignored
 ) -> Mismatch | None:
     """Return where a recording first differs from the expected one, or None; a shorter one as far as it goes."""
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
@@ -151,7 +151,7 @@ def first_mismatch(
     return None
 
 
-def differing(expected: Record, found: Record, kind: str, tolerance: Tolerance = _EXACT) -> Iterator[str]:
+def differing(expected: Observation, found: Observation, kind: str, tolerance: Tolerance = _EXACT) -> Iterator[str]:
     """Yield the names of a kind that differ."""
     before, after = expected.values.get(kind, {}), found.values.get(kind, {})
     # In the order of the model: where layers differ together, the first one is where to look.
@@ -165,7 +165,7 @@ def differing(expected: Record, found: Record, kind: str, tolerance: Tolerance =
             yield name
 
 
-def _is_without(name: str, *records: Record) -> bool:
+def _is_without(name: str, *records: Observation) -> bool:
     """Whether one of the records lacks the whole object to which a name belongs."""
     return not all(any(name.startswith(f"{one}.") for one in record.left_out) for record in records)
 
@@ -176,7 +176,8 @@ def _is_near(kind: str, old: str, new: str, tolerance: Tolerance) -> bool:
     if kind == "gradient":  # its noise is that of the loss, relative to what may be nothing at all
         return True
     if _is_floating(old) and _is_floating(new):
-        # Digests do not show how far elements are apart: the tensors of the last record are compared (`Record.far`).
+        # Digests do not show how far elements are apart: the tensors of the last record are compared
+        # (`Observation.far`).
         return old.partition("] ")[0] == new.partition("] ")[0]
     numbers = number_of(old), number_of(new)
     if numbers[0] is None or numbers[1] is None:

@@ -11,7 +11,7 @@ import pytest
 
 from ckstore import CkstoreError, Store
 from ckstore.remote import keys, remote_opener
-from ckstore.remote.objects import Listed, Remote
+from ckstore.remote.objects import ObjectEntry, Remote
 from tests.faults.states import fingerprint
 from tests.hostile.places import state
 from tests.remote.double import REMOTES, Double, new_remote
@@ -32,7 +32,7 @@ def _drops_what_it_takes(double: Double) -> None:
     """Each write is answered with what was to be written, and blobs are not kept."""
     put = double.put
 
-    def take(key: str, data: bytes | memoryview) -> Listed:
+    def take(key: str, data: bytes | memoryview) -> ObjectEntry:
         written = put(key, data)
         if _is_blob(key):
             del double.held[key]
@@ -44,9 +44,9 @@ def _drops_what_it_takes(double: Double) -> None:
 def _lists_what_it_never_had(double: Double) -> None:
     """Blobs are listed, and shown one by one, with their right sizes, and are not there."""
     _drops_what_it_takes(double)
-    put, known = double.put, dict[str, Listed]()
+    put, known = double.put, dict[str, ObjectEntry]()
 
-    def take(key: str, data: bytes | memoryview) -> Listed:
+    def take(key: str, data: bytes | memoryview) -> ObjectEntry:
         written = put(key, data)
         if _is_blob(key):
             known[key] = written
@@ -54,7 +54,7 @@ def _lists_what_it_never_had(double: Double) -> None:
 
     head, real_list = double.head, double.list
 
-    def listed(prefix: str) -> Iterator[Listed]:
+    def listed(prefix: str) -> Iterator[ObjectEntry]:
         more = [one for key, one in known.items() if key.startswith(prefix)]
         return iter(sorted([*real_list(prefix), *more]))
 
@@ -70,7 +70,7 @@ def _keeps_other_bytes(double: Double) -> None:
 def _keeps_half(double: Double) -> None:
     put = double.put
 
-    def take(key: str, data: bytes | memoryview) -> Listed:
+    def take(key: str, data: bytes | memoryview) -> ObjectEntry:
         written = put(key, data)
         if _is_blob(key):
             double.held[key] = bytes(data)[: len(data) // 2]
@@ -100,7 +100,7 @@ def _has_no_time(double: Double) -> None:
     first = [datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC), datetime(1970, 1, 1, tzinfo=UTC)]
     real = double._listed
 
-    def listed(key: str) -> Listed:
+    def listed(key: str) -> ObjectEntry:
         first.append(first.pop(0))
         return real(key)._replace(modified=first[0])
 

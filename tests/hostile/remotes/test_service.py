@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import CkstoreError, RemoteError, Store
-from ckstore.remote.objects import Listed
+from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.service import calls, engine, failures
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.failures import scrubbed
@@ -171,7 +171,7 @@ def test_an_answer_of_another_form_is_an_error_soon(answer: Answer) -> None:
 def test_a_time_that_no_clock_has_is_no_time() -> None:
     head = b"Last-Modified: Thu, 26 Nov 99999 10:00:00 GMT\r\n"
     with answering(_plain(b"200 OK", b"", head)) as objects, suppress(RemoteError):
-        assert isinstance(objects.head("k"), Listed)
+        assert isinstance(objects.head("k"), ObjectEntry)
 
 
 def test_pages_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import BadInput
-from ckstore.ops.pace import Budget, DutyCycle, RateLimiter
+from ckstore.ops.pace import DutyCycle, RateLimiter, ReadBudget
 
 
 class Clock:
@@ -61,7 +61,7 @@ def test_a_rate_that_is_not_a_positive_number_is_refused(rate: float) -> None:
 )
 def test_a_steady_disk_ends_in_time_but_for_the_first_blob(sizes: list[int], speed: int, budget_s: float) -> None:
     clock = Clock()
-    budget = Budget(budget_s, clock=clock)
+    budget = ReadBudget(budget_s, clock=clock)
     begun = []
     for size in sizes:
         if not budget.begin(size):
@@ -80,7 +80,7 @@ def test_a_steady_disk_ends_in_time_but_for_the_first_blob(sizes: list[int], spe
 
 def test_what_others_are_reading_counts() -> None:
     clock = Clock()
-    budget = Budget(10, clock=clock)
+    budget = ReadBudget(10, clock=clock)
     assert budget.begin(100)
     clock.now_s += 1
     budget.done(100)
@@ -89,7 +89,7 @@ def test_what_others_are_reading_counts() -> None:
 
 
 def test_without_a_budget_everything_is_read() -> None:
-    budget = Budget(None)
+    budget = ReadBudget(None)
 
     assert all(budget.begin(10**12) for _ in range(3))
     assert not budget.ended

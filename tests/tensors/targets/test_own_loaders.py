@@ -11,7 +11,7 @@ from torch import nn
 from ckstore.errors import BadInput
 from ckstore.tensors.targets.comparison import LoadRules
 from ckstore.tensors.targets.module_parts import parts_of
-from ckstore.tensors.targets.snapshot import Snapshot, kept_bytes
+from ckstore.tensors.targets.snapshot import ModuleSnapshot, kept_bytes
 from tests.support.captures import Saved, differences
 from tests.support.own_loaders import KINDS, Average, Derived, History, Quantized, Scales, Wary
 from tests.support.states import assert_same
@@ -167,7 +167,7 @@ def test_a_snapshot_puts_back_values_shapes_attributes_and_extra_state() -> None
     before = values(known)
     assert kept_bytes(part, whole=True) == 4 * (2 + 1 + 4)
 
-    snapshot = Snapshot(part, whole=True)
+    snapshot = ModuleSnapshot(part, whole=True)
     with torch.no_grad():
         history.weight.mul_(2)
         history.weight.scale.add_(1)

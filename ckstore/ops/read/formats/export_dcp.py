@@ -24,7 +24,7 @@ from ckstore.ops.read.entries import StateValue, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
-from ckstore.ops.read.export_sums import ExportSums, Region, Sums
+from ckstore.ops.read.export_sums import ExportSums, FileRegion, Sums
 from ckstore.ops.read.formats.export_torch import Archive, LeafRows, pickled_node, refuse_large
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.storage_read import read_memories
@@ -229,7 +229,7 @@ class _Work(Work):
                         else WrittenChunk(name, at, nbytes, item.offsets, item.shape)
                     )
                 self.placed.setdefault(item.name, []).append(where)
-                regions.append(Region(item.name, at, at + nbytes))
+                regions.append(FileRegion(item.name, at, at + nbytes))
                 at += nbytes
             self.read_back(fd, name, at, parts, regions)
         begun = sum(isinstance(item.content, LeafRows) and not any(item.offsets) for item in items)

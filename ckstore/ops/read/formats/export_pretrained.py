@@ -22,7 +22,7 @@ from ckstore.model.sizes import exact_size
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export import (
     MAX_SHARD_BYTES,
-    Shard,
+    ShardFile,
     TensorWork,
     check_shard,
     index_of,
@@ -31,7 +31,7 @@ from ckstore.ops.read.export import (
 )
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
 from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
-from ckstore.ops.read.export_sums import RECORD_NAME, STATEMENT_NAME, SUMS_NAME, ExportSums, Region, Sums
+from ckstore.ops.read.export_sums import RECORD_NAME, STATEMENT_NAME, SUMS_NAME, ExportSums, FileRegion, Sums
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, Added, Chosen, ModelForm, added_files, choose
 from ckstore.ops.read.load import Select
@@ -51,7 +51,7 @@ class _Plan:
     added: tuple[Added, ...]  # files of the user
     left_out: tuple[str, ...]  # what is not written, a sentence each
     # The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
-    weights: tuple[CheckpointDirectory, ExportPlan, tuple[Shard, ...]] | None
+    weights: tuple[CheckpointDirectory, ExportPlan, tuple[ShardFile, ...]] | None
 
 
 def export_pretrained(
@@ -251,13 +251,13 @@ class _Beside(Work):
             self.reader.begin(storage)
             yield from self.reader.parts(0, nbytes, file.path)
 
-    def _regions(self, file: FileRecord) -> Iterator[Region]:
+    def _regions(self, file: FileRecord) -> Iterator[FileRegion]:
         """Give the parts of a committed file that belong to a tensor."""
         names, at = names_of(self.directory), 0
         for storage in file.storages:
             stop = at + self.directory.manifest.storages[storage].nbytes
             if names.name(storage) != file.path:
-                yield Region(names.name(storage), at, stop)
+                yield FileRegion(names.name(storage), at, stop)
             at = stop
 
     def _make_parents(self, path: str) -> None:

@@ -22,7 +22,7 @@ from ckstore.model.sizes import size_text, sizes_apart
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, WrittenPart, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files
-from ckstore.ops.read.export_sums import ExportSums, Region, Sums, beside_file
+from ckstore.ops.read.export_sums import ExportSums, FileRegion, Sums, beside_file
 from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of, read_memories
@@ -80,10 +80,10 @@ class Archive:
         yield write_bytes(fd, start + self.layout.end, tail)
         meter.add(len(tail))
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[FileRegion]:
         """Return where the tensors lie."""
         return [
-            Region(self._name(source), start, start + self._size(source))
+            FileRegion(self._name(source), start, start + self._size(source))
             for (_, source), start in zip(self._records, self.layout.starts, strict=True)
             if not isinstance(source, bytes)
         ]

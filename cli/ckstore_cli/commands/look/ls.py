@@ -73,16 +73,16 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         out.note(f"{info.shown} holds no tensors, arrays, bytes or strings kept as bytes")
 
 
-def _fitting(rows: list[Listed], glob: str) -> list[Listed]:
+def _fitting(rows: list[ListLine], glob: str) -> list[ListLine]:
     return [row for row in rows if fits(row.name, glob) or fits(row.plain_name, glob)]
 
 
-def _below(rows: list[Listed], glob: str) -> list[Listed]:
+def _below(rows: list[ListLine], glob: str) -> list[ListLine]:
     return [row for end in (".", "[", "/") for row in _fitting(rows, f"{glob}{end}*")]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListLine:
     """A line of the list."""
 
     name: str
@@ -93,12 +93,12 @@ class Listed:
     shape: tuple[int, ...] = ()
 
 
-def _of_file(file: FileSummary) -> Listed:
-    return Listed(file.path, file.path, file.kind, file.nbytes)
+def _of_file(file: FileSummary) -> ListLine:
+    return ListLine(file.path, file.path, file.kind, file.nbytes)
 
 
-def _of_leaf(leaf: LeafSummary) -> Listed:
-    return Listed(leaf.name, plain(leaf.name), leaf.kind, leaf.nbytes, leaf.dtype, leaf.shape)
+def _of_leaf(leaf: LeafSummary) -> ListLine:
+    return ListLine(leaf.name, plain(leaf.name), leaf.kind, leaf.nbytes, leaf.dtype, leaf.shape)
 
 
 def fits(name: str, glob: str) -> bool:

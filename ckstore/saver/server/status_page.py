@@ -117,7 +117,7 @@ def _process_of(pid: int) -> int | None:
 _EVERY_S = 0.1
 
 
-class Page:
+class StatusPage:
     """What ``ckstore savers`` sees of a process that works on a store in the background."""
 
     def __init__(self, store: str) -> None:
@@ -155,7 +155,7 @@ class Reporter(SaveWatch):
         self._sock = inbox.sock
         # Re-entrant: `at` is called inside other methods that hold it.
         self._mutex = threading.RLock()
-        self._page = Page(store)
+        self._page = StatusPage(store)
         self._number = self._done = self._total = 0
         self._state: SaverState = "starting"
         self._told_at = 0.0
