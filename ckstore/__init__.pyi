@@ -48,8 +48,8 @@ from ckstore.model.checkpoint.pins import Pin as Pin
 from ckstore.model.checkpoint.tag import Tag as Tag
 from ckstore.model.doctor.finding import DoctorFinding as DoctorFinding
 from ckstore.model.doctor.finding import DoctorReport as DoctorReport
-from ckstore.model.manifest.files import FileChange as FileChange
-from ckstore.model.manifest.files import FileSummary as FileSummary
+from ckstore.model.manifest.committed_files import FileChange as FileChange
+from ckstore.model.manifest.committed_files import FileSummary as FileSummary
 from ckstore.model.manifest.health import Health as Health
 from ckstore.model.manifest.health import NonFinite as NonFinite
 from ckstore.model.manifest.health import Stillness as Stillness
@@ -77,11 +77,11 @@ from ckstore.model.reports.gc_report import GcPlan as GcPlan
 from ckstore.model.reports.gc_report import GcReport as GcReport
 from ckstore.model.reports.gc_report import NextToFree as NextToFree
 from ckstore.model.reports.gc_report import Waiting as Waiting
-from ckstore.model.reports.held import DeletedFile as DeletedFile
-from ckstore.model.reports.held import HeldBlob as HeldBlob
-from ckstore.model.reports.held import Holder as Holder
-from ckstore.model.reports.held import LinkedBlob as LinkedBlob
-from ckstore.model.reports.held import PlannedBlob as PlannedBlob
+from ckstore.model.reports.held_blobs import DeletedFile as DeletedFile
+from ckstore.model.reports.held_blobs import HeldBlob as HeldBlob
+from ckstore.model.reports.held_blobs import Holder as Holder
+from ckstore.model.reports.held_blobs import LinkedBlob as LinkedBlob
+from ckstore.model.reports.held_blobs import PlannedBlob as PlannedBlob
 from ckstore.model.reports.migrate_report import MigrateReport as MigrateReport
 from ckstore.model.reports.not_saved import NotSaved as NotSaved
 from ckstore.model.reports.progress import Progress as Progress
@@ -133,7 +133,7 @@ from ckstore.remote.choice import TransferOptions as TransferOptions
 from ckstore.remote.remote_opener import RemoteLike as RemoteLike
 from ckstore.remote.remotes import Remotes as Remotes
 from ckstore.remote.service.abilities import Abilities as Abilities
-from ckstore.remote.service.entries import RemoteEntry as RemoteEntry
+from ckstore.remote.service.remote_entries import RemoteEntry as RemoteEntry
 from ckstore.remote.service.target import Target as Target
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike

@@ -10,7 +10,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.training_identity import after_save
 from ckstore.ops.api_calls import api_call_in_memory
 from ckstore.ops.notices import tell_left_out
-from ckstore.ops.save.lineage import know_training
+from ckstore.ops.save.continuation import know_training
 from ckstore.ops.save.tolerance import tolerated
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckstore.saver.client.client import Client
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.queue import SaverLimits
-    from ckstore.saver.client.unchanged import UnchangedNames
+    from ckstore.saver.client.unchanged_storages import UnchangedNames
 
 
 class BackgroundSaves:

@@ -468,7 +468,7 @@ class Store:
         from ckstore.ops.notices import tell_not_durable
         from ckstore.ops.save.options import SaveOptions, order_of, request_of
         from ckstore.saver.client.queue import SaverLimits
-        from ckstore.saver.client.unchanged import UnchangedNames
+        from ckstore.saver.client.unchanged_storages import UnchangedNames
 
         check_options(self.save_async, options, SaveOptions)
         check_on_failure(on_failure)
@@ -1205,7 +1205,7 @@ class Store:
             ReadOnlyStore: The store was opened for reading only.
             OSError: A system call failed. Another call, or the next opening, continues.
         """
-        from ckstore.ops.open.convert import convert
+        from ckstore.ops.open.draft_conversion import convert
 
         self._context.check_writable()
         return convert(self._context, by_hand=True)
@@ -1901,7 +1901,7 @@ class Store:
 
     def _mirror_to(self, mirror: str | os.PathLike[str]) -> None:
         """Have a place as the mirror; a store without bytes of its own lists what is there."""
-        from ckstore.remote.mirror.place import entry_of, free_name, learn_mirror
+        from ckstore.remote.mirror.mirror_address import entry_of, free_name, learn_mirror
 
         entry = entry_of(self._context, mirror)
         # No request where it is set already: a training must begin again whether the mirror answers or not.
@@ -1996,7 +1996,7 @@ class Store:
     def _new_run(self) -> str:
         """Return the run of ``run="auto"``, which this handle takes when it is first asked for."""
         if self._auto_run is None:
-            from ckstore.ops.save.lineage import take_free_run
+            from ckstore.ops.save.continuation import take_free_run
 
             self._auto_run = take_free_run(self._context, self.run or DEFAULT_RUN)
         return self._auto_run
@@ -2009,7 +2009,7 @@ class Store:
     def _continue(self, ref: RefLike) -> None:
         from ckstore.ops.read.load import continue_from
         from ckstore.ops.refs.find import find
-        from ckstore.ops.save.lineage import parent_at
+        from ckstore.ops.save.continuation import parent_at
 
         parent = parent_at(self._context, find(self._context, ref))
         self._context.known.declared = parent
@@ -2103,9 +2103,9 @@ def _fetching(context: Context) -> Callable[..., int | None]:
 
 
 def _remote_copies(context: Context, urls: Sequence[str]) -> RemoteCopySource:
-    from ckstore.remote.remote_only import copies
+    from ckstore.remote.remote_only import remote_copies
 
-    return copies.RemoteCopies(context, urls)
+    return remote_copies.RemoteCopies(context, urls)
 
 
 class _LazyRescue:
@@ -2137,7 +2137,7 @@ class _LazyRescue:
 
 @api_call
 def _settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
-    from ckstore.remote.mirror.place import settings_at
+    from ckstore.remote.mirror.mirror_address import settings_at
 
     return settings_at(root, mirror)
 

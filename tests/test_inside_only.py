@@ -70,8 +70,8 @@ EXCEPTIONS = {
     "ops/open/reindex.py: os.stat(path, follow_symlinks=False)": "the file of the catalog",
     "training/provenance.py: Path(file).resolve()": "the script that runs",
     # Places outside a store.
-    "ops/verify/copies.py: os.listdir(path)": "a source of a repair",
-    "ops/verify/copies.py: path.resolve()": "a source of a repair",
+    "ops/verify/blob_copies.py: os.listdir(path)": "a source of a repair",
+    "ops/verify/blob_copies.py: path.resolve()": "a source of a repair",
     "ops/read/export_check.py: path.is_dir()": "an export, outside the store",
     "ops/read/export_check.py: (folder / record_name).exists()": "an export, outside the store",
     "ops/read/formats/model_files.py: os.path.realpath(path)": "files that are added to an export",

@@ -32,9 +32,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ckstore.catalog import beside, forms
-from ckstore.catalog.beside import unavailable
-from ckstore.catalog.forms import NotOfItsForm
+from ckstore.catalog import database_files, row_checks
+from ckstore.catalog.database_files import unavailable
+from ckstore.catalog.row_checks import NotOfItsForm
 from ckstore.errors import CatalogFull, CatalogUnavailable, InUse, NewerFormat
 from ckstore.fs import files
 from ckstore.fs.locks import DirectoryLock, lock_exclusive
@@ -353,7 +353,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
     token = object()
     try:
         with _opening:
-            seen = beside.examine(path, alone=not _open)
+            seen = database_files.examine(path, alone=not _open)
             # In the same lock as the look: a child forked in between must know that the file was being opened.
             _open.add(token)
         connection = _connect(path, mode, timeout_s)
@@ -368,7 +368,7 @@ def _opened(path: Path, mode: str, timeout_s: float) -> Iterator[BoundedConnecti
                 connection.execute("PRAGMA locking_mode=EXCLUSIVE").fetchall()
             for pragma in _PRAGMAS:
                 connection.execute(f"PRAGMA {pragma}").fetchall()
-            forms.install(connection)
+            row_checks.install(connection)
             yield connection
         finally:
             connection.close()

@@ -1,6 +1,6 @@
 """Questions to the catalog, each a function of an open connection. Listing imports only what it needs.
 
-Answers have the form that `forms` asks for; else they raise `forms.NotOfItsForm`.
+Answers have the form that `forms` asks for; else they raise `row_checks.NotOfItsForm`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from ckstore.catalog import forms
-from ckstore.catalog.forms import IS_RIGHT, checked
-from ckstore.catalog.values import (
+from ckstore.catalog import row_checks
+from ckstore.catalog.answers import (
     CatalogListing,
     Counted,
     Described,
@@ -19,6 +18,7 @@ from ckstore.catalog.values import (
     decode_text,
     in_parts,
 )
+from ckstore.catalog.row_checks import IS_RIGHT, checked
 from ckstore.model.manifest.describe import decoded_metadata
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Mapping
 
-    from ckstore.catalog.values import PieceLocation
+    from ckstore.catalog.answers import PieceLocation
     from ckstore.model.manifest.info import Stamp
     from ckstore.model.settings.recheck import Reading
 
@@ -37,37 +37,37 @@ _INFO_COLUMNS = (
 )
 _METRICS, _DIRECTORY, _HEALTH = 12, 14, 15
 _INFO_FORMS = (
-    forms.digests,
-    forms.runs,
-    forms.steps,
-    forms.sequences,
-    forms.times,
-    *(forms.sizes,) * 4,
-    forms.digests,
-    forms.digests_or_nothing,
-    forms.texts,
-    forms.texts,  # metrics, which are parsed all at once
-    forms.texts,  # metadata, likewise
-    forms.directories,
-    forms.texts,  # health, likewise
+    row_checks.digests,
+    row_checks.runs,
+    row_checks.steps,
+    row_checks.sequences,
+    row_checks.times,
+    *(row_checks.sizes,) * 4,
+    row_checks.digests,
+    row_checks.digests_or_nothing,
+    row_checks.texts,
+    row_checks.texts,  # metrics, which are parsed all at once
+    row_checks.texts,  # metadata, likewise
+    row_checks.directories,
+    row_checks.texts,  # health, likewise
 )
 STAMP = "dir_inode, manifest_inode, manifest_mtime_ns, manifest_ctime_ns"
 _LISTED = f"SELECT {IS_RIGHT}, run, step, directory, sequence, {STAMP} FROM checkpoints"  # noqa: S608
-_PLACE_FORMS = (forms.runs, forms.steps, forms.directories)
-_LISTED_FORMS = (forms.anything, *_PLACE_FORMS, forms.sequences, *(forms.integers,) * 4)
+_PLACE_FORMS = (row_checks.runs, row_checks.steps, row_checks.directories)
+_LISTED_FORMS = (row_checks.anything, *_PLACE_FORMS, row_checks.sequences, *(row_checks.integers,) * 4)
 # Without an index: an entry of the index may have lost a bit, too, and the checksum is of the table's row.
 _IN_ORDER = "NOT INDEXED WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created, manifest_id"
 
 
 def owner(connection: sqlite3.Connection) -> str:
     """Return the uuid of the store whose catalog it is; empty if that was not noted."""
-    rows = checked(connection.execute("SELECT uuid FROM store").fetchall(), forms.texts)
+    rows = checked(connection.execute("SELECT uuid FROM store").fetchall(), row_checks.texts)
     return rows[0][0] if rows else ""
 
 
 def blobs_listed(connection: sqlite3.Connection) -> str:
     """Return at which start of the machine every blob was looked at last; empty: at none."""
-    rows = checked(connection.execute("SELECT blobs_listed FROM store").fetchall(), forms.texts)
+    rows = checked(connection.execute("SELECT blobs_listed FROM store").fetchall(), row_checks.texts)
     return rows[0][0] if rows else ""
 
 
@@ -156,7 +156,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
         rows = [(first, count)] if count else []
     else:
         rows = connection.execute("SELECT run, count(*) FROM checkpoints GROUP BY run").fetchall()
-    return dict(checked(rows, forms.runs, forms.sizes))
+    return dict(checked(rows, row_checks.runs, row_checks.sizes))
 
 
 def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> CatalogListing:
@@ -170,7 +170,7 @@ def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: 
 def tags(connection: sqlite3.Connection) -> dict[str, CheckpointKey]:
     """Return the tags: name -> key of the first generation."""
     rows = connection.execute("SELECT name, run, step, directory FROM tags").fetchall()
-    return {row[0]: CheckpointKey(*row[1:]) for row in checked(rows, forms.tags, *_PLACE_FORMS)}
+    return {row[0]: CheckpointKey(*row[1:]) for row in checked(rows, row_checks.tags, *_PLACE_FORMS)}
 
 
 def infos(
@@ -197,7 +197,7 @@ def infos(
             rows += connection.execute(
                 f"{columns} WHERE run = ? AND directory = ?", (key.run, key.directory)
             ).fetchall()
-    right = checked([row for row in rows if row[-1]], *_INFO_FORMS, *(forms.integers,) * 4, forms.anything)
+    right = checked([row for row in rows if row[-1]], *_INFO_FORMS, *(row_checks.integers,) * 4, row_checks.anything)
     wrong_count = len(rows) - len(right)
     if published is not None and right:
         stamps = decode_stamps(*[*zip(*right, strict=True)][-5:-1])
@@ -205,11 +205,11 @@ def infos(
     found = []
     for row, metrics in zip(right, decode_metrics([row[_METRICS] for row in right]), strict=True):
         text = row[_METRICS + 1]
-        metadata = {} if text == "{}" else decoded_metadata(forms.parsed_metadata(text))
+        metadata = {} if text == "{}" else decoded_metadata(row_checks.parsed_metadata(text))
         # By position: `_INFO_COLUMNS` has the fields in their order, and tags and `durable` are the next two.
         key = _key_in(row)
         fields = (*row[:_METRICS], metrics, metadata, tuple(tagged.get(key.any_generation, ())), durable)
-        unhealthy, unchanged = forms.parsed_health(row[_HEALTH])
+        unhealthy, unchanged = row_checks.parsed_health(row[_HEALTH])
         made = CheckpointInfo(*fields, directory=key.directory, unhealthy=unhealthy, unchanged=unchanged)  # type: ignore[misc]
         found.append(made)
     return Described(found, wrong_count)
@@ -220,13 +220,13 @@ def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
     # One after the other: of both at once the second would not come from its index.
     query = "SELECT (SELECT count(id) FROM checkpoints), (SELECT max(sequence) FROM checkpoints)"
     ((count, newest),) = connection.execute(query).fetchall()
-    checked([(newest,)] if count else [], forms.sequences)
+    checked([(newest,)] if count else [], row_checks.sequences)
     return count, newest or 0
 
 
 def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tuple[dict[str, PieceLocation], Counted]:
     """Return where pieces are, without those that are not known, and what the next sequence number goes by."""
-    from ckstore.catalog.values import PieceLocation
+    from ckstore.catalog.answers import PieceLocation
 
     counted = Counted(*count_and_sequence(connection), time.monotonic())
     wanted = sorted(set(digests))
@@ -237,14 +237,14 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tup
             f" FROM pieces p JOIN blobs b ON b.id = p.blob_id WHERE p.digest IN {marks}"
         )
         rows = connection.execute(query, part).fetchall()
-        for piece, *where in checked(rows, forms.digests, forms.digests, *(forms.sizes,) * 3):
+        for piece, *where in checked(rows, row_checks.digests, row_checks.digests, *(row_checks.sizes,) * 3):
             location = PieceLocation(*where)
             # Subtracted, not added: of two forged sizes the sum could pass 2^63.
             if location.offset > location.blob_nbytes - location.length:
-                raise forms.NotOfItsForm(f"wanted a piece inside its blob, found {location}")
+                raise row_checks.NotOfItsForm(f"wanted a piece inside its blob, found {location}")
             found[piece] = location
         query = f"SELECT digest, nbytes FROM blobs WHERE digest IN {marks}"  # noqa: S608
-        for piece, nbytes in checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes):
+        for piece, nbytes in checked(connection.execute(query, part).fetchall(), row_checks.digests, row_checks.sizes):
             # Last, so that a whole blob wins over a pack: it is never mostly dead.
             found[piece] = PieceLocation(piece, nbytes, 0, nbytes)
     return found, counted
@@ -260,7 +260,7 @@ def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dic
             f" FROM blobs b JOIN uses u ON u.blob_id = b.id WHERE b.digest IN {marks}"
             " GROUP BY b.id"
         )
-        best.update(checked(connection.execute(query, part).fetchall(), forms.digests, forms.sizes))
+        best.update(checked(connection.execute(query, part).fetchall(), row_checks.digests, row_checks.sizes))
     return best
 
 
@@ -279,7 +279,7 @@ def readings_of_newest(connection: sqlite3.Connection, run: str) -> list[Reading
     )
     if not rows:
         return []
-    checked(rows, forms.integers)
+    checked(rows, row_checks.integers)
     query = f"{_READ_COLUMNS} JOIN uses u ON u.blob_id = b.id WHERE u.checkpoint_id = ?"
     return _readings(connection.execute(query, rows[0]).fetchall())
 
@@ -295,7 +295,7 @@ def readings(connection: sqlite3.Connection, digests: Collection[str]) -> list[R
 def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
     from ckstore.model.settings.recheck import Reading
 
-    checked(rows, forms.digests, forms.sizes, forms.integers, forms.integers, forms.flags)
+    checked(rows, row_checks.digests, row_checks.sizes, row_checks.integers, row_checks.integers, row_checks.flags)
     return [Reading(digest, nbytes, read_ns, read_to, bool(whole)) for digest, nbytes, read_ns, read_to, whole in rows]
 
 
@@ -312,7 +312,7 @@ def oldest_reading(
         " LEFT JOIN readings r ON r.blob_id = used.blob_id AND r.read_ns BETWEEN 1 AND ?",
         (*(place or ()), now_ns),
     ).fetchall()
-    ((count, read, oldest_ns),) = checked(rows, forms.sizes, forms.sizes, forms.sizes_or_nothing)
+    ((count, read, oldest_ns),) = checked(rows, row_checks.sizes, row_checks.sizes, row_checks.sizes_or_nothing)
     return count, count - read, oldest_ns
 
 
@@ -322,7 +322,7 @@ def blobs_of(connection: sqlite3.Connection, key: CheckpointKey) -> set[tuple[st
         "SELECT b.digest, b.nbytes FROM checkpoints c JOIN uses u ON u.checkpoint_id = c.id"
         " JOIN blobs b ON b.id = u.blob_id WHERE c.run = ? AND c.step = ? AND c.directory = ?"
     )
-    return set(checked(connection.execute(query, key).fetchall(), forms.digests, forms.sizes))
+    return set(checked(connection.execute(query, key).fetchall(), row_checks.digests, row_checks.sizes))
 
 
 def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:
@@ -333,4 +333,4 @@ def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:
         " WHERE NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = c.blob_id)"
         " ORDER BY b.id"
     ).fetchall()
-    return checked(rows, forms.digests, forms.sizes)
+    return checked(rows, row_checks.digests, row_checks.sizes)

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckstore.catalog import queries
-from ckstore.catalog.forms import CHECKSUM, IS_RIGHT
-from ckstore.catalog.values import (
+from ckstore.catalog.answers import (
     decode_text,
     encode_health,
     encode_json,
@@ -21,6 +20,7 @@ from ckstore.catalog.values import (
     encode_text,
     in_parts,
 )
+from ckstore.catalog.row_checks import CHECKSUM, IS_RIGHT
 from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckstore.catalog import forms
-from ckstore.catalog.forms import checked
-from ckstore.catalog.values import in_parts
+from ckstore.catalog import row_checks
+from ckstore.catalog.answers import in_parts
+from ckstore.catalog.row_checks import checked
 from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 def _total(total: int | None) -> int:
     """Return a sum of sizes, which is NULL of no rows."""
-    forms.sizes([total or 0])
+    row_checks.sizes([total or 0])
     return total or 0
 
 
@@ -61,7 +61,15 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, 
         " FROM blobs b JOIN uses u ON u.blob_id = b.id"
         " JOIN checkpoints c ON c.id = u.checkpoint_id WHERE b.is_pack"
     ).fetchall()
-    checked(rows, forms.runs, forms.steps, forms.directories, forms.digests, forms.sizes, forms.sizes)
+    checked(
+        rows,
+        row_checks.runs,
+        row_checks.steps,
+        row_checks.directories,
+        row_checks.digests,
+        row_checks.sizes,
+        row_checks.sizes,
+    )
     return [(CheckpointKey(*row[:3]), *row[3:]) for row in rows]
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ckstore.containers.parsed_values import Cut, FileTensor, RandomAccess, Refused
 from ckstore.containers.safetensors_file import TensorEntry, looks_like_safetensors, read_entries
 from ckstore.containers.torch_legacy import looks_like_legacy, read_legacy
 from ckstore.containers.torch_zip import Span, archive_name, name_tensors, name_views
-from ckstore.containers.values import Cut, FileTensor, RandomAccess, Refused
 from ckstore.containers.zip_directory import looks_like_zip, read_records
 from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import DTYPES

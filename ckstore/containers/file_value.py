@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckstore.containers.cut import torch_layout
+from ckstore.containers.parsed_values import RandomAccess, refuse
 from ckstore.containers.pickle_values import TensorView, Unknown
 from ckstore.containers.safetensors_file import looks_like_safetensors, read_entries
 from ckstore.containers.torch_legacy import looks_like_legacy, read_legacy
 from ckstore.containers.torch_zip import PICKLE, Span, archive_name, read_archive, records_of
-from ckstore.containers.values import RandomAccess, refuse
 from ckstore.containers.zip_directory import looks_like_zip, read_records
 
 _TAR_HEADER_BYTES = 512

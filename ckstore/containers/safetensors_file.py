@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ckstore.containers.values import MAX_DIMENSIONS, MAX_TENSORS, RandomAccess, refuse
+from ckstore.containers.parsed_values import MAX_DIMENSIONS, MAX_TENSORS, RandomAccess, refuse
 from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import DTYPES
 from ckstore.model.manifest.leaf_records import elements

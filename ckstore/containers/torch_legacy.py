@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ckstore.containers.parsed_values import MAX_TENSORS, RandomAccess, Refused, refuse
 from ckstore.containers.pickle_values import Storage
 from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_first_pickle
-from ckstore.containers.values import MAX_TENSORS, RandomAccess, Refused, refuse
 from ckstore.model.document import shown
 
 MAGIC = 0x1950A86A20F9469CFC6C

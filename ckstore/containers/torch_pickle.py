@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from ckstore.containers.parsed_values import refuse
 from ckstore.containers.pickle_values import (
     Global,
     NumpyArray,
@@ -35,7 +36,6 @@ from ckstore.containers.plain_functions import (
     set_fields,
 )
 from ckstore.containers.torch_values import global_of, reduced, storage_of
-from ckstore.containers.values import refuse
 from ckstore.model.document import shown
 
 MAX_PICKLE_BYTES = 64 * 2**20

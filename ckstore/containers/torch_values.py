@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ckstore.containers.parsed_values import MAX_DIMENSIONS
 from ckstore.containers.pickle_values import (
     NAME_CHARS_SHOWN,
     Global,
@@ -21,7 +22,6 @@ from ckstore.containers.pickle_values import (
     Unknown,
 )
 from ckstore.containers.plain_functions import PLAIN_FUNCTIONS
-from ckstore.containers.values import MAX_DIMENSIONS
 from ckstore.model.manifest.dtypes import DTYPES, TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import is_python_value
 

@@ -7,9 +7,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckstore.containers.parsed_values import MAX_TENSORS, FileTensor, RandomAccess, Refused, refuse
 from ckstore.containers.pickle_values import PlainObject, Sparse, TensorView
 from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_pickle
-from ckstore.containers.values import MAX_TENSORS, FileTensor, RandomAccess, Refused, refuse
 from ckstore.model.document import shown
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import MAX_DEPTH

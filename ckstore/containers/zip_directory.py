@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ckstore.containers.values import MAX_TENSORS, RandomAccess, refuse
+from ckstore.containers.parsed_values import MAX_TENSORS, RandomAccess, refuse
 
 MAX_DIRECTORY_BYTES = 128 * 2**20  # what a million records with names of a hundred bytes take
 

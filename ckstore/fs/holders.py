@@ -25,7 +25,7 @@ from enum import Enum
 
 from ckstore.fs.dirfd_stat import open_at
 from ckstore.fs.store_path import AnyPath
-from ckstore.model.reports.held import DeletedFile, Holder
+from ckstore.model.reports.held_blobs import DeletedFile, Holder
 
 Inode = tuple[int, int]
 """Device and inode number, as `os.stat` gives them."""

@@ -20,7 +20,7 @@ from ckstore.model.reports.not_saved import NotSaved
 from ckstore.ops.config_file import save_patience_of
 from ckstore.ops.read.load import continue_from
 from ckstore.ops.refs.find import text_of
-from ckstore.ops.save.lineage import parent_at
+from ckstore.ops.save.continuation import parent_at
 from ckstore.ops.save.options import SaveOptions
 from ckstore.store import RefLike, Store, context_of
 from ckstore.training.conditions import Conditions, differences

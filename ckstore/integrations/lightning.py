@@ -23,8 +23,8 @@ from ckstore.errors import BadInput, CkstoreWarning, DamagedBlob, InUse, NoSuchR
 from ckstore.fs import files
 from ckstore.fs.memory_file import open_memory
 from ckstore.integrations import own_run
-from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
 from ckstore.integrations.directories import CONDITIONS, inexact, last_save_s, ref_of
+from ckstore.integrations.extra_values import kept_as_text, warn_once, without_refused
 from ckstore.integrations.lightning_exact import KEY, ExactResume
 from ckstore.integrations.lightning_trainer import SettingsComparison, calling_trainer, conditions_of, is_last_save
 from ckstore.model.checkpoint.pins import OF_A_FILE, Pin

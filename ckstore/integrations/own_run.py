@@ -13,7 +13,7 @@ from ckstore.fs import files
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO
 from ckstore.ops.read.load import continue_from
-from ckstore.ops.save import lineage
+from ckstore.ops.save import continuation
 from ckstore.store import Store, context_of
 from ckstore.training.history import run_of
 
@@ -29,13 +29,13 @@ def begin(store: Store, run: str | None) -> None:
         # Each training has a run of its own, which is taken by its first save: a rank that only loads takes none.
         store._auto_run = None  # noqa: SLF001 - see `Store.save`
     else:
-        lineage.begin_training(context_of(store), run_of(store, run))
+        continuation.begin_training(context_of(store), run_of(store, run))
 
 
 def check_free(store: Store, run: str | None) -> None:
     """Raise `RunInUse` now if the first save of the training would."""
     if run != AUTO:
-        lineage.check_free(context_of(store), run_of(store, run))
+        continuation.check_free(context_of(store), run_of(store, run))
 
 
 def continue_directory(store: Store, run: str | None, directory: str | os.PathLike[str], step: int | None) -> None:
@@ -46,12 +46,12 @@ def continue_directory(store: Store, run: str | None, directory: str | os.PathLi
     begin(store, run)
     info = None if step is None or run == AUTO else _committed_from(store, run_of(store, run), directory, step)
     if info is not None:
-        continue_from(context, lineage.parent_at(context, info))
+        continue_from(context, continuation.parent_at(context, info))
 
 
 def is_loaded(store: Store, run: str | None) -> bool:
     """Whether this process has loaded what the next save of a run continues."""
-    parent = None if run == AUTO else lineage.parent_in(context_of(store), run_of(store, run))
+    parent = None if run == AUTO else continuation.parent_in(context_of(store), run_of(store, run))
     return parent is not None and parent.origin == "loaded"
 
 

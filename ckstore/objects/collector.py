@@ -32,7 +32,7 @@ from ckstore.fs.host.probe import TRY_PREFIX
 from ckstore.fs.open_dir import with_open_parents
 from ckstore.model.digest import is_digest
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.held import HeldBlob, PlannedBlob
+from ckstore.model.reports.held_blobs import HeldBlob, PlannedBlob
 from ckstore.objects import store_locks, trash
 from ckstore.objects.last_links import LastLink, OpenFileCheck
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout

@@ -13,7 +13,7 @@ from operator import itemgetter
 from ckstore.fs import dirfd_stat, holders
 from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
-from ckstore.model.reports.held import HeldBlob
+from ckstore.model.reports.held_blobs import HeldBlob
 from ckstore.objects.layout import BLOBS
 
 _BLIND = "without /proc, gc cannot see which process has it open"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
-    from ckstore.catalog.values import PieceLocation
+    from ckstore.catalog.answers import PieceLocation
     from ckstore.errors import DamagedBlob, RemoteError
     from ckstore.model.manifest.info import SaveCounters
     from ckstore.model.manifest.lineage import CountedPieces, Lineage

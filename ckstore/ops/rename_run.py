@@ -35,7 +35,7 @@ from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, gone, held
-from ckstore.ops.save.lineage import rename_lineage
+from ckstore.ops.save.continuation import rename_lineage
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 
 

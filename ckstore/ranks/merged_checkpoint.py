@@ -24,8 +24,8 @@ from ckstore.objects.documents.remote_only import remote_only_bytes
 from ckstore.objects.layout import BLOBS, ELSEWHERE
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
+from ckstore.ops.save.continuation import described, parent_in
 from ckstore.ops.save.health import judged, lineage_of
-from ckstore.ops.save.lineage import described, parent_in
 from ckstore.ops.save.save import Request, Staged, draft_of, save_staged
 from ckstore.ops.save.write import StorageLocations
 from ckstore.ranks.part_merger import PartMerger

@@ -17,7 +17,7 @@ from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.lineage import CountedPieces
 from ckstore.model.manifest.manifest import Description, LeafRecord, StateTexts, StorageRecord, render
-from ckstore.model.manifest.tiles import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
+from ckstore.model.manifest.tensor_cuts import Block, block_of, cut_block, cut_flat, flat_start, in_bytes
 from ckstore.model.names import join_index
 from ckstore.model.settings.patience import AS_SET, AskedPatience
 from ckstore.objects.staging import Staging
@@ -25,15 +25,15 @@ from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.admission import check_space
+from ckstore.ops.save.continuation import parent_in
 from ckstore.ops.save.health import check_of
-from ckstore.ops.save.lineage import parent_in
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import state_changed
 from ckstore.ops.save.save import draft_of
 from ckstore.ops.save.write import store_sources
 from ckstore.ranks.work import RankWork, WorkWatch
-from ckstore.tensors.capture import Captured, capture
+from ckstore.tensors.state_capture import Captured, capture
 
 
 @dataclass(frozen=True, slots=True)

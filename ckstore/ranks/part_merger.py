@@ -21,7 +21,7 @@ from ckstore.model.manifest.manifest import (
     Tiling,
 )
 from ckstore.model.manifest.nodes import decode_key
-from ckstore.model.manifest.tiles import Block, fill_exactly, in_bytes
+from ckstore.model.manifest.tensor_cuts import Block, fill_exactly, in_bytes
 from ckstore.model.names import join_index
 from ckstore.ranks.part import pieces_of
 from ckstore.tensors.walks import name_below, with_leaves

@@ -23,7 +23,7 @@ from ckstore.ranks.outcome import is_of_try
 from ckstore.ranks.part import Content, stage_part
 from ckstore.ranks.rank_identity import RankIdentity
 from ckstore.ranks.work import RankWork
-from ckstore.tensors.capture import Captured, capture
+from ckstore.tensors.state_capture import Captured, capture
 
 Prepared = tuple[Request, Captured]
 

@@ -14,7 +14,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
-from ckstore.remote.documents.info import check_takes
+from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import Push, TransferLimits, end_intents
 from ckstore.remote.push_plan import RemoteState

@@ -17,7 +17,7 @@ from ckstore.ops.refs.find import open_listed
 from ckstore.remote import keys
 from ckstore.remote.asking import look
 from ckstore.remote.documents.condemned import Condemned, read_condemned
-from ckstore.remote.documents.info import check_takes
+from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.record import RemoteRecord, read_record

@@ -17,11 +17,11 @@ from ckstore.ops.open.opening import open_context
 from ckstore.ops.settings_file import is_store, read_settings
 from ckstore.remote import keys
 from ckstore.remote.decode import Near, nothing_near
-from ckstore.remote.documents.info import read_info
+from ckstore.remote.documents.remote_info import read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.entries import check_takes_pushes, entries, entry_named, open_objects
+from ckstore.remote.service.remote_entries import check_takes_pushes, entries, entry_named, open_objects
 from ckstore.remote.service.target import Target, parse_target
 from ckstore.remote.source import ObjectSource, Source
 

@@ -23,8 +23,8 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
-from ckstore.remote.service.entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
 from ckstore.remote.service.folder import make_folder, target_at
+from ckstore.remote.service.remote_entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
 from ckstore.remote.service.target import Target, parse_target
 
 
@@ -100,7 +100,7 @@ class Remotes:
             NoSuchRemote: There is none of that name, or no remote at its place any more.
             RemoteError: The place cannot be reached or used, or another remote is there.
         """
-        from ckstore.remote.documents.info import check_uuid_is
+        from ckstore.remote.documents.remote_info import check_uuid_is
 
         self._context.check_writable()
         old = entry_named(self._context.layout, name)
@@ -200,7 +200,7 @@ class Remotes:
             RemoteError: It does not answer.
         """
         from ckstore.remote.documents.claims import store_claims
-        from ckstore.remote.documents.info import read_info
+        from ckstore.remote.documents.remote_info import read_info
         from ckstore.remote.remote_opener import open_remote
 
         remote = open_remote(self._context, name)
@@ -265,7 +265,7 @@ class Remotes:
             RemoteError: The directory cannot be used.
             CkstoreError: Some checkpoints could not be copied; those are still read from the store.
         """
-        from ckstore.remote.remote_only.convert import convert
+        from ckstore.remote.remote_only.store_conversion import convert
         from ckstore.remote.remote_opener import OtherStore, open_remote, open_source
 
         self._context.check_writable()
@@ -289,8 +289,8 @@ class Remotes:
             return RemoteEntry(name, target, self._store_at(target))
         if target.kind == "directory" and make:
             make_folder(target)
-        from ckstore.remote.documents.info import RemoteInfo, agreed_info, check_hash, read_info
-        from ckstore.remote.service.probe import probe
+        from ckstore.remote.documents.remote_info import RemoteInfo, agreed_info, check_hash, read_info
+        from ckstore.remote.service.service_probe import probe
 
         settings = self._context.settings
         abilities, now = probe(target)

@@ -17,7 +17,7 @@ from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
 from ckstore.remote.choice import HINT, Choice, ChoiceOptions, TransferOptions
 from ckstore.remote.documents.claims import end_claims
-from ckstore.remote.documents.info import read_info
+from ckstore.remote.documents.remote_info import read_info
 from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import MetadataObject
 from ckstore.remote.objects import Remote

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ckstore.fs.buffers import prefer_huge_pages
-from ckstore.tensors.layout import StorageMemory
+from ckstore.tensors.memory_layout import StorageMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,8 +12,8 @@ from ckstore.errors import CannotStore
 from ckstore.model.manifest.captured import ByteSource, Captured
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.names import join_key
-from ckstore.tensors.capture import Walk
 from ckstore.tensors.refusals import refuse_value
+from ckstore.tensors.state_capture import Walk
 
 # More reasons than any person reads; a pickle of a few bytes can name billions of such values.
 REFUSED_MOST = 10_000

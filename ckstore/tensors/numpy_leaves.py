@@ -13,8 +13,8 @@ from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.leaf_records import numpy_itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.nodes import bytes_of_text, text_of_bytes
-from ckstore.model.manifest.tiles import Block
-from ckstore.tensors.layout import Region, StorageMemory, may_overlap, row_major
+from ckstore.model.manifest.tensor_cuts import Block
+from ckstore.tensors.memory_layout import Region, StorageMemory, may_overlap, row_major
 from ckstore.tensors.refusals import check_numbers
 
 Bytes = npt.NDArray[np.uint8]

@@ -2,7 +2,7 @@
 
 A storage of ours keeps the part of a live storage that tensors of the state look at. A lone tensor
 keeps its elements and no more; tensors that share memory keep what they cover together
-(`layout.keep_parts`). Only elements that strides cannot describe are copied here.
+(`memory_layout.keep_parts`). Only elements that strides cannot describe are copied here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.device import streams
-from ckstore.tensors.layout import StorageMemory, keep_parts, part_at, row_major, span_elements
+from ckstore.tensors.memory_layout import StorageMemory, keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers
 from ckstore.tensors.torch_parts import refuse_tensor
 from ckstore.tensors.torch_sources import GappedSource, StridedSource, TorchSource, Watched, version_of

@@ -9,9 +9,9 @@ from ckstore.training.elastic_sampler import ElasticSampler
 from ckstore.training.history import ImportReport, import_history
 from ckstore.training.provenance import provenance
 from ckstore.training.restore import ResumeReport, restore
+from ckstore.training.resume_check.certificate import CheckedPoint, CheckReport, FirstDifference
 from ckstore.training.resume_check.check import check
 from ckstore.training.resume_check.loop import EPOCH_END, Loop
-from ckstore.training.resume_check.report import CheckedPoint, CheckReport, FirstDifference
 from ckstore.training.signals import should_stop, stop_on_signals
 from ckstore.training.stateful_dataset import StatefulDataset
 

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ckstore.containers.values import STATE_SUFFIXES
+from ckstore.containers.parsed_values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.fs.dirfd_stat import at

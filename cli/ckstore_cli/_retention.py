@@ -11,7 +11,7 @@ from ckstore.errors import BadInput
 from ckstore.model.best import Best, best_of
 from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.gc_report import lines as freed_lines
-from ckstore.model.reports.held import HeldBlob, by_holder, held_size
+from ckstore.model.reports.held_blobs import HeldBlob, by_holder, held_size
 from ckstore.model.reports.retention_report import RetentionReport, outcome
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry

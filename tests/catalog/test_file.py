@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ckstore.catalog import Catalog, connection, forms
+from ckstore.catalog import Catalog, connection, row_checks
 from ckstore.errors import CatalogUnavailable, InUse, NewerFormat
 from ckstore.fs import links
 from ckstore.fs.locks import lock_exclusive
@@ -167,9 +167,9 @@ def test_a_damaged_file_that_gives_a_checkpoint_twice_is_told_to_be_damaged(tmp_
         loose = sql.replace("UNIQUE (run, directory)", "CHECK (id > 0)")
         opened.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'checkpoints'", (loose,))
     with closing(sqlite3.connect(catalog.path, isolation_level=None)) as opened:
-        forms.install(opened)
+        row_checks.install(opened)
         opened.execute("UPDATE checkpoints SET directory = '1.0000000000', step = 1 WHERE step = 2")
-        opened.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM}")
+        opened.execute(f"UPDATE checkpoints SET checksum = {row_checks.CHECKSUM}")
         opened.execute("PRAGMA writable_schema=ON")
         opened.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", index)
         opened.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'checkpoints'", (sql,))
@@ -339,9 +339,9 @@ def test_rows_without_their_partner_are_damage(tmp_path: Path) -> None:
 def test_columns_that_should_be_json_and_are_not_are_damage(tmp_path: Path) -> None:
     catalog = filled(tmp_path)
     with closing(sqlite3.connect(catalog.path)) as opened:
-        forms.install(opened)
+        row_checks.install(opened)
         opened.execute("UPDATE checkpoints SET metrics = '{'")
-        opened.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM}")
+        opened.execute(f"UPDATE checkpoints SET checksum = {row_checks.CHECKSUM}")
         opened.commit()
 
     with pytest.raises(CatalogUnavailable, match="metrics: wanted JSON") as caught:
@@ -740,7 +740,7 @@ def test_reading_imports_neither_torch_nor_sqlite_utils_and_errors_not_even_sqli
 import sys
 import ckstore.catalog
 from ckstore.errors import CatalogUnavailable
-from ckstore.catalog.values import PieceLocation
+from ckstore.catalog.answers import PieceLocation
 assert "sqlite3" not in sys.modules
 from pathlib import Path
 from ckstore.catalog import Catalog

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ckstore import Store
-from ckstore.catalog import forms
+from ckstore.catalog import row_checks
 from ckstore.catalog.connection import BoundedConnection
 
 QUERIES: dict[str, Callable[[Store], object]] = {
@@ -62,7 +62,7 @@ def _signal_in_a_checksum(patch: pytest.MonkeyPatch, raised: type[BaseException]
             raise raised("of this test")
 
     def executing(connection: BoundedConnection, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
-        if forms.CHECKSUM in sql:
+        if row_checks.CHECKSUM in sql:
             connection.set_progress_handler(map(raise_signal, itertools.repeat(number)).__next__, 1)
         return execute(connection, sql, parameters)
 

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckstore.containers.parsed_values import Refused
 from ckstore.containers.pickle_values import Unknown
 from ckstore.containers.torch_pickle import read_pickle
 from ckstore.containers.torch_values import FUNCTIONS
 from ckstore.containers.torch_zip import tensors_in
-from ckstore.containers.values import Refused
 from tests.containers.files import cut_checked, pickle_file
 from tests.support.requirements import CRASH_FULL
 

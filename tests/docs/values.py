@@ -15,7 +15,7 @@ from typing import Any
 from ckstore.errors import CannotStore
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.python_values import FACTORIES
-from ckstore.tensors import capture as capturing
+from ckstore.tensors import state_capture as capturing
 from ckstore.tensors.plain_values import PLAIN
 from tests.support.docblocks import blocks
 

@@ -23,7 +23,7 @@ from ckstore.model.settings.retention_plan import RetentionPlan
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.retain import carry_out
-from ckstore.ops.open import convert
+from ckstore.ops.open import draft_conversion
 from ckstore.training import import_history
 from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save, unseen
@@ -159,7 +159,7 @@ def _half_converted(path: Path, journal: Journal) -> None:
     SCENARIOS["convert"].prepare(path, journal)
     with (
         patch.object(files, "sync_directory", lambda _: None),
-        patch.object(convert, "require", killed),
+        patch.object(draft_conversion, "require", killed),
         suppress(_KilledError),
     ):
         Store.open(path)

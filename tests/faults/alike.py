@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckstore.catalog import forms
+from ckstore.catalog import row_checks
 from ckstore.fs import blob_time
 from ckstore.model.digest import ALGORITHMS, is_digest
 from tests.support.memory import memory_folder
@@ -141,12 +141,12 @@ def _rows(path: str, names_of: dict[str, str]) -> Iterator[str]:
         for end in filter(lambda end: os.path.exists(path + end), ("", "-wal", "-journal")):
             shutil.copyfile(path + end, copy + end)
         with closing(sqlite3.connect(copy)) as catalog:
-            forms.install(catalog)
+            row_checks.install(catalog)
             yield from (str(catalog.execute(f"PRAGMA {what}").fetchall()) for what in _PRAGMAS)
             for name, sql in catalog.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall():
                 yield str(sql)
                 if sql is not None and sql.startswith("CREATE TABLE"):
-                    right = forms.IS_RIGHT if "checksum" in sql else "1"
+                    right = row_checks.IS_RIGHT if "checksum" in sql else "1"
                     rows = catalog.execute(f'SELECT {right} AS right, * FROM "{name}"')
                     columns = [column[0] for column in rows.description]
                     yield from sorted(_row(columns, row, names_of) for row in rows)

@@ -13,7 +13,7 @@ import stat
 from contextlib import closing
 from pathlib import Path
 
-from ckstore.catalog import forms
+from ckstore.catalog import row_checks
 
 CATALOG = "store/catalog.db"
 
@@ -59,7 +59,7 @@ def copy_prepared(prepared: Path, target: Path) -> None:
 
 def _renumber(catalog: Path, numbers: dict[int, int], times: dict[int, tuple[os.stat_result, str]]) -> None:
     with closing(sqlite3.connect(catalog)) as connection, connection:
-        forms.install(connection)
+        row_checks.install(connection)
         columns = connection.execute(
             "SELECT s.name, c.name FROM sqlite_schema AS s, pragma_table_info(s.name) AS c "
             "WHERE s.type = 'table' AND c.name LIKE '%inode%'"
@@ -74,7 +74,7 @@ def _renumber(catalog: Path, numbers: dict[int, int], times: dict[int, tuple[os.
             if before is not None and before.st_ctime_ns == changed_ns:  # no program can set it
                 now = (os.lstat(copy).st_ctime_ns, row)
                 connection.execute("UPDATE checkpoints SET manifest_ctime_ns = ? WHERE id = ?", now)
-            connection.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM} WHERE id = ?", (row,))
+            connection.execute(f"UPDATE checkpoints SET checksum = {row_checks.CHECKSUM} WHERE id = ?", (row,))
 
 
 def _right_rows(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
@@ -82,5 +82,5 @@ def _right_rows(connection: sqlite3.Connection) -> list[tuple[int, int, int]]:
     if not connection.execute("SELECT 1 FROM pragma_table_info('checkpoints') WHERE name = 'checksum'").fetchone():
         return []
     return connection.execute(
-        f"SELECT id, manifest_inode, manifest_ctime_ns FROM checkpoints WHERE {forms.IS_RIGHT}"
+        f"SELECT id, manifest_inode, manifest_ctime_ns FROM checkpoints WHERE {row_checks.IS_RIGHT}"
     ).fetchall()

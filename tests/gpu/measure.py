@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ckstore import CheckpointInfo, Store
-from ckstore.tensors.capture import capture
 from ckstore.tensors.device import fingerprint, streams
+from ckstore.tensors.state_capture import capture
 from tests.bench import states
 from tests.bench.case import sync_file
 from tests.bench.results import machine, versions

@@ -16,12 +16,12 @@ SAVE_ASYNC = {
     "capture": "ckstore.saver.client.client:capture",
     "wait_for_devices": "ckstore.tensors.torch_leaves:wait_for_devices",
     "fingerprints": "ckstore.saver.client.client:_fingerprints",
-    "place": "ckstore.saver.client.unchanged:Bases.place",
+    "place": "ckstore.saver.client.unchanged_storages:Bases.place",
     "take_memory": "ckstore.saver.client.snapshot:SnapshotPool.take",
     "pin": "ckstore.tensors.device.pinned:Pinned.__init__",
-    "enqueue": "ckstore.tensors.device.staging:start",
+    "enqueue": "ckstore.tensors.device.device_copies:start",
     "encode": "ckstore.saver.client.client:encode",
-    "wait_for_copies": "ckstore.tensors.device.staging:Copying.wait",
+    "wait_for_copies": "ckstore.tensors.device.device_copies:Copying.wait",
     "send": "ckstore.saver.client.keeper:SaverKeeper.send_waiting",
 }
 """Of the call of `save_async`; `wait_for_devices` is a part of `head_start` or `capture`."""

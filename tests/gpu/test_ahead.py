@@ -13,8 +13,8 @@ from ckstore import Store
 from ckstore.errors import CannotStore
 from ckstore.saver.client.ahead import HeadStarts
 from ckstore.saver.client.snapshot import SnapshotPool
-from ckstore.tensors.capture import capture
 from ckstore.tensors.device import streams
+from ckstore.tensors.state_capture import capture
 from tests.gpu.streams import StandIn
 from tests.saver.conftest import DEADLINE_S
 from tests.support.states import assert_same

@@ -12,7 +12,7 @@ import torch
 
 from ckstore import Store
 from ckstore.errors import BadInput, SaveFailed
-from ckstore.tensors.device import pinned, staging, streams
+from ckstore.tensors.device import device_copies, pinned, streams
 from tests.gpu.streams import Queued, StandIn
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.support.states import assert_same
@@ -66,7 +66,7 @@ def test_a_source_is_kept_until_its_copy_is_done() -> None:
     kept = weakref.ref(source)
     flat = torch.zeros(source.nbytes, dtype=torch.uint8)
 
-    copying = staging.start([(source, 0)], flat, behind_current=False)
+    copying = device_copies.start([(source, 0)], flat, behind_current=False)
     del source
     gc.collect()
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckstore.tensors.capture import capture
 from ckstore.tensors.device import MIXES, fingerprint
+from ckstore.tensors.state_capture import capture
 from tests.support.requirements import require_cuda
 from tests.support.states import TORCH_DTYPES
 

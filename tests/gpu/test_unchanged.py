@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckstore import Store
 from ckstore.errors import NotUnchanged, StateChanged
-from ckstore.saver.client import unchanged
+from ckstore.saver.client import unchanged_storages
 from ckstore.tensors.device import fingerprint
 from tests.gpu.streams import StandIn
 from tests.saver.conftest import DEADLINE_S
@@ -142,7 +142,7 @@ def test_in_the_background_too_an_unchanged_state_is_not_copied(store: Store, de
 def test_evidence_that_lies_to_a_background_save_is_not_called_a_word_of_the_caller(
     store: Store, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unchanged, "_SEEN_SHARE", 1.0)
+    monkeypatch.setattr(unchanged_storages, "_SEEN_SHARE", 1.0)
     monkeypatch.setattr(fingerprint, "of_storages", lambda sources: [bytes(16)] * len(sources))
     state = {"wide": made("cpu")["wide"]}
     store.save_async(state, step=1).result(DEADLINE_S)

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from ckstore import Store
+from ckstore.containers.parsed_values import Refused
 from ckstore.containers.torch_pickle import read_pickle
-from ckstore.containers.values import Refused
 from ckstore.errors import BadInput, CannotLoad
 from tests.containers.files import pickle_file, torch_file
 from tests.hostile.pickles import (

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore import CheckpointInfo, RetentionPolicy, Store
-from ckstore.catalog import Catalog, forms, upkeep
-from ckstore.catalog.forms import TABLES
+from ckstore.catalog import Catalog, row_checks, upkeep
+from ckstore.catalog.row_checks import TABLES
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreWarning
 from ckstore.model.digest import fan_out, is_digest
 from ckstore.objects.layout import Layout
@@ -182,8 +182,8 @@ def forge_rows(root: Path, table: str, column: str, wrong: object) -> None:
         change(root, f"UPDATE {table} SET {column} = ? WHERE {column} = (SELECT max({column}) FROM {table})", wrong)
     if table == "checkpoints" and column != "checksum":  # else the row would be left out before its form is looked at
         with closing(sqlite3.connect(root / "catalog.db", isolation_level=None)) as connection:
-            forms.install(connection)
-            connection.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM}")
+            row_checks.install(connection)
+            connection.execute(f"UPDATE checkpoints SET checksum = {row_checks.CHECKSUM}")
 
 
 def set_schema(connection: sqlite3.Connection, sql: str, table: str) -> None:

@@ -36,7 +36,7 @@ import ckstore
 from ckstore import BadInput, CannotStore, DamagedBlob, DoesNotFit, RankFailed, RankMismatch, Store
 from ckstore.integrations import dcp
 from ckstore.integrations.dcp import CkstoreReader
-from ckstore.model.manifest.tiles import Block
+from ckstore.model.manifest.tensor_cuts import Block
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.refs.find import open_directory
 from tests.format import reader

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ckstore import BadInput, CkstoreError, NoSuchRef, RankFailed, RunInUse, Store
-from ckstore.ops.save import lineage, save
+from ckstore.ops.save import continuation, save
 from ckstore.training import capture, restore
 from tests.integrations.marks import TRAINS
 from tests.support.requirements import require
@@ -210,7 +210,7 @@ def store(framework: str, tmp_path: Path) -> Store:
 
 def process(store: Store, run: str = "main") -> Store:
     """Return a handle as another process has it."""
-    lineage._drawn.clear()
+    continuation._drawn.clear()
     return Store.open(store.path, run=run)
 
 
@@ -304,7 +304,7 @@ def test_of_two_that_train_at_once_the_first_ends_when_the_second_has_saved(
     framework: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if framework in IN_A_SAVER or framework == "fsspec":
-        pytest.skip("tests/ops/save/test_lineage.py has the saver; fsspec owns no training")
+        pytest.skip("tests/ops/save/test_continuation.py has the saver; fsspec owns no training")
     store = Store.init(tmp_path / "store", run="main")
     real, saved = save._publish, list[str]()
 

@@ -376,7 +376,7 @@ DURABILITY = [
     Mutant(
         "fsync of the run when another process converted its checkpoints",
         "converted-run-not-synced",
-        "convert._rename_all",
+        "draft_conversion._rename_all",
         "        files.sync_directory(layout.checkpoints / run)\n",
         "        if drafts:\n            files.sync_directory(layout.checkpoints / run)\n",
         law("open_half_converted"),
@@ -385,7 +385,7 @@ DURABILITY = [
     Mutant(
         "fsync of refs/ when another process converted the tags",
         "converted-tags-not-synced",
-        "convert.convert",
+        "draft_conversion.convert",
         "(layout.checkpoints, layout.staging, layout.refs)",
         "(layout.checkpoints, layout.staging)",
         law("open_half_converted"),
@@ -394,7 +394,7 @@ DURABILITY = [
     Mutant(
         "the new parent first, for a checkpoint that a draft was replacing when it died",
         "half-replaced-synced-too-late",
-        "convert._publish_replaced",
+        "draft_conversion._publish_replaced",
         "            for folder in (layout.checkpoints / key.run, layout.checkpoints, layout.staging):\n",
         "            for folder in (layout.staging, layout.checkpoints, layout.checkpoints / key.run):\n",
         law("open_draft"),

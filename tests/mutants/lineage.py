@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_TABLE = "tests/ops/save/test_lineage.py"
+_TABLE = "tests/ops/save/test_continuation.py"
 _FRAMEWORKS = "tests/integrations/test_one_training.py"
 
 LINEAGE = [
@@ -74,7 +74,7 @@ LINEAGE = [
     Mutant(
         "a forked process is another training",
         "a-forked-process-is-its-parent",
-        "save.lineage",
+        "save.continuation",
         "os.register_at_fork(after_in_child=_drawn.clear)\n",
         "",
         f"{_TABLE}::test_a_fresh_training_is_refused_and_told_the_lines_that_work[9-save]",

@@ -52,7 +52,7 @@ PARTIES = [
     Mutant(
         "a full bucket is told from wrong credentials",
         "full-bucket-denied",
-        "failures.translated",
+        "engine_errors.translated",
         "code[1] in _FULL_CODES",
         "code[1] in ()",
         "tests/remote/test_engine.py::test_a_full_bucket_is_told_from_wrong_credentials",

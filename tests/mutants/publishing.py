@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 _SUPERSEDED = "tests/ops/save/test_superseded.py"
 _PLACES = "tests/ops/save/test_places.py"
 _ONE_STEP = "tests/cluster/test_one_step.py"
-_CONVERT = "tests/ops/open/test_convert.py"
+_CONVERT = "tests/ops/open/test_draft_conversion.py"
 
 PUBLISHING = [
     Mutant(
@@ -156,7 +156,7 @@ PUBLISHING = [
     Mutant(
         "store.json says that a store was converted when all of it was",
         "converted-said-first",
-        "convert.convert",
+        "draft_conversion.convert",
         "    if is_whole and not tags_left:\n",
         "    if True:\n",
         f"{_CONVERT}::test_one_that_is_locked_for_long_is_left_to_the_next_writer",
@@ -165,7 +165,7 @@ PUBLISHING = [
     Mutant(
         "store.json is rewritten last in a conversion",
         "store-json-first",
-        "convert.convert",
+        "draft_conversion.convert",
         "    is_whole = _publish_replaced(layout, left)\n",
         "    require(context, CHECKPOINT_IDS)\n    is_whole = _publish_replaced(layout, left)\n",
         f"{_CONVERT}::test_a_conversion_that_is_killed_anywhere_loses_nothing[open]",

@@ -934,7 +934,7 @@ REMOTES = [
     Mutant(
         "what relied on a store relies on the remote only when every byte was seen there",
         "converted-unseen",
-        "convert._end",
+        "store_conversion._end",
         "    if problem := attest.lacks(place_of(one.info), one.blobs, read=True):\n",
         '    if problem := "":\n',
         f"{_CONVERT}::test_what_is_damaged_at_the_remote_is_still_read_from_the_store",

@@ -238,7 +238,7 @@ SHARING = [
     Mutant(
         "links are counted while no directory is renamed",
         "links-counted-twice",
-        "survey._counted_again",
+        "store_checks._counted_again",
         "        if _places(layout) != places:\n            continue\n",
         "",
         "tests/ops/verify/test_verify.py::test_what_another_process_renames_under_the_look_at_links_is_no_damage",

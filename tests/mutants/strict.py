@@ -239,7 +239,7 @@ STRICT = [
         "StridedSource.read_into",
         "if self._bits.untyped_storage().nbytes() < self._stop:",
         "if False:",
-        "tests/tensors/test_capture.py::test_a_slice_with_gaps_whose_memory_is_freed_fails_the_save",
+        "tests/tensors/test_state_capture.py::test_a_slice_with_gaps_whose_memory_is_freed_fails_the_save",
         "out of bounds for storage",
     ),
     Mutant(
@@ -248,7 +248,7 @@ STRICT = [
         "StridedSource.changed",
         "was_changed(self.watched)",
         "False",
-        "tests/tensors/test_capture.py::"
+        "tests/tensors/test_state_capture.py::"
         "test_a_slice_with_gaps_is_not_copied_and_any_bytes_of_it_are_those_of_a_row_major_copy",
         "assert",
     ),

@@ -293,7 +293,7 @@ TRAINING = [
     Mutant(
         "a process of the check that hangs shows where",
         "check-hangs-silently",
-        "training.resume_check.process.main",
+        "training.resume_check.check_process.main",
         "faulthandler.dump_traceback_later(task.timeout_s, exit=True)",
         "pass",
         f"{_CHECK}a_loop_that_hangs_is_stopped_and_shows_where",

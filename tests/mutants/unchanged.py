@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_CASES = "tests/saver/test_unchanged.py"
+_CASES = "tests/saver/test_unchanged_storages.py"
 _LAWS = "tests/saver/test_unchanged_laws.py"
 _KEPT = f"{_LAWS}::test_what_is_kept_by_true_words_is_in_the_checkpoint_as_it_is_in_the_trainer"
 _UNDER_WAY = f"{_LAWS}::test_while_the_save_before_is_under_way_or_has_failed_everything_is_copied"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_OBJECTS = "tests/tensors/test_objects.py"
+_OBJECTS = "tests/tensors/test_named_objects.py"
 _PARENTS = "tests/ops/read/test_parents.py"
 _SUMS = "tests/ops/read/test_export_sums.py"
 
@@ -111,7 +111,7 @@ VALUES = [
     Mutant(
         "a field of an object is set without code of its class",
         "field-set-by-setattr",
-        "objects.put_together",
+        "named_objects.put_together",
         "            vars(made)[field] = value  # not by setattr: a property, or __setattr__, would run\n",
         "            setattr(made, field, value)\n",
         f"{_OBJECTS}::test_nothing_of_the_class_is_called_and_no_field_changes_the_class",
@@ -129,7 +129,7 @@ VALUES = [
     Mutant(
         "an object in the state of an optimizer is not stored as a dict, which the next step could not use",
         "optimizer-gets-a-dict",
-        "capture.Walk._stateful",
+        "state_capture.Walk._stateful",
         "            refuse_in_optimizer(value, path)\n",
         "            pass\n",
         f"{_OBJECTS}::test_an_object_that_an_optimizer_would_get_back_as_a_dict_is_refused",
@@ -174,10 +174,10 @@ VALUES = [
     Mutant(
         "what a scheduler holds and a store cannot is left out",
         "function-of-a-scheduler-stored",
-        "beside.without_refused",
+        "extra_values.without_refused",
         "        if _is_storable(value):\n",
         "        if True:\n",
-        "tests/integrations/test_beside.py::test_a_scheduler_keeps_its_own_of_what_cannot_be_stored",
+        "tests/integrations/test_extra_values.py::test_a_scheduler_keeps_its_own_of_what_cannot_be_stored",
         "assert",
     ),
     Mutant(

@@ -24,7 +24,7 @@ from ckstore.errors import InsufficientSpace, RankFailed
 from ckstore.fs import dirfd_stat
 from ckstore.fs import files as seam
 from ckstore.remote import asking
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.store import context_of
 from tests.pairs.world import REMOTE, World, copy_of, files, fresh, same, same_files, state
 from tests.support.crashing import run_and_kill

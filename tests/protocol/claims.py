@@ -299,7 +299,7 @@ class Scenario:
 
 _CLAIMS = "remote.documents.claims.end_claims"
 _REMOVING = "remote.pruning.keep_remote.KeepRemote.apply"
-_PRUNING = "remote.pruning.survey.RemoteSurvey.named"
+_PRUNING = "remote.pruning.needed_digests.RemoteSurvey.named"
 _EVICTING = {
     "evict": "remote.remote_only.evict.evict",
     "word": "objects.documents.remote_only.write_remote_only",

@@ -350,7 +350,7 @@ class Scenario:
 
 _PRUNING = {
     "prune": "remote.pruning.prune.prune",
-    "survey": "remote.pruning.survey.RemoteSurvey.named",
+    "survey": "remote.pruning.needed_digests.RemoteSurvey.named",
     "void": "remote.pruning.intent_record.void",
     "finish": "remote.pruning.intent_record.finish",
 }

@@ -473,5 +473,5 @@ _FUNCTIONS = {
     "judge": "remote.pruning.keep_remote.KeepRemote._judges",
     "forget": "remote.pruning.keep_remote.KeepRemote._forget_here",
     "remove": "remote.pruning.keep_remote.remove_there",
-    "prune": "remote.pruning.survey.RemoteSurvey.named",
+    "prune": "remote.pruning.needed_digests.RemoteSurvey.named",
 }

@@ -12,7 +12,7 @@ from typing import Literal
 from ckstore.errors import RemoteError
 from ckstore.model.settings.settings import StoreSettings
 from ckstore.remote import keys
-from ckstore.remote.documents.info import RemoteInfo
+from ckstore.remote.documents.remote_info import RemoteInfo
 from ckstore.remote.objects import ObjectEntry, Remote
 
 Fault = Literal["fail", "lose", "flip", "stall"]

@@ -18,8 +18,8 @@ from ckstore import CkstoreError, NoSuchRemote, RemoteFull, RetentionPolicy, Sto
 from ckstore.ops import mirrored
 from ckstore.ops.api_calls import describe_error
 from ckstore.remote.documents.claims import claims_at
-from ckstore.remote.mirror import work
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror import mirror_step
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.store import context_of
 from tests.bench.off_node_peers import s3_client
@@ -92,7 +92,7 @@ def mirror(store: Store) -> CkstoreError | None:
 def next_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the clock of the daily listing show a time that is a day later than before."""
     before = mirrored.now
-    for module in (mirrored, work):
+    for module in (mirrored, mirror_step):
         monkeypatch.setattr(module, "now", lambda: before() + timedelta(days=1.1))
 
 

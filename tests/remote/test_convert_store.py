@@ -12,8 +12,8 @@ import pytest
 from ckstore import BadInput, CkstoreError, RetentionPolicy, Store
 from ckstore.ops import config_file
 from ckstore.remote import push as pushing
-from ckstore.remote.mirror.work import Mirror
-from ckstore.remote.remote_only import convert as converting
+from ckstore.remote.mirror.mirror_step import Mirror
+from ckstore.remote.remote_only import store_conversion as converting
 from ckstore.store import context_of
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
@@ -114,7 +114,7 @@ def test_what_is_damaged_at_the_remote_is_still_read_from_the_store(
             file.write(b"\0\1\2\3")
         return report
 
-    monkeypatch.setattr("ckstore.remote.remote_only.convert.push", damaged)
+    monkeypatch.setattr("ckstore.remote.remote_only.store_conversion.push", damaged)
     with pytest.raises(CkstoreError, match="is damaged"):
         relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
 

@@ -22,7 +22,7 @@ import pytest
 
 from ckstore.errors import RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable
 from ckstore.remote.objects import Objects
-from ckstore.remote.service import calls, engine
+from ckstore.remote.service import engine, engine_calls
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.in_directory import DirectoryObjects
@@ -83,7 +83,7 @@ def test_a_write_of_many_parts_may_take_longer_than_other_calls(
         return real(*args, **how)
 
     monkeypatch.setattr(obstore, "put", slow)
-    monkeypatch.setattr(calls, "_CALL_S", 0.2)
+    monkeypatch.setattr(engine_calls, "_CALL_S", 0.2)
     monkeypatch.setattr(engine, "_MULTIPART_BYTES", 2**20)
     monkeypatch.setattr(engine, "_PART_BYTES", 2**19)
     objects = ServiceObjects(memory)

@@ -19,11 +19,11 @@ from ckstore.remote import pull as pulling
 from ckstore.remote import push as pushing
 from ckstore.remote import push_plan as planning
 from ckstore.remote import transfer
-from ckstore.remote.mirror import work
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror import mirror_step
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning import keep_remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
-from ckstore.remote.pruning.survey import remove_documents
+from ckstore.remote.pruning.needed_digests import remove_documents
 from ckstore.remote.remote_only import evict as evicting
 from ckstore.remote.service.target import Target
 from ckstore.saver.server import mirror as process
@@ -140,7 +140,7 @@ def test_a_duty_of_the_mirror_that_fails_stops_no_other_one(
         return do
 
     for name in ("keep_local", "prune"):
-        monkeypatch.setattr(work, name, doing(name))
+        monkeypatch.setattr(mirror_step, name, doing(name))
     monkeypatch.setattr(KeepRemote, "apply", doing("KeepRemote"))
     mirror = Mirror(context_of(store))
     mirror.tidy()

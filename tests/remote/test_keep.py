@@ -8,9 +8,9 @@ import pytest
 
 from ckstore import BadInput, RetentionPlan, RetentionPolicy, Store
 from ckstore.remote import keys
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
-from ckstore.remote.service.entries import open_objects
+from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.target import Target
 from ckstore.remote.small_objects import tag_bytes
 from ckstore.store import context_of

@@ -13,8 +13,8 @@ from ckstore.model.times import time_of_text
 from ckstore.ops import mirrored
 from ckstore.remote import keys
 from ckstore.remote.documents.claims import claims_at
-from ckstore.remote.mirror import work
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror import mirror_step
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.store import context_of
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
@@ -51,7 +51,7 @@ def all_steps(store: Store) -> None:
 
 def later(monkeypatch: pytest.MonkeyPatch, days: float = 1.0) -> None:
     real = mirrored.now
-    for module in (mirrored, work):
+    for module in (mirrored, mirror_step):
         monkeypatch.setattr(module, "now", lambda: real() + timedelta(days=days))
 
 

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RetentionPolicy, Store
 from ckstore.model.times import time_of_text
 from ckstore.ops import mirrored
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting

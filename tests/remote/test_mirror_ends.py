@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ckstore import Store
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
 from ckstore.saver.server.ending import Ended, Ending

@@ -14,9 +14,9 @@ from click.testing import CliRunner
 
 from ckstore import RemoteError, RetentionPolicy, RunIsOwned, Store
 from ckstore.remote import keys
-from ckstore.remote.documents.owner import LIFE_S, read_owner
+from ckstore.remote.documents.run_owner import LIFE_S, read_owner
 from ckstore.remote.mirror import ownership
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.store import context_of

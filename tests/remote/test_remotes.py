@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, Store
-from ckstore.remote.documents.info import RemoteInfo
+from ckstore.remote.documents.remote_info import RemoteInfo
 from ckstore.remote.service import engine
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.calls import CallThreads
 from ckstore.remote.service.engine import ServiceObjects
-from ckstore.remote.service.entries import open_objects
-from ckstore.remote.service.probe import probe
+from ckstore.remote.service.engine_calls import CallThreads
+from ckstore.remote.service.remote_entries import open_objects
+from ckstore.remote.service.service_probe import probe
 from ckstore.remote.service.target import Target, parse_target
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import BUCKET, KEY, SECRET, Habits, Service, s3_service

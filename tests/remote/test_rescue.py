@@ -19,8 +19,8 @@ import pytest
 from ckstore import CkstoreWarning, DamagedBlob, NoWholeCheckpoint, RemoteError, Store
 from ckstore.objects.staging import Staging
 from ckstore.remote import keys
-from ckstore.remote.remote_only import copies
-from ckstore.remote.service.entries import open_objects
+from ckstore.remote.remote_only import remote_copies
+from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.target import Target
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture
@@ -231,13 +231,13 @@ def test_on_a_full_disk_the_load_gets_the_bytes(store: Store, monkeypatch: pytes
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the digests that are asked for at remotes, as they are."""
     asked: list[str] = []
-    real = copies._read_blob
+    real = remote_copies._read_blob
 
     def counting(source: Any, blob: Any, places: Any) -> Any:
         asked.append(blob.digest)
         return real(source, blob, places)
 
-    monkeypatch.setattr(copies, "_read_blob", counting)
+    monkeypatch.setattr(remote_copies, "_read_blob", counting)
     return asked
 
 
@@ -358,7 +358,7 @@ def test_several_readers_fetch_the_blob_once(store: Store, memory: Target, monke
 def test_a_remote_that_does_not_answer_is_waited_for_once(
     tmp_path: Path, through: Target, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "CONTACT_S", 1.0)
+    monkeypatch.setattr(remote_copies, "CONTACT_S", 1.0)
     with Store.init(tmp_path / "far", chunk_bytes=MIB) as far:
         far.remotes.add("slow", through.address, endpoint=through.endpoint, region="us-east-1")
         far.save(state(3), step=3)

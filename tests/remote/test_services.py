@@ -17,7 +17,7 @@ import pytest
 from ckstore import RemoteError, Store
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
-from ckstore.remote.service.probe import probe
+from ckstore.remote.service.service_probe import probe
 from ckstore.remote.service.target import Target
 from tests.support.object_services import azurite_service, moto_service, rclone_service
 from tests.support.s3_server import BUCKET, Service

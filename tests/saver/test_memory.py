@@ -20,7 +20,7 @@ from ckstore.saver.client import process as module
 from ckstore.saver.client import snapshot
 from ckstore.saver.client.process import SaverProcess
 from ckstore.saver.client.snapshot import places_of
-from ckstore.tensors.capture import capture
+from ckstore.tensors.state_capture import capture
 from tests.saver.conftest import DEADLINE_S, wait_for
 
 

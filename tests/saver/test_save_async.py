@@ -38,7 +38,7 @@ from ckstore.saver.client.process import MARK
 from ckstore.saver.client.queue import SaverLimits
 from ckstore.saver.client.snapshot import Snapshot, places_of
 from ckstore.saver.server.main import carry_out
-from ckstore.tensors.capture import capture
+from ckstore.tensors.state_capture import capture
 from ckstore_cli.app import app
 from tests.cli.test_command_line_page import keys, section
 from tests.faults.shim import Family, Fault, environment

@@ -18,7 +18,7 @@ from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.manifest import Description, LeafRecord
 from ckstore.model.saver.messages import Order
 from ckstore.model.training_identity import Parent
-from ckstore.saver.client.unchanged import SnapshotPlan, UnchangedBases, UnchangedNames
+from ckstore.saver.client.unchanged_storages import SnapshotPlan, UnchangedBases, UnchangedNames
 from tests.saver.conftest import DEADLINE_S
 from tests.support.examples import examples
 from tests.support.stores import check_store

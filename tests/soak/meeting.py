@@ -41,9 +41,9 @@ from ckstore.ops.save import commit, save
 from ckstore.ops.verify import verify
 from ckstore.remote import remotes
 from ckstore.remote.documents.claims import claims_at
-from ckstore.remote.documents.owner import read_owner
-from ckstore.remote.mirror import work
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.documents.run_owner import read_owner
+from ckstore.remote.mirror import mirror_step
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_opener import named_remote
@@ -91,8 +91,8 @@ def scale_times() -> None:
     for module, name, value in (
         (starting, "start", lambda *_: None),
         (starting, "wake", lambda *_, **__: None),
-        (work, "_PRUNE_PAUSE_S", 0.0),
-        (work, "GRACE_S", 0.0),
+        (mirror_step, "_PRUNE_PAUSE_S", 0.0),
+        (mirror_step, "GRACE_S", 0.0),
         (remotes, "LEAST_GRACE_S", 0.0),
     ):
         setattr(module, name, value)

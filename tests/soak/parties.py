@@ -24,7 +24,7 @@ from ckstore.errors import (
     RunIsOwned,
     StepExists,
 )
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.saver.mirror import lock_mirror
 from ckstore.store import context_of
 from tests.soak import doomed

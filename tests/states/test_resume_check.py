@@ -70,7 +70,7 @@ def with_workers_that_stay() -> Loop:
 def python() -> Iterator[Path]:
     """A Python that starts quickly."""
     require_c_compiler()
-    with warm_bin("torch", "torch._dynamo", "ckstore.training.resume_check.process") as folder:
+    with warm_bin("torch", "torch._dynamo", "ckstore.training.resume_check.check_process") as folder:
         yield folder / "python"
 
 

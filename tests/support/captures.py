@@ -9,16 +9,16 @@ from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.manifest import BlobRecord, Description, Extent, LeafKind, Manifest, StorageRecord, render
 from ckstore.model.manifest.parse import parse_manifest
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.capture import Captured, capture
-from ckstore.tensors.layout import StorageMemory
-from ckstore.tensors.restore import build, needed_storages
+from ckstore.tensors.memory_layout import StorageMemory
+from ckstore.tensors.state_capture import Captured, capture
+from ckstore.tensors.state_restore import build, needed_storages
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.tensors.targets.comparison import LoadRules
+    from ckstore.tensors.targets.load_comparison import LoadRules
 
 
 def bytes_of(source: ByteSource) -> bytes:

@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ckstore.catalog import forms
-from ckstore.catalog.values import encode_stamp
+from ckstore.catalog import row_checks
+from ckstore.catalog.answers import encode_stamp
 from ckstore.model.manifest.info import Stamp
 
 
@@ -37,12 +37,12 @@ def forge_stamps(catalog: Path, checkpoint: Path, *, where: str = "1") -> None:
     """Have the rows of checkpoints `where` say that they are of this directory, as it is now."""
     stamp = Stamp.of(checkpoint.stat().st_ino, (checkpoint / "manifest.json").stat())
     with closing(sqlite3.connect(catalog, isolation_level=None)) as connection:
-        forms.install(connection)
+        row_checks.install(connection)
         names = ("dir_inode", "manifest_inode", "manifest_mtime_ns", "manifest_ctime_ns")
         connection.execute(
             f"UPDATE checkpoints SET {', '.join(f'{n} = ?' for n in names)} WHERE {where}", encode_stamp(stamp)
         )
-        connection.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM}")
+        connection.execute(f"UPDATE checkpoints SET checksum = {row_checks.CHECKSUM}")
 
 
 def change(store: Path, table: str, column: str, value: Any, *, where: str, forged: bool = False) -> bool:
@@ -57,12 +57,12 @@ def change(store: Path, table: str, column: str, value: Any, *, where: str, forg
         forged: Write the right checksums, too.
     """
     with closing(sqlite3.connect(store / "catalog.db", isolation_level=None)) as connection:
-        forms.install(connection)
+        row_checks.install(connection)
         connection.execute("PRAGMA foreign_keys=OFF")
         try:
             connection.execute(f'UPDATE {table} SET "{column}" = ? WHERE {where}', (value,))
         except sqlite3.IntegrityError:
             return False
         if forged and column != "checksum":
-            connection.execute(f"UPDATE checkpoints SET checksum = {forms.CHECKSUM}")
+            connection.execute(f"UPDATE checkpoints SET checksum = {row_checks.CHECKSUM}")
     return True

@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[2]
 SAVE_AND_LOAD = """
 import sys
 {setup}
-from ckstore.tensors.capture import capture
+from ckstore.tensors.state_capture import capture
 from ckstore.tensors.targets.into import plan_into
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.restore import build
+from ckstore.tensors.state_restore import build
 state = {state}
 captured = capture(state)
 def memory(storage):

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.tensors.capture import capture
 from ckstore.tensors.plain_values import NUMBERS_FROM_COUNT, pack_numbers, unpack_numbers
+from ckstore.tensors.state_capture import capture
 from tests.support.captures import Saved
 from tests.support.states import floats
 
@@ -79,7 +79,7 @@ def test_a_long_list_that_another_thread_changes_is_what_it_was(
         change(many)
         return packed
 
-    monkeypatch.setattr("ckstore.tensors.capture.pack_numbers", meanwhile)
+    monkeypatch.setattr("ckstore.tensors.state_capture.pack_numbers", meanwhile)
 
     assert Saved({"losses": many}).load() == {"losses": list(range(3000))}
 

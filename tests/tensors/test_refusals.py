@@ -20,7 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ckstore.errors import CannotStore
-from ckstore.tensors.capture import capture
+from ckstore.tensors.state_capture import capture
 
 
 def hidden() -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from ckstore.tensors.capture import capture
+from ckstore.tensors.state_capture import capture
 from tests.support.captures import Saved, bytes_of
 from tests.support.states import assert_same, every_state, plain_states, states
 

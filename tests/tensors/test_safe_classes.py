@@ -16,9 +16,9 @@ import torch
 
 import ckstore
 from ckstore.errors import BadInput, CannotStore
-from ckstore.tensors.capture import capture
 from ckstore.tensors.named import safe_classes
-from ckstore.tensors.restore import build
+from ckstore.tensors.state_capture import capture
+from ckstore.tensors.state_restore import build
 from tests.support.captures import Saved
 from tests.support.states import assert_same
 

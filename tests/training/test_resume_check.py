@@ -32,7 +32,9 @@ _REASON = "the data loader keeps no place in the data: it begins an epoch, and w
 def python() -> Iterator[Path]:
     """A Python that has imported what each process of a check imports."""
     require_c_compiler()
-    with warm_bin("torch", "torch._dynamo", "torch.utils.data", "ckstore.training.resume_check.process") as folder:
+    with warm_bin(
+        "torch", "torch._dynamo", "torch.utils.data", "ckstore.training.resume_check.check_process"
+    ) as folder:
         yield folder / "python"
 
 

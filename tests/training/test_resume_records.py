@@ -23,7 +23,7 @@ from ckstore.training.resume_check.records import (
     number_distance,
     unused,
 )
-from ckstore.training.resume_check.values import distance
+from ckstore.training.resume_check.tensor_distance import distance
 
 _EXACT = Tolerance()
 _NEAR = Tolerance(rtol=0.1)

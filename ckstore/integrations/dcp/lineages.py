@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckstore.model.training_identity import Parent
-from ckstore.ops.save.lineage import know_training
+from ckstore.ops.save.continuation import know_training
 from ckstore.store import Store, context_of
 
 Continues = dict[str, Parent]

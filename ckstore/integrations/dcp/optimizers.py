@@ -8,7 +8,7 @@ from typing import Any
 from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import unwrapped
-from ckstore.tensors.restore import build_with
+from ckstore.tensors.state_restore import build_with
 from ckstore.tensors.walks import DICTS, leaf_numbers
 
 _GROUPS, _STATE, _PARAMETERS, _NAMES = "param_groups", "state", "params", "param_names"

@@ -35,18 +35,18 @@ from ckstore.integrations.dcp.optimizers import SavedOptimizers
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
-from ckstore.model.manifest.tiles import block_of, in_bytes
+from ckstore.model.manifest.tensor_cuts import block_of, in_bytes
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.api_calls import api_call
-from ckstore.ops.read.entries import StateValue, entries_of
+from ckstore.ops.read.dcp_entries import StateValue, entries_of
 from ckstore.ops.read.load import continue_from, lose_parents
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.ops.refs.find import open_directory
 from ckstore.store import RefLike, Store, context_of
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.restore import build_with, make_leaf
+from ckstore.tensors.state_restore import build_with, make_leaf
 from ckstore.tensors.torch_leaves import DTYPES
 from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.training.newest import untried

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from ckstore.errors import BadInput, CannotStore, RankMismatch
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.words import some_of
-from ckstore.tensors.capture import capture
+from ckstore.tensors.state_capture import capture
 
 _COMPARED_MOST_BYTES = 2**20
 """Larger tensors are not compared: hashing them would take every rank as long as saving them takes one rank."""

@@ -24,7 +24,7 @@ from ckstore.model.names import expanded, is_run
 from ckstore.model.training_identity import Parent
 from ckstore.objects.publish import IfExists
 from ckstore.ops.read.committed_file import BUFFER_BYTES
-from ckstore.ops.save.lineage import parent_at
+from ckstore.ops.save.continuation import parent_at
 from ckstore.store import Store, context_of
 
 _TRANSACTION = "with fs.transaction: its files become visible together when it ends"

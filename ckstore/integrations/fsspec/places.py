@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs.dirfd_stat import resolved
-from ckstore.model.manifest.files import FileSummary, followed
+from ckstore.model.manifest.committed_files import FileSummary, followed
 from ckstore.model.names import STEP_PATTERN, check_own_run, check_step
 from ckstore.ops.save.gather import step_in_name
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ckstore.model.brief import brief
-from ckstore.model.reports.held import DeletedFile
+from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.model.words import counted, printable
 
 Level = Literal["ok", "note", "warning", "error"]

@@ -18,7 +18,7 @@ class ByteSource(Protocol):
 
     @property
     def on_device(self) -> bool:
-        """Whether they lie on a device; then it has `device_parts` (`tensors/device/staging`)."""
+        """Whether they lie on a device; then it has `device_parts` (`tensors/device/device_copies`)."""
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes of the live memory, read-only and uncopied."""

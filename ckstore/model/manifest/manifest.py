@@ -15,7 +15,7 @@ from ckstore.model.manifest.health import Health
 from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - a name of here, too
 from ckstore.model.manifest.stored import BlobRecord as BlobRecord  # noqa: PLC0414 - the same
 from ckstore.model.manifest.stored import Encoding
-from ckstore.model.manifest.tiles import Block, Sizes
+from ckstore.model.manifest.tensor_cuts import Block, Sizes
 
 MANIFEST_FORMAT, MANIFEST_VERSION = "ckstore-manifest", 1
 SHARDS = "shards"

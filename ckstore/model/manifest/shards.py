@@ -8,7 +8,7 @@ from typing import Any
 
 from ckstore.model.document import refuse, shown
 from ckstore.model.manifest.manifest import MAX_DEPTH, DcpValue, Extent, RankRecord, Tiling
-from ckstore.model.manifest.tiles import TILE_DIMENSIONS_MOST, Block, Sizes, fill_exactly
+from ckstore.model.manifest.tensor_cuts import TILE_DIMENSIONS_MOST, Block, Sizes, fill_exactly
 
 WORLD_SIZE_MOST = 2**20
 ATTEMPT_MOST_CHARS = 200

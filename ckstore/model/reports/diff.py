@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckstore.model.brief import brief
-from ckstore.model.manifest.files import FileChange
+from ckstore.model.manifest.committed_files import FileChange
 from ckstore.model.sizes import size_text
 from ckstore.model.words import in_lines, named, number_text, printable
 

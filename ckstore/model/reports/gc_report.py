@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ckstore.model.brief import brief
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.held import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
+from ckstore.model.reports.held_blobs import HeldBlob, LinkedBlob, PlannedBlob, by_holder, by_reason, held_size, named
 from ckstore.model.reports.retention_report import RetentionReport, Skipped
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, first_of, printable, some_of

@@ -16,7 +16,7 @@ from ckstore.model.digest import is_digest
 from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.gc_report import GcPlan, NextToFree
-from ckstore.model.reports.held import LinkedBlob, PlannedBlob
+from ckstore.model.reports.held_blobs import LinkedBlob, PlannedBlob
 from ckstore.objects import trash
 from ckstore.objects.collector import Collected
 from ckstore.objects.generations import other_generations

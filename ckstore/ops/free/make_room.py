@@ -16,7 +16,7 @@ from functools import partial
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs.lock_files import service_failed
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.held import HeldBlob, by_reason, held_size
+from ckstore.model.reports.held_blobs import HeldBlob, by_reason, held_size
 from ckstore.model.settings.free_space import Amount, Way, advice, shortest
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry, RetentionPlan

@@ -218,7 +218,7 @@ def recover(context: Context) -> list[str]:
         # Even if the trial failed: other processes may have made the directories and died (rule F).
         _make_store_durable(context)
     if CHECKPOINT_IDS not in context.settings.requires:
-        from ckstore.ops.open.convert import convert  # few stores are of a draft
+        from ckstore.ops.open.draft_conversion import convert  # few stores are of a draft
 
         # Before the sweep, to which what a draft was replacing looks like a dead save.
         notes += [f"not converted: {text}" for text in convert(context).left]

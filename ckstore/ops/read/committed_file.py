@@ -9,10 +9,10 @@ from collections.abc import Callable
 from itertools import accumulate, pairwise
 from typing import Any
 
-from ckstore.containers.values import STATE_SUFFIXES
+from ckstore.containers.parsed_values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotLoad, DamagedBlob, NoSuchFile, NoSuchRef
 from ckstore.model.document import shown
-from ckstore.model.manifest.files import followed
+from ckstore.model.manifest.committed_files import followed
 from ckstore.model.manifest.manifest import FileRecord, Manifest
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.api_calls import api_call

@@ -24,7 +24,7 @@ from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord, Node
 from ckstore.model.manifest.python_values import TORCH_NAMED, is_python_value
 from ckstore.tensors.described import DescribedLeaf, DescribedObject, DescribedParts, Place
-from ckstore.tensors.layout import row_major
+from ckstore.tensors.memory_layout import row_major
 
 _SHOWN_CHARS = 200
 

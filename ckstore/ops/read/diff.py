@@ -9,7 +9,7 @@ from dataclasses import replace
 from ckstore.errors import BadInput
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.manifest import LeafRecord
-from ckstore.model.reports.comparison import diff_manifests, spellings_of
+from ckstore.model.reports.checkpoint_comparison import diff_manifests, spellings_of
 from ckstore.model.reports.diff import Diff, LeafChange
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.context import Context
@@ -70,7 +70,7 @@ def _measured(
 ) -> LeafChange:
     """Read a tensor of both checkpoints and compare them; one tensor at a time is in memory."""
     from ckstore.tensors.compare import largest_difference
-    from ckstore.tensors.restore import make_leaf
+    from ckstore.tensors.state_restore import make_leaf
 
     if (old.kind, old.shape) != (new.kind, new.shape) or old.kind not in ("torch", "numpy") or 0 in new.shape:
         return change

@@ -19,7 +19,7 @@ from ckstore.model.manifest.state_json import PlainValues, plain_values
 from ckstore.model.names import plain, spelled
 from ckstore.ops.read.load import Select, as_filter
 from ckstore.tensors.files.quantized_names import QuantizedNames
-from ckstore.tensors.layout import row_major
+from ckstore.tensors.memory_layout import row_major
 
 UNHELD_MOST_BYTES = 64 * 2**10  # what safetensors cannot hold goes into a JSON file up to this size
 TEXT_MOST_BYTES = 16 * 2**20  # the same for bytes and strings

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ckstore.containers.file_value import FileValue, read_value
-from ckstore.containers.values import Refused
+from ckstore.containers.parsed_values import Refused
 from ckstore.errors import BadInput, CannotLoad, CannotStore
 from ckstore.fs.memory_file import memory_file
 from ckstore.model.digest import Algorithm, algorithm_of

@@ -25,14 +25,14 @@ from ckstore.ops.read.storage_read import (
 )
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.allocation import wrap
-from ckstore.tensors.restore import build, check_device, needed_storages
+from ckstore.tensors.state_restore import build, check_device, needed_storages
 from ckstore.tensors.walks import value_names
 
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
-    from ckstore.tensors.layout import StorageMemory
+    from ckstore.tensors.memory_layout import StorageMemory
 
 _SAID_BYTES = 2**20
 

@@ -19,15 +19,15 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
 from ckstore.ops.read.committed_file import loadable
+from ckstore.ops.read.common_pieces import HeldExtents, old_pieces, unchanged
 from ckstore.ops.read.file_state import state_of
 from ckstore.ops.read.load import Select, as_filter, check_selection, continue_from, lose_parents
 from ckstore.ops.read.storage_read import Tally, check_room, read_memories, read_storages, stream_storages
-from ckstore.ops.read.unchanged import HeldExtents, old_pieces, unchanged
 from ckstore.ops.refs.find import AnyRef, open_directory, read_checkpoint_into
-from ckstore.tensors.restore import make_leaf
+from ckstore.tensors.state_restore import make_leaf
 from ckstore.tensors.targets.advice import Load, advice
-from ckstore.tensors.targets.comparison import Differences, LoadRules
 from ckstore.tensors.targets.into import IntoPlan, plan_into
+from ckstore.tensors.targets.load_comparison import Differences, LoadRules
 from ckstore.tensors.targets.renames import check_rename
 
 Strict = bool | str | Sequence[str]

@@ -16,7 +16,7 @@ from ckstore.fs import dirfd_stat
 from ckstore.fs.host.mounts import examine
 from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.brief import BriefList, brief
-from ckstore.model.manifest.files import FileSummary, summaries
+from ckstore.model.manifest.committed_files import FileSummary, summaries
 from ckstore.model.manifest.health import Health
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.leaf_records import itemsize
@@ -33,14 +33,14 @@ from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.notices import warn
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile, file_record
-from ckstore.ops.read.entries import TensorNames
+from ckstore.ops.read.dcp_entries import TensorNames
 from ckstore.ops.read.load import Select, load_open
 from ckstore.ops.read.regions import RegionReader
 from ckstore.ops.read.storage_read import check_bound, check_room, read_memories
 from ckstore.ops.refs.find import AnyRef, open_directory
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.layout import StorageMemory
-from ckstore.tensors.restore import LeafMaker, build_with, is_empty, make_leaf
+from ckstore.tensors.memory_layout import StorageMemory
+from ckstore.tensors.state_restore import LeafMaker, build_with, is_empty, make_leaf
 from ckstore.tensors.walks import leaf_numbers
 
 _FEWER_ROWS = "read fewer rows at once, as with [a:b]"

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Self
 
 from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
-from ckstore.model.manifest.tiles import Band, Block, Sizes, bands, flat_start
+from ckstore.model.manifest.tensor_cuts import Band, Block, Sizes, bands, flat_start
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader
 from ckstore.objects.remote_pieces import Part

@@ -18,7 +18,7 @@ from ckstore.objects.remote_pieces import Part
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate, allocate_on_device
-from ckstore.tensors.layout import StorageMemory
+from ckstore.tensors.memory_layout import StorageMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Extent, LeafKind
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
-    from ckstore.ops.read.unchanged import HeldExtents, OldPieces
+    from ckstore.ops.read.common_pieces import HeldExtents, OldPieces
     from ckstore.tensors.device.feed import DeviceMemory
 
 # In the page cache a load is a copy and a hash: more threads than cores push each other's bytes out (docs/adr/0007).

@@ -18,12 +18,12 @@ from ckstore.fs.holders import deleted_but_open
 from ckstore.fs.host import machine, probe
 from ckstore.fs.host.crossing import said_of_projects
 from ckstore.fs.owner import may_give
-from ckstore.model.doctor import abilities, contents, owners
+from ckstore.model.doctor import ability_checks, contents, owners
 from ckstore.model.doctor.finding import DoctorFinding, DoctorReport, ok
 from ckstore.model.doctor.place import check_place
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import key_of
-from ckstore.model.reports.held import DeletedFile
+from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.remote_only import holders_at
@@ -74,7 +74,7 @@ def _place(context: Context) -> Findings:
 def _space(context: Context) -> Findings:
     room = dirfd_stat.free_space(context.layout.path)
     newest = next(iter(infos(context, newest=1)), None)
-    facts = abilities.SpaceFacts(
+    facts = ability_checks.SpaceFacts(
         total_bytes=room.total_bytes,
         free_bytes=room.free_bytes,
         total_inodes=room.total_inodes,
@@ -83,36 +83,36 @@ def _space(context: Context) -> Findings:
         reserve_bytes=reserve.kept_bytes(context.layout),
         reserve_wanted_bytes=reserve.wanted_bytes(context.layout),
     )
-    yield abilities.check_bytes(facts)
-    yield abilities.check_inodes(facts)
-    yield abilities.check_reserve(facts)
+    yield ability_checks.check_bytes(facts)
+    yield ability_checks.check_inodes(facts)
+    yield ability_checks.check_reserve(facts)
 
 
 def _machine(context: Context) -> Findings:
-    facts = abilities.AbilityFacts(
+    facts = ability_checks.AbilityFacts(
         read_ahead_kib=machine.read_ahead_kib(context.layout.path),
         direct_io_bytes=statx.direct_io_bytes(context.layout.settings),
         open_files=machine.open_files_limit(),
     )
-    yield abilities.check_dirty(machine.dirty_pages())
-    yield abilities.check_read_ahead(facts)
-    yield abilities.check_direct_io(facts)
-    yield abilities.check_open_files(facts)
+    yield ability_checks.check_dirty(machine.dirty_pages())
+    yield ability_checks.check_read_ahead(facts)
+    yield ability_checks.check_direct_io(facts)
+    yield ability_checks.check_open_files(facts)
 
 
 def _abilities(context: Context) -> Findings:
     layout = context.layout
     may_write = may_write_in(layout.staging)
     wrong = _try_links(context) if may_write else None
-    facts = abilities.AbilityFacts(
+    facts = ability_checks.AbilityFacts(
         links=wrong,
         projects=_projects(layout) if may_write else "",
         lease="shared" if context.shared else _lease(layout),
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
-    yield abilities.check_links(facts)
-    yield abilities.check_lease(facts)
-    yield abilities.check_reflink(facts)
+    yield ability_checks.check_links(facts)
+    yield ability_checks.check_lease(facts)
+    yield ability_checks.check_reflink(facts)
 
 
 def _lease(layout: Layout) -> str:
@@ -140,7 +140,7 @@ def _projects(layout: Layout) -> str:
 def _sqlite(_context: Context) -> Findings:
     from ckstore.catalog.connection import sqlite_version
 
-    yield abilities.check_sqlite(abilities.AbilityFacts(sqlite=sqlite_version()))
+    yield ability_checks.check_sqlite(ability_checks.AbilityFacts(sqlite=sqlite_version()))
 
 
 def _catalog(context: Context) -> Findings:
@@ -171,8 +171,8 @@ def _files(context: Context) -> Findings:
     yield owners.check_owner(facts)
     yield owners.check_permissions(facts)
     yield owners.check_layout(probe.misplaced(layout.root, layout.directories))
-    limits = abilities.AbilityFacts(link_limit=machine.link_limit(layout.path), link_most=found.link_most)
-    yield abilities.check_headroom(limits)
+    limits = ability_checks.AbilityFacts(link_limit=machine.link_limit(layout.path), link_most=found.link_most)
+    yield ability_checks.check_headroom(limits)
 
 
 def _staging(context: Context) -> Findings:

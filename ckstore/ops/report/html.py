@@ -16,7 +16,7 @@ from ckstore.model.doctor.finding import age_words
 from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.event import Event
-from ckstore.model.reports.held import Holder
+from ckstore.model.reports.held_blobs import Holder
 from ckstore.model.saver.status import SaverStatus
 from ckstore.model.sizes import size_text
 from ckstore.model.times import seconds_text, time_of_text

@@ -16,7 +16,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.metric_names import Mode
 from ckstore.model.reports.event import Event
 from ckstore.model.reports.gc_report import Waiting
-from ckstore.model.reports.held import Holder
+from ckstore.model.reports.held_blobs import Holder
 from ckstore.model.reports.usage import Usage
 from ckstore.model.saver.status import SaverStatus
 from ckstore.model.settings.retention_plan import RetentionPlan

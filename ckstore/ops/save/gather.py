@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckstore.containers.values import STATE_SUFFIXES
+from ckstore.containers.parsed_values import STATE_SUFFIXES
 from ckstore.errors import BadInput, CannotStore
 from ckstore.fs.tree import Entry, foreign, look_at, walk
 from ckstore.model.document import parse_foreign

@@ -68,7 +68,7 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
     # `step`: None: the next one. `ref`: the saver looks up this parent; empty: it is looked up here.
     from ckstore.model.manifest.describe import describe
     from ckstore.ops.refs.find import find
-    from ckstore.ops.save.lineage import parent_at
+    from ckstore.ops.save.continuation import parent_at
     from ckstore.ops.save.save import Request
 
     named = None if ref else options.get("parent")

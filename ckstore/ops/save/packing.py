@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckstore.catalog.values import Counted, PieceLocation
+from ckstore.catalog.answers import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.saver.messages import Order, ReusedStorage
     from ckstore.ops.context import Context
-    from ckstore.tensors.device.staging import DeviceSource
+    from ckstore.tensors.device.device_copies import DeviceSource
 
 NEXT = "save again: the next save copies everything"
 

@@ -69,8 +69,8 @@ from ckstore.ops.pace import PhaseTimer
 from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
+from ckstore.ops.save.continuation import RunGuard, changed_configuration, described, parent_in, training_of
 from ckstore.ops.save.health import Judged, check_of, judged, lineage_of
-from ckstore.ops.save.lineage import RunGuard, changed_configuration, described, parent_in, training_of
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import RecordedSource, state_changed
@@ -79,13 +79,13 @@ from ckstore.ops.save.saver_of import name_saver
 from ckstore.ops.save.subscribers import tell_subscribers
 from ckstore.ops.save.write import StorageLocations, store_sources
 from ckstore.ops.touch import renew_used
-from ckstore.tensors.capture import Captured, capture
+from ckstore.tensors.state_capture import Captured, capture
 from ckstore.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ckstore.catalog.values import Counted
+    from ckstore.catalog.answers import Counted
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.publish import IfExists, Outcome, Rule
     from ckstore.ops.context import Origin

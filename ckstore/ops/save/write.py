@@ -28,7 +28,7 @@ from ckstore.ops.save.recorded import RecordedChunk, RecordedSource, state_chang
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ckstore.catalog.values import Counted, PieceLocation
+    from ckstore.catalog.answers import Counted, PieceLocation
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.model.manifest.lineage import CountedPieces
     from ckstore.model.reports.progress import Progress
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ckstore.ops.save.health import HealthCheck
     from ckstore.ops.save.recheck import Recheck
     from ckstore.ops.save.recorded import DeviceChunks
+    from ckstore.tensors.device.device_copies import DeviceSource
     from ckstore.tensors.device.feed import DeviceReader
-    from ckstore.tensors.device.staging import DeviceSource
 
 # Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
 _LOOK_S = 0.1

@@ -21,7 +21,7 @@ from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.objects.trash import names_in
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
-from ckstore.ops.verify.copies import Copies
+from ckstore.ops.verify.blob_copies import Copies
 
 _FRESH = ".manifest-new"
 

@@ -24,7 +24,7 @@ from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import Context, RemoteCopySource
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
-from ckstore.ops.verify.copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
+from ckstore.ops.verify.blob_copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
 from ckstore.ops.verify.manifests import repair_manifest
 from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
 

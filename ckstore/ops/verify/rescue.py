@@ -32,7 +32,7 @@ from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, RemoteAnswer, RemoteCopySource
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
-from ckstore.ops.verify.copies import Copies, Wanted
+from ckstore.ops.verify.blob_copies import Copies, Wanted
 from ckstore.ops.verify.repair import repair
 
 # As long as a blob takes to come; then this process reads the bytes from the remote, and repairs nothing.

@@ -277,7 +277,7 @@ class Verification:
     # ------------------------------------------------------------------------------------- after a repair
 
     def _survey(self, checker: Verifier, done: Repaired | None = None) -> list[StoreFinding]:
-        from ckstore.ops.verify.survey import survey
+        from ckstore.ops.verify.store_checks import survey
 
         if not self._everything and done is None:
             for error in checker.locked.values():

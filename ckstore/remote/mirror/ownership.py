@@ -22,8 +22,8 @@ from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.settings_file import read_settings
 from ckstore.remote import keys
 from ckstore.remote.asking import server_time
-from ckstore.remote.documents.info import check_takes
-from ckstore.remote.documents.owner import Owner, read_owner
+from ckstore.remote.documents.remote_info import check_takes
+from ckstore.remote.documents.run_owner import Owner, read_owner
 from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import ObjectSource

@@ -36,11 +36,11 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_id
 from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims
-from ckstore.remote.documents.info import read_info
-from ckstore.remote.documents.owner import read_owner
+from ckstore.remote.documents.remote_info import read_info
+from ckstore.remote.documents.run_owner import read_owner
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
-from ckstore.remote.pruning.survey import remove_documents
+from ckstore.remote.pruning.needed_digests import remove_documents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.small_objects import read_pin, read_tags

@@ -29,9 +29,9 @@ from ckstore.remote.documents.condemned import (
     read_versioned,
     swap,
 )
-from ckstore.remote.documents.info import read_info
+from ckstore.remote.documents.remote_info import read_info
 from ckstore.remote.objects import ObjectEntry, Remote
-from ckstore.remote.pruning.survey import RemoteSurvey
+from ckstore.remote.pruning.needed_digests import RemoteSurvey
 
 GRACE_S = 86_400.0
 # Longer than a request lives at any service, so that a usual call needs no second look at what it condemned itself.

@@ -52,8 +52,8 @@ from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull, is_here, steps_taken
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.remote_opener import OtherStore, RemoteLike, open_source, settings_there, source_of, uuid_of
-from ckstore.remote.service.entries import entries
 from ckstore.remote.service.folder import target_at
+from ckstore.remote.service.remote_entries import entries
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import Found, Source, read_manifest
 

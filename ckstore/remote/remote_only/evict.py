@@ -43,7 +43,7 @@ from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.protection import gone
 from ckstore.ops.requires import require
-from ckstore.remote.documents.info import read_info
+from ckstore.remote.documents.remote_info import read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.push_plan import place_of

@@ -18,7 +18,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.failures import OF_ALL
 from ckstore.ops.refs.listing import infos
 from ckstore.remote.documents.claims import claims_at
-from ckstore.remote.documents.info import check_takes
+from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import TransferLimits

@@ -12,7 +12,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.fetched import Fetched
 from ckstore.remote.keys import Place
 from ckstore.remote.remote_opener import near, open_source, source_of, uuid_of
-from ckstore.remote.service.entries import entries
+from ckstore.remote.service.remote_entries import entries
 from ckstore.remote.source import Source
 
 

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from ckstore.errors import BadInput, RemoteError, RemoteUnavailable
 from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.calls import CallThreads, check_process
-from ckstore.remote.service.failures import has_lost_condition, is_missing, scrubbed, translated
+from ckstore.remote.service.engine_calls import CallThreads, check_process
+from ckstore.remote.service.engine_errors import has_lost_condition, is_missing, scrubbed, translated
 from ckstore.remote.service.target import Target, check_endpoint
 
 T = TypeVar("T")

@@ -28,7 +28,7 @@ from ckstore.model.doctor.place import reach_of_locks
 from ckstore.remote import keys
 from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.service.abilities import Abilities
-from ckstore.remote.service.calls import CallThreads
+from ckstore.remote.service.engine_calls import CallThreads
 from ckstore.remote.service.target import Target
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ckstore.model.manifest.captured import ByteSource
     from ckstore.saver.client.snapshot import Snapshot, SnapshotPool
-    from ckstore.saver.client.unchanged import Fingerprints
+    from ckstore.saver.client.unchanged_storages import Fingerprints
     from ckstore.tensors.torch_sources import TorchSource
 
 _LEAST_BYTES = 2**20

@@ -21,9 +21,9 @@ from ckstore.saver.client.ahead import HeadStarts
 from ckstore.saver.client.keeper import SaverKeeper
 from ckstore.saver.client.pending import PendingSave
 from ckstore.saver.client.queue import SaveQueue
-from ckstore.saver.client.save import Save
+from ckstore.saver.client.running_save import Save
 from ckstore.saver.client.snapshot import Snapshot, places_of
-from ckstore.tensors.capture import capture
+from ckstore.tensors.state_capture import capture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ckstore.saver.client.ahead import HeadStart
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.queue import SaverLimits
-    from ckstore.saver.client.unchanged import UnchangedNames
-    from ckstore.tensors.device.staging import DeviceSource
+    from ckstore.saver.client.unchanged_storages import UnchangedNames
+    from ckstore.tensors.device.device_copies import DeviceSource
 
     Tolerate = Callable[[CkstoreError, str, int | None], NotSaved | None]
     """Returns what stands for the error of a save; None: it is to be raised."""

@@ -14,7 +14,7 @@ from ckstore.errors import CkstoreError, InUse, SaveFailed
 from ckstore.model.saver.messages import Answer, Close, Failed, Message, Open, Order
 from ckstore.saver.client.process import SaverProcess, StallWatch
 from ckstore.saver.client.queue import SaveQueue
-from ckstore.saver.client.save import failed, given_up, heard_of, refused
+from ckstore.saver.client.running_save import failed, given_up, heard_of, refused
 
 # How late a stall or the end of the trainer's wait is noticed; far below `stall_timeout_s`, and no load on the trainer.
 _LOOK_S = 0.5

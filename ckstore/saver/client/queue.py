@@ -14,9 +14,9 @@ from ckstore.interpreter import log, log_notes
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.training_identity import Parent, after_save
 from ckstore.saver.client.pending import PendingSave
-from ckstore.saver.client.save import Save
+from ckstore.saver.client.running_save import Save
 from ckstore.saver.client.snapshot import Snapshot, SnapshotPool
-from ckstore.saver.client.unchanged import UnchangedBases
+from ckstore.saver.client.unchanged_storages import UnchangedBases
 
 T = TypeVar("T")
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ckstore.model.manifest.captured import ByteSource, RangeSource
+    from ckstore.tensors.device.device_copies import Copying
     from ckstore.tensors.device.pinned import Pinned
-    from ckstore.tensors.device.staging import Copying
 
 _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 """Of a file in memory the last is the limit of sizes (ulimit -f)."""
@@ -180,11 +180,14 @@ class Snapshot:
             if place.offset >= 0:
                 (on_device if source.on_device else in_memory).append((source, place))
         if on_device:
-            from ckstore.tensors.device import staging
+            from ckstore.tensors.device import device_copies
 
             on_device.sort(key=lambda pair: pair[1].offset)
             pairs: list[tuple[Any, int]] = [(source, place.offset) for source, place in on_device]
-            begun, self._copying = self._copying, staging.start(pairs, self.pin().flat, behind_current=behind_current)
+            begun, self._copying = (
+                self._copying,
+                device_copies.start(pairs, self.pin().flat, behind_current=behind_current),
+            )
             if begun is not None:
                 self._copying.join(begun)
         if errors := _in_parallel(_copies(in_memory, self._memory)):

@@ -8,9 +8,9 @@ from itertools import cycle
 
 import torch
 
-from ckstore.tensors.device import pinned, staging, streams
+from ckstore.tensors.device import device_copies, pinned, streams
+from ckstore.tensors.device.device_copies import DeviceSource
 from ckstore.tensors.device.pinned import Buffer
-from ckstore.tensors.device.staging import DeviceSource
 from ckstore.tensors.device.streams import StreamMark
 
 SLOT_BYTES = 8 * 2**20
@@ -188,5 +188,5 @@ def fetch(sources: Sequence[DeviceSource]) -> list[memoryview]:
     # Not pinned: it is kept as long as the pieces are, and they are few megabytes.
     memory = memoryview(bytearray(end))
     flat = torch.frombuffer(memory, dtype=torch.uint8)
-    staging.start(zip(sources, offsets, strict=True), flat, behind_current=False).wait()
+    device_copies.start(zip(sources, offsets, strict=True), flat, behind_current=False).wait()
     return [memory[at : at + source.nbytes] for at, source in zip(offsets, sources, strict=True)]

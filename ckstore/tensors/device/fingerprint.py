@@ -18,7 +18,7 @@ import torch
 
 from ckstore.interpreter import log
 from ckstore.tensors.device import MIXES
-from ckstore.tensors.device.staging import DeviceSource
+from ckstore.tensors.device.device_copies import DeviceSource
 
 Kernel = Callable[[Sequence[tuple[int, int]], torch.device], torch.Tensor]
 WORD_BYTES = 8

@@ -10,7 +10,7 @@ from ckstore.model.manifest.manifest import Manifest
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.kinds import is_module
-from ckstore.tensors.targets.comparison import Differences, LoadRules
+from ckstore.tensors.targets.load_comparison import Differences, LoadRules
 from ckstore.tensors.targets.renames import front
 from ckstore.tensors.walks import DICTS
 

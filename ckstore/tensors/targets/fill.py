@@ -11,8 +11,8 @@ from typing import Any
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.kinds import is_tensor
-from ckstore.tensors.layout import Region, StorageMemory, row_major, span_elements
-from ckstore.tensors.restore import LeafMaker, is_empty
+from ckstore.tensors.memory_layout import Region, StorageMemory, row_major, span_elements
+from ckstore.tensors.state_restore import LeafMaker, is_empty
 
 
 class Filling:

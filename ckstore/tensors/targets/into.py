@@ -16,10 +16,10 @@ from ckstore.model.manifest.manifest import MAX_DEPTH, LeafRecord, Node, Storage
 from ckstore.model.names import join_index
 from ckstore.model.words import counted
 from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor
-from ckstore.tensors.layout import StorageMemory
+from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.restore import build_with
-from ckstore.tensors.targets.comparison import Comparison, Differences, Leaf, LoadRules, Make
+from ckstore.tensors.state_restore import build_with
+from ckstore.tensors.targets.load_comparison import Comparison, Differences, Leaf, LoadRules, Make
 from ckstore.tensors.walks import DICTS, name_below
 
 

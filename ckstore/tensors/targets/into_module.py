@@ -12,9 +12,9 @@ from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import join_key, plain
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.restore import build_with
+from ckstore.tensors.state_restore import build_with
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import Comparison, Leaf, Make, RenamedDict
+from ckstore.tensors.targets.load_comparison import Comparison, Leaf, Make, RenamedDict
 from ckstore.tensors.targets.module_attempt import Attempt
 from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
 from ckstore.tensors.targets.renames import renamed

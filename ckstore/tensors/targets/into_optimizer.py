@@ -18,9 +18,9 @@ from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_index, unwrapped
 from ckstore.model.words import counted
 from ckstore.tensors.kinds import hand_over, is_stateful, is_tensor, state_of
-from ckstore.tensors.restore import build_with
+from ckstore.tensors.state_restore import build_with
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import Comparison, Leaf
+from ckstore.tensors.targets.load_comparison import Comparison, Leaf
 from ckstore.tensors.targets.renames import renamed
 from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, parts_in

@@ -15,10 +15,10 @@ import torch
 from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.tensors import torch_parts
-from ckstore.tensors.capture import Walk
-from ckstore.tensors.named.objects import check_names
+from ckstore.tensors.named.named_objects import check_names
+from ckstore.tensors.state_capture import Walk
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import Comparison
+from ckstore.tensors.targets.load_comparison import Comparison
 from ckstore.tensors.walks import shape_of_parts
 
 

@@ -18,12 +18,12 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import Node
 from ckstore.model.names import join_key
 from ckstore.tensors.kinds import naming_refusals, reported
-from ckstore.tensors.layout import StorageMemory
-from ckstore.tensors.restore import LeafMaker, build_with, is_empty
+from ckstore.tensors.memory_layout import StorageMemory
+from ckstore.tensors.state_restore import LeafMaker, build_with, is_empty
 from ckstore.tensors.targets import torch_targets
-from ckstore.tensors.targets.comparison import Comparison
+from ckstore.tensors.targets.load_comparison import Comparison
 from ckstore.tensors.targets.module_parts import Loader, ModuleParts, overrides_load
-from ckstore.tensors.targets.snapshot import ModuleSnapshot, kept_bytes
+from ckstore.tensors.targets.module_snapshot import ModuleSnapshot, kept_bytes
 from ckstore.tensors.walks import leaf_numbers
 
 Read = Callable[[Iterable[int]], Mapping[int, StorageMemory]]  # storages in fresh memory

@@ -10,7 +10,7 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.sizes import PACK_BELOW_BYTES
 from ckstore.tensors.device.streams import is_accelerator
-from ckstore.tensors.layout import Region, may_overlap, row_major
+from ckstore.tensors.memory_layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
 from ckstore.tensors.torch_ranges import count_beyond

@@ -16,6 +16,22 @@ from ckstore.fs.host.own_folders import forget
 from ckstore.model.names import expanded
 from ckstore.tracebacks import short_tracebacks
 from ckstore.training.provenance import provenance
+from ckstore.training.resume_check.certificate import (
+    CHANGED,
+    EXACT,
+    FAULT,
+    LEFT_OUT,
+    NOT_DETERMINISTIC,
+    NOT_EXACT,
+    NUMBERS,
+    OWN,
+    PART,
+    REPORTED,
+    TOLERANT,
+    CheckedPoint,
+    CheckReport,
+    FirstDifference,
+)
 from ckstore.training.resume_check.factory import Factory
 from ckstore.training.resume_check.fresh_process import IN_CHECK, run
 from ckstore.training.resume_check.loop import EPOCH_END
@@ -35,22 +51,6 @@ from ckstore.training.resume_check.records import (
     number_distance,
     number_of,
     unused,
-)
-from ckstore.training.resume_check.report import (
-    CHANGED,
-    EXACT,
-    FAULT,
-    LEFT_OUT,
-    NOT_DETERMINISTIC,
-    NOT_EXACT,
-    NUMBERS,
-    OWN,
-    PART,
-    REPORTED,
-    TOLERANT,
-    CheckedPoint,
-    CheckReport,
-    FirstDifference,
 )
 from ckstore.training.resume_check.task import RESULT, Task
 

@@ -21,7 +21,7 @@ IN_CHECK = "CKSTORE_IN_RESUME_CHECK"
 """The environment variable that a process of the check has."""
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from ckstore.training.resume_check.process import main; main(sys.argv[1])"
+    "from ckstore.training.resume_check.check_process import main; main(sys.argv[1])"
 )
 _MARGIN_S = 10.0
 """It ends itself at the timeout, when it has printed where it is; on a busy machine that takes a moment."""

@@ -198,7 +198,7 @@ def number_of(text: str) -> float | None:
 
 
 def number_distance(before: str, after: str) -> dict[str, Any]:
-    """Return how far two recorded numbers are apart, as `resume_check.values.distance` does for tensors."""
+    """Return how far two recorded numbers are apart, as `resume_check.tensor_distance.distance` does for tensors."""
     old, new = number_of(before), number_of(after)
     kind, other = before.partition(" ")[2] or "float64", after.partition(" ")[2] or "float64"
     if old is None or new is None:

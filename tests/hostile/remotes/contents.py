@@ -12,7 +12,7 @@ from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest
 from ckstore.model.seal import seal
 from ckstore.remote import keys
-from ckstore.remote.documents.info import RemoteInfo
+from ckstore.remote.documents.remote_info import RemoteInfo
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import TransferLimits, push
 from tests.hostile.archives_manifests import digest, dumps, framed, members_of, tensor

@@ -14,9 +14,9 @@ import pytest
 
 from ckstore import CkstoreError, RemoteError, Store
 from ckstore.remote.objects import ObjectEntry
-from ckstore.remote.service import calls, engine, failures
+from ckstore.remote.service import engine, engine_calls, engine_errors
 from ckstore.remote.service.engine import ServiceObjects
-from ckstore.remote.service.failures import scrubbed
+from ckstore.remote.service.engine_errors import scrubbed
 from ckstore.remote.service.target import Target
 from tests.support.s3_server import BUCKET, KEY, SECRET, Service, s3_service
 
@@ -175,7 +175,7 @@ def test_a_time_that_no_clock_has_is_no_time() -> None:
 
 
 def test_pages_without_end_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_CALL_S", 1.0)
+    monkeypatch.setattr(engine_calls, "_CALL_S", 1.0)
     page = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>%b"
     with (
         answering(_plain(b"200 OK", page % b"</ListBucketResult>")) as objects,
@@ -228,7 +228,7 @@ def test_a_key_that_is_no_path_is_said_and_leads_nowhere(tmp_path: Path, odd: st
 @pytest.mark.parametrize("body", [b" " * 4_000_000, b"?" * 4_000_000, b"://" * 1_000_000, b"<Code>" * 700_000])
 def test_a_long_text_of_an_error_takes_no_time(body: bytes) -> None:
     begun_s = time.process_time()
-    assert len(scrubbed(body.decode())) <= failures._SHOWN + 100
+    assert len(scrubbed(body.decode())) <= engine_errors._SHOWN + 100
     assert time.process_time() - begun_s < 1
 
 

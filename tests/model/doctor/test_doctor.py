@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.model.doctor import abilities, contents, owners
+from ckstore.model.doctor import ability_checks, contents, owners
 from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, Level, age_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
-from ckstore.model.reports.held import DeletedFile, Holder
+from ckstore.model.reports.held_blobs import DeletedFile, Holder
 from ckstore.model.sizes import size_text
 
 GIB = 2**30
@@ -118,9 +118,9 @@ def test_nothing_is_said_of_locks_where_there_is_one_host() -> None:
     assert "locks" not in levels_of_place()
 
 
-@given(facts=st.builds(abilities.SpaceFacts, *[sizes] * 7))
-def test_room_for_the_newest_checkpoint_is_missed_before_it_is_needed(facts: abilities.SpaceFacts) -> None:
-    level = abilities.check_bytes(facts).level
+@given(facts=st.builds(ability_checks.SpaceFacts, *[sizes] * 7))
+def test_room_for_the_newest_checkpoint_is_missed_before_it_is_needed(facts: ability_checks.SpaceFacts) -> None:
+    level = ability_checks.check_bytes(facts).level
 
     assert (level == "error") == (facts.free_bytes < facts.reserve_wanted_bytes)
     if facts.free_bytes < facts.newest_bytes:
@@ -129,56 +129,56 @@ def test_room_for_the_newest_checkpoint_is_missed_before_it_is_needed(facts: abi
         assert facts.free_bytes >= 0.05 * facts.total_bytes
 
 
-ROOM = abilities.SpaceFacts(100 * GIB, 50 * GIB, 10**6, 10**6, GIB, 2**20, 2**20)
+ROOM = ability_checks.SpaceFacts(100 * GIB, 50 * GIB, 10**6, 10**6, GIB, 2**20, 2**20)
 
 
 @pytest.mark.parametrize(
     "total,free,level", [(0, 0, "ok"), (100, 15, "error"), (10**6, 999, "warning"), (10**6, 10**5, "ok")]
 )
 def test_inodes_run_out_too(total: int, free: int, level: str) -> None:
-    assert abilities.check_inodes(replace(ROOM, total_inodes=total, free_inodes=free)).level == level
+    assert ability_checks.check_inodes(replace(ROOM, total_inodes=total, free_inodes=free)).level == level
 
 
 def test_a_reserve_that_was_given_up_is_told() -> None:
-    assert abilities.check_reserve(ROOM).level == "ok"
-    assert abilities.check_reserve(replace(ROOM, reserve_bytes=0)).level == "note"
+    assert ability_checks.check_reserve(ROOM).level == "ok"
+    assert ability_checks.check_reserve(replace(ROOM, reserve_bytes=0)).level == "note"
 
 
 @given(dirty=sizes, writeback=sizes, limit=sizes)
 def test_dirty_pages_near_the_limit_make_writers_wait(dirty: int, writeback: int, limit: int) -> None:
-    level = abilities.check_dirty(abilities.DirtyFacts(dirty, writeback, limit)).level
+    level = ability_checks.check_dirty(ability_checks.DirtyFacts(dirty, writeback, limit)).level
 
     assert (level == "warning") == (limit > 0 and dirty + writeback > 0.8 * limit)
 
 
-ABLE = abilities.AbilityFacts()
+ABLE = ability_checks.AbilityFacts()
 
 
 @pytest.mark.parametrize(
     "check,facts,level",
     [
-        (abilities.check_links, {}, "ok"),
-        (abilities.check_links, {"links": None}, "note"),
-        (abilities.check_links, {"links": "no links here"}, "error"),
-        (abilities.check_lease, {"lease": "held"}, "ok"),
-        (abilities.check_lease, {"lease": "no"}, "warning"),
-        (abilities.check_reflink, {"reflink": True}, "ok"),
-        (abilities.check_reflink, {"reflink": False}, "note"),
-        (abilities.check_reflink, {"reflink": None}, "note"),
-        (abilities.check_headroom, {"link_limit": 65000, "link_most": 58500}, "ok"),
-        (abilities.check_headroom, {"link_limit": 65000, "link_most": 58501}, "note"),
-        (abilities.check_headroom, {"link_limit": 0, "link_most": 10**9}, "ok"),
-        (abilities.check_direct_io, {"direct_io_bytes": 512}, "ok"),
-        (abilities.check_direct_io, {"direct_io_bytes": 0}, "note"),
-        (abilities.check_direct_io, {"direct_io_bytes": None}, "ok"),
-        (abilities.check_read_ahead, {"read_ahead_kib": 127}, "note"),
-        (abilities.check_read_ahead, {"read_ahead_kib": 128}, "ok"),
-        (abilities.check_read_ahead, {"read_ahead_kib": None}, "ok"),
-        (abilities.check_open_files, {"open_files": 256}, "warning"),
-        (abilities.check_open_files, {"open_files": 1024}, "ok"),
-        (abilities.check_sqlite, {"sqlite": (3, 36, 0)}, "error"),
-        (abilities.check_sqlite, {"sqlite": (3, 40, 1)}, "note"),
-        (abilities.check_sqlite, {"sqlite": (3, 51, 3)}, "ok"),
+        (ability_checks.check_links, {}, "ok"),
+        (ability_checks.check_links, {"links": None}, "note"),
+        (ability_checks.check_links, {"links": "no links here"}, "error"),
+        (ability_checks.check_lease, {"lease": "held"}, "ok"),
+        (ability_checks.check_lease, {"lease": "no"}, "warning"),
+        (ability_checks.check_reflink, {"reflink": True}, "ok"),
+        (ability_checks.check_reflink, {"reflink": False}, "note"),
+        (ability_checks.check_reflink, {"reflink": None}, "note"),
+        (ability_checks.check_headroom, {"link_limit": 65000, "link_most": 58500}, "ok"),
+        (ability_checks.check_headroom, {"link_limit": 65000, "link_most": 58501}, "note"),
+        (ability_checks.check_headroom, {"link_limit": 0, "link_most": 10**9}, "ok"),
+        (ability_checks.check_direct_io, {"direct_io_bytes": 512}, "ok"),
+        (ability_checks.check_direct_io, {"direct_io_bytes": 0}, "note"),
+        (ability_checks.check_direct_io, {"direct_io_bytes": None}, "ok"),
+        (ability_checks.check_read_ahead, {"read_ahead_kib": 127}, "note"),
+        (ability_checks.check_read_ahead, {"read_ahead_kib": 128}, "ok"),
+        (ability_checks.check_read_ahead, {"read_ahead_kib": None}, "ok"),
+        (ability_checks.check_open_files, {"open_files": 256}, "warning"),
+        (ability_checks.check_open_files, {"open_files": 1024}, "ok"),
+        (ability_checks.check_sqlite, {"sqlite": (3, 36, 0)}, "error"),
+        (ability_checks.check_sqlite, {"sqlite": (3, 40, 1)}, "note"),
+        (ability_checks.check_sqlite, {"sqlite": (3, 51, 3)}, "ok"),
     ],
 )
 def test_what_is_possible_here_is_judged(check: object, facts: dict[str, object], level: str) -> None:
@@ -201,7 +201,7 @@ def test_what_is_possible_here_is_judged(check: object, facts: dict[str, object]
     ],
 )
 def test_the_versions_of_sqlite_with_the_wal_reset_bug_are_known(version: tuple[int, int, int], has: bool) -> None:
-    assert abilities.has_wal_reset_bug(version) is has
+    assert ability_checks.has_wal_reset_bug(version) is has
 
 
 MINE = owners.OwnerFacts(path="/s", owner="ann", owner_id=7, process_id=7)

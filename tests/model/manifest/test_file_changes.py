@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from ckstore import Store
-from ckstore.model.manifest.files import FileChange
+from ckstore.model.manifest.committed_files import FileChange
 from tests.support.trees import Tree, make, trees
 
 MIB = 2**20

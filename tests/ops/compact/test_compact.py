@@ -119,7 +119,7 @@ def test_a_checkpoint_that_is_compacted_under_the_look_at_the_catalog_agrees_wit
         assert len(elsewhere(lambda: Store.open(store.path).compact(keep_newest=1)).compacted) == 2
         return compare(*given, **options)
 
-    monkeypatch.setattr("ckstore.ops.verify.survey.catalog_findings", comparing)
+    monkeypatch.setattr("ckstore.ops.verify.store_checks.catalog_findings", comparing)
 
     assert [str(one) for one in store.verify(quick=True).findings] == []
 

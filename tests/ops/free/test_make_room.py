@@ -16,7 +16,7 @@ from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InsufficientSpace
 from ckstore.ops.free import make_room
 from ckstore.ops.free.retain import carry_out
-from ckstore.remote.mirror.work import Mirror
+from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.support.filling import empty, free_bytes, leave_bytes, leave_inodes, prepare

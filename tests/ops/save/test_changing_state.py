@@ -22,7 +22,7 @@ from ckstore.model.manifest.captured import BytesSource, RangeSource
 from ckstore.model.manifest.manifest import Description
 from ckstore.objects.staging import Staging
 from ckstore.ops.save.save import Request, save_captured
-from ckstore.tensors.capture import capture
+from ckstore.tensors.state_capture import capture
 from tests.support.stores import check_blobs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ckstore import CheckpointInfo, RetentionPolicy, Store
-from ckstore.catalog import Catalog, beside
+from ckstore.catalog import Catalog, database_files
 from ckstore.fs import locks
 from ckstore.fs.store_path import StorePath
 from ckstore.model.names import CheckpointKey
@@ -184,9 +184,9 @@ def test_a_save_opens_the_catalog_twice_and_reads_the_settings_twice(
 ) -> None:
     opened: list[str] = []
     read: list[object] = []
-    examine, settings = beside.examine, config_file.read_config
+    examine, settings = database_files.examine, config_file.read_config
 
-    def examining(path: Path, *, alone: bool) -> beside.Examined:
+    def examining(path: Path, *, alone: bool) -> database_files.Examined:
         opened.append(path.name)
         return examine(path, alone=alone)
 
@@ -196,7 +196,7 @@ def test_a_save_opens_the_catalog_twice_and_reads_the_settings_twice(
 
     for step in range(3):
         store.save({f"w{i}": bytes([step, i]) * 500 for i in range(5)}, step)
-    monkeypatch.setattr(beside, "examine", examining)
+    monkeypatch.setattr(database_files, "examine", examining)
     for module in ("ckstore.ops.config_file", "ckstore.ops.context"):
         monkeypatch.setattr(f"{module}.read_config", reading)
     store.save({f"w{i}": bytes([9, i]) * 500 for i in range(5)}, 9)

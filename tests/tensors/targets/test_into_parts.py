@@ -11,7 +11,7 @@ import torch
 import ckstore
 from ckstore.errors import BadInput
 from ckstore.tensors.named import safe_classes
-from ckstore.tensors.targets.comparison import LoadRules
+from ckstore.tensors.targets.load_comparison import LoadRules
 from tests.support.captures import Saved, differences
 from tests.support.states import assert_same
 from tests.support.subclasses import Mode, Rounded, Rounding, rounded

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ckstore.errors import BadInput
-from ckstore.tensors.targets.comparison import LoadRules
+from ckstore.tensors.targets.load_comparison import LoadRules
 from ckstore.tensors.targets.module_parts import parts_of
-from ckstore.tensors.targets.snapshot import ModuleSnapshot, kept_bytes
+from ckstore.tensors.targets.module_snapshot import ModuleSnapshot, kept_bytes
 from tests.support.captures import Saved, differences
 from tests.support.own_loaders import KINDS, Average, Derived, History, Quantized, Scales, Wary
 from tests.support.states import assert_same

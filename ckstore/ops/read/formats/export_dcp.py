@@ -20,7 +20,7 @@ from ckstore.model.names import plain
 from ckstore.model.reports.export_report import ExportedFile, ExportReport
 from ckstore.model.reports.progress import Progress
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.ops.read.entries import StateValue, entries_of
+from ckstore.ops.read.dcp_entries import StateValue, entries_of
 from ckstore.ops.read.export import MAX_SHARD_BYTES, check_shard
 from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building, write_bytes
 from ckstore.ops.read.export_plan import leaf_bytes, refuse_files, strides_of
@@ -30,8 +30,8 @@ from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.storage_read import read_memories
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.files.dcp_metadata import WrittenChunk
-from ckstore.tensors.layout import span_elements
-from ckstore.tensors.restore import build_with, is_empty, make_leaf
+from ckstore.tensors.memory_layout import span_elements
+from ckstore.tensors.state_restore import build_with, is_empty, make_leaf
 from ckstore.tensors.walks import DICTS, leaf_numbers, value_names
 
 CHUNK_MOST_BYTES = 256 * 2**20

@@ -27,8 +27,8 @@ from ckstore.ops.read.load import Select, as_filter, check_selection
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of, read_memories
 from ckstore.tensors.files.pickled import PickledState
-from ckstore.tensors.layout import StorageMemory
-from ckstore.tensors.restore import build, is_empty
+from ckstore.tensors.memory_layout import StorageMemory
+from ckstore.tensors.state_restore import build, is_empty
 from ckstore.tensors.walks import leaf_numbers, parts_in
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from ckstore.model.manifest.files import file_type
+from ckstore.model.manifest.committed_files import file_type
 from ckstore.model.reports.diff import Diff, Difference, summary, type_text, types_text, with_kind
 from ckstore.model.sizes import size_text
 from ckstore.model.words import named, number_text, printable

@@ -17,7 +17,7 @@ from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref
 
 if TYPE_CHECKING:
-    from ckstore.model.manifest.files import FileSummary
+    from ckstore.model.manifest.committed_files import FileSummary
     from ckstore.ops.read.open_checkpoint import LeafSummary
 
 

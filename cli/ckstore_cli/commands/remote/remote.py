@@ -13,7 +13,7 @@ from ckstore_cli._frame import Frame, framed, json_option, store_option
 from ckstore_cli._retention import print_plan
 
 if TYPE_CHECKING:
-    from ckstore.remote.service.entries import RemoteEntry
+    from ckstore.remote.service.remote_entries import RemoteEntry
     from ckstore_cli._output import Output
 
 

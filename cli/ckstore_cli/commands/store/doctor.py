@@ -8,7 +8,7 @@ import click
 
 from ckstore.fs.holders import deleted_but_open
 from ckstore.model.doctor.finding import MARGIN, DoctorReport, summary
-from ckstore.model.reports.held import DeletedFile
+from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 from ckstore_cli._errors import FAILED

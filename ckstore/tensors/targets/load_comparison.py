@@ -10,9 +10,9 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import plain
-from ckstore.tensors.layout import StorageMemory
+from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.refusals import type_name
-from ckstore.tensors.restore import build_with
+from ckstore.tensors.state_restore import build_with
 from ckstore.tensors.targets.fill import Filling
 from ckstore.tensors.targets.renames import renamed, suggest
 from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_parts, value_names

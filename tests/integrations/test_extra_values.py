@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ckstore import CkstoreWarning
-from ckstore.integrations.beside import kept_as_text, warn_once, without_refused
+from ckstore.integrations.extra_values import kept_as_text, warn_once, without_refused
 
 
 class Settings(Mapping[str, Any]):

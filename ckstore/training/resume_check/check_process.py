@@ -26,7 +26,7 @@ from ckstore.training.resume_check.loop import EPOCH_END, Loop
 from ckstore.training.resume_check.observing import Observer, tensors_apart
 from ckstore.training.resume_check.records import RESUMED, Ignored, Mismatch, Observation, Tolerance, compare, unused
 from ckstore.training.resume_check.task import DOING, RESULT, Task
-from ckstore.training.resume_check.values import distance
+from ckstore.training.resume_check.tensor_distance import distance
 
 _END = object()
 _TENSORS = "tensors"

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckstore.model.manifest.tiles import (
+from ckstore.model.manifest.tensor_cuts import (
     Block,
     bands,
     block_of,

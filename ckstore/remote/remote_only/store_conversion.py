@@ -18,7 +18,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import current_or_named, infos
-from ckstore.remote.documents.info import check_takes
+from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import TransferLimits, push
 from ckstore.remote.push_plan import place_of

@@ -17,9 +17,9 @@ from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.ops.context import Context, RemoteAnswer
 from ckstore.remote import remote_opener
-from ckstore.remote.documents.info import check_hash, read_info
+from ckstore.remote.documents.remote_info import check_hash, read_info
 from ckstore.remote.keys import Place
-from ckstore.remote.service.entries import RemoteEntry, entries, open_objects
+from ckstore.remote.service.remote_entries import RemoteEntry, entries, open_objects
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import ObjectSource, Source, read_manifest
 

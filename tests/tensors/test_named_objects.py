@@ -14,9 +14,9 @@ import torch
 
 import ckstore
 from ckstore import BadInput, CannotStore, Store
-from ckstore.tensors.capture import capture
 from ckstore.tensors.named import safe_classes
-from ckstore.tensors.named.objects import put_together
+from ckstore.tensors.named.named_objects import put_together
+from ckstore.tensors.state_capture import capture
 from ckstore.tensors.targets import into_optimizer
 from tests.support.captures import Saved
 from tests.support.states import assert_same

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ckstore.errors import RemoteError, RemoteUnavailable
-from ckstore.remote.service.failures import scrubbed
+from ckstore.remote.service.engine_errors import scrubbed
 
 T = TypeVar("T")
 # A worker that no call uses for so long ends; a call of a push follows another within milliseconds.

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ckstore.catalog import forms
+from ckstore.catalog import row_checks
 from ckstore.model.canonical import encode_metric
 from ckstore.model.manifest.health import Health
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
@@ -112,11 +112,11 @@ def decode_metrics(texts: Sequence[str]) -> list[dict[str, int | float]]:
     try:
         found: list[Any] = json.loads(f"[{','.join(texts)}]")
     except (ValueError, RecursionError) as error:
-        raise forms.NotOfItsForm(f"metrics: wanted JSON, found: {error}") from error
+        raise row_checks.NotOfItsForm(f"metrics: wanted JSON, found: {error}") from error
     if len(found) != len(texts) or not all(type(metrics) is dict for metrics in found):
-        raise forms.NotOfItsForm("metrics: wanted one JSON object each")
+        raise row_checks.NotOfItsForm("metrics: wanted one JSON object each")
     for metrics in found:
-        forms.check_metrics(metrics)
+        row_checks.check_metrics(metrics)
         for name, value in metrics.items():
             if isinstance(value, str):
                 metrics[name] = float(value)

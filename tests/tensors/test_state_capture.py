@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ckstore.errors import CannotStore, StateChanged
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors import torch_sources
-from ckstore.tensors.capture import _SCALARS, capture
+from ckstore.tensors.state_capture import _SCALARS, capture
 from tests.support.captures import Saved, bytes_of
 from tests.support.states import assert_same, tensor_bits
 

@@ -14,8 +14,8 @@ from typing import Any
 from ckstore.errors import CannotStore, CkstoreWarning
 from ckstore.model.manifest.nodes import join
 from ckstore.model.names import plain
-from ckstore.tensors.capture import capture
 from ckstore.tensors.refusals import type_name
+from ckstore.tensors.state_capture import capture
 
 # Enough to recognise a value; the `repr` of a data set can have gigabytes.
 _TEXT_MOST_CHARS = 4000

@@ -139,7 +139,7 @@ def metadata(values: Collection[Any]) -> None:
 
 
 def healths(values: Collection[Any]) -> None:
-    """Ask for what `values.encode_health` makes."""
+    """Ask for what `answers.encode_health` makes."""
     for value in set(values):
         parsed_health(value)
 

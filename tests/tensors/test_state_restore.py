@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafKind, LeafRecord
 from ckstore.tensors.allocation import allocate, wrap
-from ckstore.tensors.layout import StorageMemory
-from ckstore.tensors.restore import build, make_leaf, needed_storages
+from ckstore.tensors.memory_layout import StorageMemory
+from ckstore.tensors.state_restore import build, make_leaf, needed_storages
 from tests.support.captures import Saved
 from tests.support.states import assert_same, states, tensor_bits
 

@@ -11,7 +11,7 @@ from ckstore.errors import RemoteDenied, RemoteError
 from ckstore.remote import keys
 from ckstore.remote.objects import ObjectEntry, Objects
 from ckstore.remote.service.abilities import Abilities, Cas
-from ckstore.remote.service.entries import open_objects
+from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.target import Target
 from ckstore.remote.service.wrong_body import refuses_wrong_body
 

@@ -17,8 +17,8 @@ from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_float, decode_
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
 from ckstore.tensors.allocation import allocate
-from ckstore.tensors.layout import StorageMemory
-from ckstore.tensors.named import objects
+from ckstore.tensors.memory_layout import StorageMemory
+from ckstore.tensors.named import named_objects
 from ckstore.tensors.named.safe_classes import find
 from ckstore.tensors.plain_values import unpack_numbers, value_of
 
@@ -168,7 +168,7 @@ class _Building:
         if tag == "float":  # most of what is plain: learning rates, losses
             return decode_float(node[1])
         if tag == "enum":
-            return objects.member_of(node[1], node[2], path or self._within)
+            return named_objects.member_of(node[1], node[2], path or self._within)
         return find(node[1], path or self._within) if tag == "global" else value_of(node)
 
     def _mapping(self, node: Node, path: str) -> Any:
@@ -224,7 +224,7 @@ class _Building:
 
     def _object(self, node: Node, path: str) -> Any:
         fields = self._named(node, path, "object")
-        return _ABSENT if fields is None else objects.put_together(node[2], fields, path or self._within)
+        return _ABSENT if fields is None else named_objects.put_together(node[2], fields, path or self._within)
 
     def _named(self, node: Node, path: str, kind: str) -> dict[str, Any] | None:
         """Return the parts of a tensor or an object by name; None if it was not asked for."""

@@ -13,8 +13,8 @@ import pytest
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InUse, NotUnchanged, SaveFailed
-from ckstore.saver.client import unchanged as module
-from ckstore.saver.client.unchanged import SnapshotPlan, UnchangedBases
+from ckstore.saver.client import unchanged_storages as module
+from ckstore.saver.client.unchanged_storages import SnapshotPlan, UnchangedBases
 from tests.saver.conftest import DEADLINE_S, wait_for
 from tests.support.stores import check_store
 

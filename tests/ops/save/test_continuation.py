@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from ckstore import BadInput, CheckpointInfo, CkstoreError, DamagedBlob, Ranks, RunInUse, Store
-from ckstore.ops.save import lineage
+from ckstore.ops.save import continuation
 from ckstore.training import capture, provenance
 from ckstore_cli.app import app
 from tests.support.damage import flip
@@ -343,7 +343,7 @@ def test_auto_takes_a_free_run_made_from_the_wanted_one_and_two_processes_take_t
 
 
 def test_a_training_that_begins_continues_nothing_that_this_process_saved(store: Store) -> None:
-    lineage.begin_training(store._context, "gpt")
+    continuation.begin_training(store._context, "gpt")
 
     with pytest.raises(RunInUse):
         save_async(store, 4, 4)

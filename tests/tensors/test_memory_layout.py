@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.tensors.layout import keep_parts, may_overlap, part_at, row_major, span_elements
+from ckstore.tensors.memory_layout import keep_parts, may_overlap, part_at, row_major, span_elements
 
 spans = st.lists(
     st.tuples(st.integers(0, 300), st.integers(1, 80)).map(lambda drawn: (drawn[0], sum(drawn))), min_size=1, max_size=8

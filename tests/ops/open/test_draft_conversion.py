@@ -26,7 +26,7 @@ from ckstore import CheckpointInfo, CkstoreWarning, Ranks, RetentionPolicy, Stor
 from ckstore.errors import DamagedBlob, InUse, NewerFormat, NoSuchRef, ReadOnlyStore
 from ckstore.fs import locks
 from ckstore.model.settings import settings as settings_of_store
-from ckstore.ops.open import convert as converting
+from ckstore.ops.open import draft_conversion as converting
 from ckstore_cli.app import app
 from tests.format import reader
 from tests.support.checkpoint_dirs import checkpoint_dir, checkpoint_dirs, dir_of_id

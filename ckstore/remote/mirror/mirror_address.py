@@ -12,8 +12,8 @@ from ckstore.ops.context import Context
 from ckstore.remote import keys
 from ckstore.remote.mirror.ownership import learn_order
 from ckstore.remote.remote_opener import named_remote, refuse_store, settings_there
-from ckstore.remote.service.entries import RemoteEntry, entries, entry_named, open_objects
 from ckstore.remote.service.folder import check_folder
+from ckstore.remote.service.remote_entries import RemoteEntry, entries, entry_named, open_objects
 from ckstore.remote.service.target import parse_target
 
 _NAME = "mirror"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ckstore.model.manifest.files import file_changes
+from ckstore.model.manifest.committed_files import file_changes
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
 from ckstore.model.manifest.nodes import PAIRS, SEQUENCES, bytes_of_text, decode_key, join, numpy_number
 from ckstore.model.manifest.python_values import TORCH_NAMED, decode_value
-from ckstore.model.manifest.tiles import Block
+from ckstore.model.manifest.tensor_cuts import Block
 from ckstore.model.names import join_index, spellings
 from ckstore.model.reports.diff import Diff, DiffLeaf, LeafChange, PlainChange
 

@@ -36,7 +36,7 @@ from ckstore.tensors.kinds import (
     is_tensor,
     state_of,
 )
-from ckstore.tensors.named.objects import named_value, taken_apart
+from ckstore.tensors.named.named_objects import named_value, taken_apart
 from ckstore.tensors.plain_values import PLAIN, is_named_tuple, pack_numbers, torch_value
 from ckstore.tensors.refusals import refuse_in_optimizer, refuse_key, refuse_value
 

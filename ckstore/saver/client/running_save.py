@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.snapshot import Snapshot
-    from ckstore.saver.client.unchanged import Fingerprints
-    from ckstore.tensors.device.staging import Copying
+    from ckstore.saver.client.unchanged_storages import Fingerprints
+    from ckstore.tensors.device.device_copies import Copying
 
 _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
 
