@@ -39,7 +39,7 @@ _FORMS = {
     "Holder": "pid command how",
     "LeafChange": "name before after changed_bytes largest_absolute=difference.largest_absolute "
     "largest_relative=difference.largest_relative",
-    "Listed": "name kind dtype? shape?dtype nbytes",
+    "ListLine": "name kind dtype? shape?dtype nbytes",
     "Pin": "name run step id reason created expires expired dangling",
     "PlainChange": "name kind before after",
     "PlanEntry": "run step id=info.id keep reasons",
