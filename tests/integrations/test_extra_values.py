@@ -63,7 +63,7 @@ def test_the_rest_is_kept_as_plain_containers_and_texts_and_named() -> None:
     assert kept["make"].startswith("functools.partial(<class 'torch.optim.adamw.AdamW'>")
     assert kept["act"] == "torch.nn.modules.activation.GELU"
     assert kept["net"] == {"width": 8, "loss": "print"}
-    assert kept["list"][1].endswith("test_beside.Shy>")
+    assert kept["list"][1].endswith("test_extra_values.Shy>")
     assert kept["b'k'"] == 1
     assert sorted(changed) == [
         "hparams (a key)",
