@@ -421,7 +421,7 @@ def test_what_was_replaced_while_it_was_read_back_stays(store: Store) -> None:
     assert same(ckstore_open(store, 1), state(9))
 
 
-@pytest.mark.parametrize("step", ["write_elsewhere", "rename", "make_directory", "sync_directory", "touch"])
+@pytest.mark.parametrize("step", ["write_remote_only", "rename", "make_directory", "sync_directory", "touch"])
 def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -436,7 +436,7 @@ def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as failing:
-        if step in ("write_elsewhere", "touch"):
+        if step in ("write_remote_only", "touch"):
             failing.setattr(evicting, step, fail)
         else:
             module = files if step == "sync_directory" else links

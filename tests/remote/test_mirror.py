@@ -645,7 +645,7 @@ def test_tags_pins_and_notes_come_after_a_push_that_was_killed_behind_its_manife
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("ckstore.remote.push.Beside.push", die)
+        patched.setattr("ckstore.remote.push.MetadataPusher.push", die)
         patched.setattr("ckstore.remote.push.Push.keep_record", lambda _: None)
         patched.setattr("ckstore.remote.pull.take_names", die)
         patched.setattr("ckstore.remote.pull.Pull.annotations_of", lambda *_: None)
