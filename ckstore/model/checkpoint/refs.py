@@ -1,8 +1,9 @@
-"""Refs: how people name a checkpoint.
+"""Refs, the names by which users refer to checkpoints.
 
-``[RUN@](STEP | latest | latest-valid | latest-healthy | best:METRIC[:min|max] | TAG | ID-PREFIX)``. Digits are a step
-first, then an id. Rules only: what there is comes in as values, so that a ref is resolved the same way from
-directories and from the catalog. The form of runs, steps and tags: docs/format/v1.md.
+``[RUN@](STEP | latest | latest-valid | latest-healthy | best:METRIC[:min|max] | TAG | ID-PREFIX)``. Digits are resolved
+as a step first, then as an id. This module does no I/O. Its functions receive the existing checkpoints as values, so
+that a ref is resolved the same way from directories and from the catalog. docs/format/v1.md defines the form of runs,
+steps and tags.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ ID_MIN_DIGITS = 6
 RefKind = Literal["step", "latest", "latest-valid", "latest-healthy", "best", "tag", "id"]
 
 BEST = "best:"
-"""What a ref by a metric begins with; no tag has a colon."""
+"""The prefix of a ref by a metric. A tag has no colon."""
 _GRAMMAR = (
     "a ref is [RUN@] followed by a step, latest, latest-valid, latest-healthy, best:METRIC, a tag, or six or more "
     "digits of an id"
 )
 _ID_PATTERN = re.compile(r"(?:(?:xxh3-)?[0-9a-f]{6,32}|(?:blake3-)?[0-9a-f]{6,64})\Z")
 _SHOWN = 4
-"""How many alternatives a message lists."""
+"""The number of alternatives that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class Ref:
     """A parsed ref."""
 
     run: str | None
-    # What `value` is. A step of six or more digits may be an id, too; `resolve` tries both.
+    # The kind of `value`. A step of six or more digits may also be an id. `resolve` tries both.
     kind: RefKind
     # The step in decimal, the tag, or the first digits of the id in lower case, with the prefix of the algorithm if it
-    # was given; the kind itself for ``latest*``; all of it for ``best:``.
+    # was given. For ``latest*``, the kind itself. For ``best:``, the whole text.
     value: str
 
     def __str__(self) -> str:
@@ -51,21 +52,21 @@ class Ref:
 
 
 VERIFIED_KINDS = ("latest-valid", "latest-healthy")
-"""Kinds of refs whose checkpoint is known when it was read: a damaged one is passed over."""
+"""Kinds of refs that are resolved by reading checkpoints, because damaged ones are skipped."""
 
 
 def is_latest_valid(ref: object) -> bool:
-    """Whether a ref asks for the newest valid checkpoint, healthy or not."""
+    """Return whether a ref means the newest valid checkpoint, healthy or not."""
     return isinstance(ref, str) and ref.rpartition("@")[2] in VERIFIED_KINDS
 
 
 def is_latest_healthy(ref: object) -> bool:
-    """Whether a ref asks for the newest valid checkpoint that is healthy."""
+    """Return whether a ref means the newest valid and healthy checkpoint."""
     return isinstance(ref, str) and ref.rpartition("@")[2] == "latest-healthy"
 
 
 def parse_ref(text: str) -> Ref:
-    """Return what `text` asks for; whether there is such a checkpoint is not looked at."""
+    """Parse a ref, without checking that the checkpoint exists."""
     if not isinstance(text, str):
         raise BadInput(f"a ref is a str, got {type(text).__name__} {text!r}", hint=_GRAMMAR)
     before, at, after = text.partition("@")
@@ -91,7 +92,7 @@ def _classify(value: str) -> tuple[RefKind, str]:
                 hint="write best:METRIC, best:METRIC:min or best:METRIC:max",
             )
         return "best", value
-    # A step before an id: digits alone are what people type for a step.
+    # A step comes before an id, because users type digits only for a step.
     if STEP_PATTERN.match(value) and int(value) <= MAX_STEP:
         return "step", value
     lower = value.lower()
@@ -106,8 +107,8 @@ def _classify(value: str) -> tuple[RefKind, str]:
 
 
 def newest_first(candidates: Iterable[CheckpointInfo], run: str | None = None) -> list[CheckpointInfo]:
-    """Return the checkpoints of `run` (None: of all runs), the latest commit first."""
-    # ``latest-valid`` is the first of them that verifies.
+    """Return the checkpoints of `run` (or of all runs if `run` is not given), the latest commit first."""
+    # ``latest-valid`` is the first of these checkpoints that verifies.
     chosen = (c for c in candidates if run is None or c.run == run)
     return sorted(chosen, key=lambda c: c.order, reverse=True)
 
@@ -120,15 +121,15 @@ def resolve(
 ) -> CheckpointInfo:
     """Return the checkpoint that `ref` names.
 
-    Without a run, a step belongs to the only run, else to the run ``main``; the other kinds look at all runs.
+    Without a run, a step belongs to the only run, or to the run ``main`` if there are several. The other kinds search
+    all runs.
 
     Args:
         ref: The ref.
-        candidates: The complete checkpoints of the store, in any order; those that are superseded are named by their
-            ids and tags alone.
-        tags: What each tag names.
-        incomplete: Directories that hold no complete checkpoint: the error says if one of them was asked for, and no
-            other run is taken in its place.
+        candidates: The complete checkpoints of the store, in any order. Only an id or a tag names a superseded one.
+        tags: Tag -> key of the checkpoint that it names.
+        incomplete: Directories without a complete checkpoint. The error says if `ref` names one of them, and no
+            checkpoint of another run is used instead.
     """
     torn = sorted(key for key in incomplete if _is_asked_for(key, ref, tags))
     try:
@@ -138,7 +139,7 @@ def resolve(
     run = ref.run
     if run is None and ref.kind == "step":
         run = _default_run({c.run for c in candidates} | {key.run for key in torn})
-    # Not in the `except`: the error keeps the one that the caller was handling.
+    # Not in the `except` block, so that the context of the error remains the one that the caller was handling.
     for key in torn:
         if run in (None, key.run):
             place = f"checkpoints/{key.run}/{key.directory}"
@@ -156,7 +157,7 @@ def _is_asked_for(key: CheckpointKey, ref: Ref, tags: Mapping[str, CheckpointKey
 def _resolve(
     ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, CheckpointKey], torn_runs: Collection[str]
 ) -> CheckpointInfo:
-    # It needs the bytes, and here are values only: take `newest_first`.
+    # Resolving these kinds requires reading the data. Callers use `newest_first` instead.
     if ref.kind in VERIFIED_KINDS:
         raise BadInput(f"{ref.kind} cannot be resolved without reading", hint="use newest_first")
     runs = {c.run for c in candidates}
@@ -184,7 +185,7 @@ def _resolve(
 
 
 def nothing_saved(message: str, run: str | None) -> NoSuchRef:
-    """Return the error where a store, or a run, has no checkpoint yet, with what a program does at its first start."""
+    """Return the error for a store or a run without checkpoints, with a hint for the first start of a program."""
     asked = "store.latest()" if run is None else f"store.latest({run!r})"
     return NoSuchRef(
         message,
@@ -194,8 +195,11 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
 
 
 def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointInfo:
-    """Return the best by a metric, of equal ones the newest; a damaged one only where no other has the metric."""
-    # No unhealthy one, whatever its metric: who asks for the best is not to get NaN.
+    """Return the best checkpoint by a metric; a damaged one only if no other has the metric.
+
+    Of equal checkpoints, the newest is the best.
+    """
+    # An unhealthy checkpoint is never the best, whatever its metric, so that a load of the best returns no NaN.
     best = best_of(ref.value.removeprefix(BEST))
     ranked = [c for c in newest_first if not math.isnan(c.metrics.get(best.metric, math.nan))]
     if not ranked:
@@ -217,12 +221,12 @@ def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[st
     for holder in holders:
         if holder.run == run:
             return holder
-    # Not guessed: the wrong run's weights load without any error.
+    # Do not guess, because the weights of a wrong run load without any error.
     if holders and run is None:
         message = f"{ref}: the store has several runs and none is called {DEFAULT_RUN!r}; it may be "
         hint = f"write {holders[0].name}"
         raise AmbiguousRef(message + _some(sorted(c.name for c in holders), " or "), hint=hint)
-    # An id of digits only is rare, but its short form must work as any other.
+    # An id of digits only is rare, but its short form must work like any other.
     return _by_id(ref, candidates) or _no_step(ref, run, step, candidates, holders)
 
 
@@ -233,7 +237,7 @@ def _default_run(runs: Collection[str]) -> str | None:
 
 
 def has_id(ref: Ref, id: str) -> bool:
-    """Whether an id begins with `ref`, which may leave out the name of the hash and needs `ID_MIN_DIGITS` digits."""
+    """Return whether an id begins with `ref`, which needs `ID_MIN_DIGITS` digits and may omit the hash name."""
     return len(ref.value) >= ID_MIN_DIGITS and (id if "-" in ref.value else id.partition("-")[2]).startswith(ref.value)
 
 
@@ -270,7 +274,7 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
 
 
 def _meant(ref: Ref) -> str:
-    """Return what a ref that is no tag may have been meant as; "" if that is not known."""
+    """Return a suggestion for a ref that matches no tag, or an empty string."""
     import difflib
 
     if re.fullmatch("[0-9]+-[0-9]+", ref.value):
@@ -303,7 +307,7 @@ def _latest_hint(candidates: Sequence[CheckpointInfo]) -> str:
 
 
 def _near(name: str, names: Iterable[str]) -> list[str]:
-    """Return `names`, the ones that look like `name` first."""
+    """Return `names`, those similar to `name` first."""
     import difflib
 
     ordered = sorted(names)

@@ -1,4 +1,4 @@
-"""What the store says about a checkpoint, and what a look at its directory gives."""
+"""Information on a checkpoint, from the store or from its directory."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ if TYPE_CHECKING:
 
 
 def shown_name(name: str, id: str, *, superseded: bool) -> str:
-    """Return how people see a checkpoint; ``RUN@STEP`` of a superseded one names another."""
+    """Return the displayed name of a checkpoint; ``RUN@STEP`` of a superseded one names another checkpoint."""
     return f"{name} ({short_id(id)}, superseded)" if superseded else name
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class SaveCounters:
-    """What one save did. Its parts come one after another; hashing and writing go on side by side.
+    """Counters of one save. Its phases run one after another. Hashing and writing run in parallel.
 
     Attributes:
-        hashed_bytes: So many bytes of the state were read and hashed.
-        kept_bytes: So many were taken from the checkpoint before, unread but for a sample (``unchanged=``).
-        written_count: Blobs that were written; their bytes are `CheckpointInfo.new_bytes`.
-        reused_count: Blobs that the store had.
-        copied_s: Seconds that `save_async` took to copy the state, with what it waited for other saves; 0 for `save`.
-        queued_s: From then until a saver had it; 0 for `save`.
-        staging_s: To make a staging directory.
-        storing_s: To look up, hash, link and write blobs, each of them durable.
-        sealing_s: To write the manifest, and make the directory durable.
-        publishing_s: To rename it into place, durably; in the background with the question whether it may be.
-        finishing_s: For what follows when the checkpoint is durable: tags, the catalog, retention, gc and the like.
-        retry_count: How often it was tried again. All else is of the last try.
+        hashed_bytes: Bytes of the state that were read and hashed.
+        kept_bytes: Bytes reused from the previous checkpoint, of which only a sample was read (``unchanged=``).
+        written_count: Number of blobs that were written. Their bytes are `CheckpointInfo.new_bytes`.
+        reused_count: Number of blobs that the store already had.
+        copied_s: Seconds that `save_async` took to copy the state, including its wait for other saves (0 for `save`).
+        queued_s: Seconds from the copy until a saver received it (0 for `save`).
+        staging_s: Seconds to create a staging directory.
+        storing_s: Seconds to look up, hash, link and write blobs, each of them durably.
+        sealing_s: Seconds to write the manifest and make the directory durable.
+        publishing_s: Seconds to rename the directory into place durably. In a background save, this includes asking
+            whether it may be published.
+        finishing_s: Seconds for the work after the checkpoint is durable (tags, catalog, retention, gc and so on).
+        retry_count: Number of retries. All other counters are of the last attempt.
     """
 
     hashed_bytes: int
@@ -68,7 +69,7 @@ class SaveCounters:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A note on a checkpoint: when it was written (UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``) and what it says."""
+    """A note on a checkpoint, with its time of writing (UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``) and its text."""
 
     created: str
     text: str
@@ -82,45 +83,45 @@ class Note:
 class CheckpointInfo:
     """One published checkpoint.
 
-    What a save, a load and a listing return of one checkpoint is equal: `==` compares all but what a single call had to
-    say (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`, `training`), and how it is kept
-    (`compacted`).
+    A save, a load and a listing return equal values for the same checkpoint. `==` ignores the fields that describe a
+    single call (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`, `training`) and how the checkpoint
+    is stored (`compacted`).
 
     Attributes:
         id: Digest of its manifest.
-        run, step: Which run it belongs to, and the step of the training.
-        sequence: Order of commits; the greatest is the latest.
-        out_of_order: Its sequence number is so far beyond all others that it does not count (`model.order`); it comes
-            before all others then, and can be loaded by its step or id.
-        created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-        logical_bytes: Bytes of everything it holds; what a copy without any sharing would take.
+        run, step: The run that it belongs to, and its training step.
+        sequence: Position in the order of commits. The greatest number is the latest checkpoint.
+        out_of_order: Whether its sequence number is ignored because it is far beyond all others (`model.order`). Such
+            a checkpoint is ordered before all others and can be loaded by its step or id.
+        created: Time of the save in UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+        logical_bytes: Size of all its data. A copy without any sharing would take this much.
         new_bytes: Bytes of the blobs that the save wrote.
-        reused_bytes: Bytes of it that the save found in the store.
-        leaf_count: Tensors, arrays and other values kept as bytes.
-        content: Says whether two checkpoints hold the same.
+        reused_bytes: Bytes of its data that were already in the store.
+        leaf_count: Number of tensors, arrays and other values that are stored as bytes.
+        content: Digest that is equal for two checkpoints with the same content.
         parent: Id of the checkpoint that this one continues, or None.
-        metrics: Name -> number; those of `Store.annotate` come before those of the save.
+        metrics: Name -> number. A metric from `Store.annotate` overrides one from the save.
         notes: Notes of `Store.annotate`, in the order in which they were written.
-        tags: Tags that name it when this was read.
-        durable: False if it lies on a filesystem that is not known to keep it through a power cut.
-        damaged: Whether a read or a verification found it damaged, and nothing has put it right since.
-        elsewhere: Whether bytes of it are at a remote alone; a load fetches them.
-        compacted: Whether its directory has encoded forms of blobs: it takes less than `logical_bytes` says.
-        remotes: From `Store.info`: the names of the remotes that have what is elsewhere.
-        catalogued: False if the catalog could not be brought up to date in time; the next opening does it.
-        oldest_reading: From `Store.info`: since when every blob of it was read or written, by saves and verifications;
-            UTC, as `created`. Empty: that is not known of each of them.
-        warnings: From the save that returned this: what went wrong after the checkpoint was durable (a tag or the
-            catalog that could not be written, retention).
-        counters: From the save that returned this: what it did, and how long its parts took; None from other calls,
-            where several ranks saved, and where the saver died after the checkpoint was durable.
-        directory: The name of its directory in ``checkpoints/RUN/``; empty: its step and the first digits of its id.
-        superseded: Whether a newer checkpoint of its step is in the store.
-        unhealthy: Why it is unhealthy: which tensors have NaN, or infinite values that they did not always have. Empty:
-            it is healthy, or was saved with `StoreConfig.health` off. `OpenCheckpoint.health` has the counts.
-        unchanged: The parts of its state that have stopped to change while the step advances.
-        training: From the save that returned this: the id of the training that it belongs to. Empty from other calls,
-            and if an older ckstore began the training.
+        tags: Tags that named it when this was read.
+        durable: False if its filesystem is not known to preserve it through a power failure.
+        damaged: Whether a read or a verification found damage that has not been repaired since.
+        elsewhere: Whether some of its bytes are only on a remote. A load fetches them.
+        compacted: Whether its directory has encoded forms of blobs and so takes less than `logical_bytes`.
+        remotes: The names of the remotes that have its remote-only bytes. Set only by `Store.info`.
+        catalogued: False if the catalog could not be updated in time. The next opening updates it.
+        oldest_reading: The time since which saves and verifications have read or written every blob of it, in the
+            format of `created`. Empty if this is unknown for one of the blobs. Set only by `Store.info`.
+        warnings: Problems after the checkpoint was durable, such as a tag or the catalog that could not be written, or
+            retention that failed. Set only by the save that returned this.
+        counters: Counters and durations of the save that returned this. None from other calls, if several ranks saved,
+            or if the saver died after the checkpoint was durable.
+        directory: The name of its directory in ``checkpoints/RUN/``. If empty, its step and the first digits of its id.
+        superseded: Whether the store has a newer checkpoint of its step.
+        unhealthy: Names the tensors with NaN, or with infinite values that they did not always have. Empty if it is
+            healthy, or was saved with `StoreConfig.health` off. `OpenCheckpoint.health` has the counts.
+        unchanged: The parts of its state that stopped changing while the step advances.
+        training: The id of the training that it belongs to, from the save that returned this. Empty from other calls,
+            or if an older ckstore started the training.
     """
 
     id: str
@@ -162,26 +163,26 @@ class CheckpointInfo:
 
     @property
     def ref(self) -> str:
-        """A ref that names it: ``RUN@STEP``; of a superseded one the first digits of its id."""
+        """A ref that names it: ``RUN@STEP``, or the first digits of its id if it is superseded."""
         return short_id(self.id) if self.superseded else self.name
 
     @property
     def shown(self) -> str:
-        """As `name`; of a superseded one with the first digits of its id."""
+        """The `name`, followed by the first digits of its id if it is superseded."""
         return shown_name(self.name, self.id, superseded=self.superseded)
 
     @property
     def key(self) -> CheckpointKey:
-        """Where it is published: run, step and directory."""
+        """The key under which it is published: run, step and directory."""
         return CheckpointKey(self.run, self.step, self.directory or directory_of(self.step, self.id))
 
     @property
     def order(self) -> tuple[int, str, str, int]:
-        """Sort key of the order of commits; of one checkpoint the later generation comes later."""
+        """Sort key of the order of commits. A later generation of the same checkpoint sorts later."""
         return 0 if self.out_of_order else self.sequence, self.created, self.id, self.key.generation
 
     def __str__(self) -> str:
-        # Of `new_bytes` a part may be padding between small tensors.
+        # A part of `new_bytes` may be padding between small tensors.
         new_bytes = min(self.new_bytes, max(0, self.logical_bytes - self.reused_bytes))
         sizes = new_text(self.logical_bytes, new_bytes)
         at = f" at {' and '.join(self.remotes)}" if self.remotes else ""
@@ -193,14 +194,14 @@ class CheckpointInfo:
         return printable(f"{self.name} {short_id(self.id)}: {sizes}{words}{metrics}{tags}")
 
     def with_annotations(self, metrics: dict[str, int | float], notes: tuple[Note, ...]) -> CheckpointInfo:
-        """Return this with what was added after the save: such a metric comes before one of the same name."""
+        """Return a copy with later annotations. Their metrics override metrics of the same name from the save."""
         return replace(self, metrics={**self.metrics, **metrics}, notes=notes)
 
     @classmethod
     def of(
         cls, manifest: Manifest, manifest_id: str, *, tags: tuple[str, ...] = (), directory: str = ""
     ) -> CheckpointInfo:
-        """Return what a manifest says; `directory` is the name of the directory that it is in."""
+        """Return the information in a manifest; `directory` is the name of its directory."""
         about = manifest.description
         health = manifest.health or Health()
         return cls(
@@ -230,14 +231,14 @@ _MOST = 2**64
 
 
 class Stamp(NamedTuple):
-    """Which directory a checkpoint lies in, and which file its manifest is: another one, or one written to, differs."""
+    """Identity of the directory and the manifest file of a checkpoint. Another or a modified file has another stamp."""
 
-    # Inode numbers alone do not tell: a filesystem gives that of a removed directory to the next one. No user can set
-    # the time of change (`ctime`) of a file.
+    # Inode numbers are not sufficient, because a filesystem may assign that of a removed directory to the next one. No
+    # user can set the time of change (`ctime`) of a file.
 
     dir_inode: int  # inode number of the directory
     inode: int  # inode number of its ``manifest.json``
-    # `mtime_ns` and `ctime_ns`: Times of that file, modulo 2^64.
+    # `mtime_ns` and `ctime_ns` are times of that file, modulo 2^64.
     mtime_ns: int
     ctime_ns: int
 
@@ -249,17 +250,17 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A complete checkpoint, as its directory was when it was read."""
+    """A complete checkpoint, in the state of its directory at the time of reading."""
 
-    manifest: Manifest  # what its ``manifest.json`` says; its run and step are those of its key
+    manifest: Manifest  # content of its ``manifest.json``; run and step are those of its key
     manifest_id: str  # digest of the manifest, the id of the checkpoint
-    key: CheckpointKey  # where it is
-    stamp: Stamp  # tells that the rows of the catalog are about this directory, without reading the manifest again
-    elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are not in it, but at a remote
+    key: CheckpointKey  # run, step and directory
+    stamp: Stamp  # identifies this directory in the rows of the catalog without reading the manifest again
+    elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are only on a remote
 
     @property
     def order(self) -> tuple[int, str, str, int]:
-        """Sort key of the order of commits; of one checkpoint the later generation comes later."""
+        """Sort key of the order of commits. A later generation of the same checkpoint sorts later."""
         return self.manifest.sequence, self.manifest.created, self.manifest_id, self.key.generation
 
 
@@ -270,9 +271,9 @@ class RunSummary:
 
     Attributes:
         name: Its name.
-        checkpoint_count: How many complete checkpoints it has.
-        newest: The one that was committed last.
-        highest_step: The highest step of them; that of `newest` is lower after a run went back.
+        checkpoint_count: Number of its complete checkpoints.
+        newest: The checkpoint that was committed last.
+        highest_step: The highest step of its checkpoints. The step of `newest` is lower after a run went back.
     """
 
     name: str
@@ -286,7 +287,7 @@ class RunSummary:
 
 
 def summaries(infos: Iterable[CheckpointInfo]) -> list[RunSummary]:
-    """Return the runs of checkpoints, which are given in the order of their commits, in the order of the newest."""
+    """Return the runs of `infos`, which are in the order of their commits, ordered by the newest of each run."""
     by_run: dict[str, list[CheckpointInfo]] = {}
     for info in infos:
         by_run.setdefault(info.run, []).append(info)

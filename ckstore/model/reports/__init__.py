@@ -1,1 +1,1 @@
-"""Reports: what an act did or would do."""
+"""Reports on the results of operations and of dry runs."""

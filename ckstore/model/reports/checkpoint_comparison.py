@@ -1,7 +1,7 @@
-"""What differs between two checkpoints, by their manifests: names, dtypes, shapes, pieces. No data is read.
+"""Comparison of two checkpoints by their manifests (names, dtypes, shapes, pieces), without reading data.
 
 Two tensors are equal if they have the same dtype, shape, strides and pieces. A tensor that is a view of a part of a
-larger storage may share pieces with other tensors, and then counts as changed when one of those changed.
+larger storage may share pieces with other tensors. It then counts as changed when one of those changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Piece = tuple[int | Block, int, str]
 
 
 def diff_manifests(before: Manifest, after: Manifest) -> Diff:
-    """Return what differs; each list in the order of the state that has the name."""
+    """Return the differences. Each list is in the order of the state that has the name."""
     old = {leaf.name: leaf for leaf in before.leaves}
     new = {leaf.name: leaf for leaf in after.leaves}
     spelling = spellings_of(before, after)
@@ -52,7 +52,7 @@ def diff_manifests(before: Manifest, after: Manifest) -> Diff:
 
 
 def spellings_of(before: Manifest, after: Manifest) -> dict[str, str]:
-    """Return for the names of the leaves of both checkpoints how people write them; see `names.spellings`."""
+    """Return how users write the names of the leaves of both checkpoints; see `names.spellings`."""
     return spellings(leaf.name for manifest in (before, after) for leaf in manifest.leaves)
 
 
@@ -83,7 +83,7 @@ def _pieces(manifest: Manifest, leaf: LeafRecord) -> set[_Piece]:
     for i, extent in enumerate(storage.extents):
         start, stop = max(at, first), min(at + extent.length, last)
         if start < stop:
-            # Where the piece begins relative to the leaf matters, too: the same piece may hold other bytes of it.
+            # The start of the piece relative to the leaf also matters. The same piece may hold other bytes of it.
             place = at - first if storage.tiling is None else storage.tiling.blocks[i]
             pieces.add((place, stop - start, extent.piece))
         at += extent.length
@@ -117,7 +117,7 @@ def _plain_changes(before: Node, after: Node) -> Iterator[PlainChange]:
 
 
 def _plain(node: Node, path: str) -> Iterator[tuple[str, Node]]:
-    """Give name and node of every value that is not a leaf, containers included."""
+    """Yield name and node of every value that is not a leaf, including containers."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "leaf":
         return
@@ -138,12 +138,12 @@ def _is_container(node: Node) -> bool:
 
 
 def _is_full(node: Node) -> bool:
-    """Whether this is a container with something in it, which says enough by itself."""
+    """Return whether a node is a non-empty container, whose items are listed themselves."""
     return _is_container(node) and bool(node[1])
 
 
 def _key(node: Node) -> object:
-    """Return what two equal values have in common: the type of a container, the bits of a value."""
+    """Return a key that is equal for equal values: the type of a container, or the bits of a value."""
     if not _is_container(node):
         return type(node), repr(node)
     return "container", node[0], node[2] if node[0] in ("deque", "defaultdict", "parts", "object") else None
@@ -160,6 +160,6 @@ def _shown(node: Node) -> object:
 
 
 def _number(dtype: str, data: bytes) -> object:
-    """Return a NumPy scalar as a plain number, without NumPy; other scalars as text."""
+    """Return a NumPy scalar as a plain number, without NumPy, or as text if it is no number."""
     value = numpy_number(dtype, data)
     return f"numpy {dtype} {data.hex()}" if value is None else value

@@ -1,4 +1,4 @@
-"""What a compaction is to do, and what it did."""
+"""The plan and the report of a compaction."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ckstore.model.words import counted, in_lines, printable
 @brief()
 @dataclass(frozen=True, slots=True)
 class CompactionEntry:
-    """What a plan does with one checkpoint.
+    """The plan for one checkpoint.
 
     Attributes:
-        info: Which.
-        place: Its place in the chain of its run.
-        base: The checkpoint that it is encoded against, ``RUN@STEP``; empty where it stays plain.
-        reason: Why it stays as it is; empty if it is compacted.
-        shares: Whether old packs of which it needs little are encoded in its directory, too, although it stays plain.
-        gone_bytes: The bytes of checkpoints that are gone that this one is decoded with.
-        again: Whether it is compacted already, and only looked at again.
+        info: The checkpoint.
+        place: Its position in the chain of its run.
+        base: The checkpoint that it is encoded against, as ``RUN@STEP``. Empty if it remains plain.
+        reason: Why it is not compacted. Empty if it is compacted.
+        shares: Whether old packs of which it needs little are also encoded in its directory, although it remains plain.
+        gone_bytes: Bytes of deleted checkpoints that this one is decoded with.
+        again: Whether it is already compacted and is only checked again.
     """
 
     info: CheckpointInfo
@@ -45,17 +45,17 @@ class CompactionEntry:
 @brief()
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
-    """What `Store.compact` does.
+    """The plan of `Store.compact`.
 
     Attributes:
-        entries: Every checkpoint that was looked at, by run and from the newest on.
+        entries: All checkpoints that were considered, by run, the newest first.
     """
 
     entries: tuple[CompactionEntry, ...]
 
     @property
     def compacted(self) -> tuple[CompactionEntry, ...]:
-        """Those that are to be encoded, or are and are looked at again."""
+        """The checkpoints to encode, and the compacted ones to check again."""
         return tuple(entry for entry in self.entries if not entry.reason)
 
     def __str__(self) -> str:
@@ -67,12 +67,12 @@ class CompactionPlan:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A checkpoint whose directory was written again.
+    """A checkpoint whose directory was rewritten.
 
     Attributes:
-        info: Which.
-        before_bytes: Sizes of the files of its own blobs before, plain or encoded.
-        after_bytes: The same now.
+        info: The checkpoint.
+        before_bytes: Sizes of the files of its own blobs before the compaction, plain or encoded.
+        after_bytes: These sizes after the compaction.
     """
 
     info: CheckpointInfo
@@ -87,7 +87,7 @@ class Compacted:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Uncompacted:
-    """A checkpoint that the plan compacts and that is as it was, and why."""
+    """A checkpoint that the plan compacts but that was not changed, and the reason."""
 
     info: CheckpointInfo
     reason: str
@@ -99,16 +99,16 @@ class Uncompacted:
 @brief()
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What a compaction did.
+    """The result of a compaction.
 
     Attributes:
-        plan: What it was to do.
-        compacted: The checkpoints whose directories were written again.
-        skipped: Those that could not be: in use, replaced meanwhile, damaged.
-        encoded_count: Blobs that were encoded.
-        plain_bytes: Their sizes.
-        encoded_bytes: The sizes of their encoded forms.
-        dry_run: Whether nothing was done.
+        plan: The plan that it carried out.
+        compacted: The checkpoints whose directories were rewritten.
+        skipped: Checkpoints that could not be rewritten because they were in use, replaced meanwhile, or damaged.
+        encoded_count: Number of blobs that were encoded.
+        plain_bytes: Total size of these blobs.
+        encoded_bytes: Total size of their encoded forms.
+        dry_run: Whether this was a dry run that changed nothing.
     """
 
     plan: CompactionPlan
@@ -126,7 +126,7 @@ class CompactionReport:
 
 
 def outcome(report: CompactionReport) -> Iterator[str]:
-    """Say how much smaller the store became."""
+    """Yield lines on how much smaller the store became."""
     if not report.encoded_count:
         yield "nothing to compact"
         return

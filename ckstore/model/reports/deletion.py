@@ -1,4 +1,4 @@
-"""What deleting checkpoints frees, and why not more."""
+"""The space that deleting checkpoints frees, and the reasons why it is not more."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ckstore.model.sizes import size_text
 @brief()
 @dataclass(frozen=True, slots=True)
 class DeletionEffect:
-    """What deleting some checkpoints frees; sizes are those of files of blobs.
+    """The space that deleting some checkpoints frees, in bytes of blob files.
 
     Attributes:
-        freed_bytes: Blobs that no other checkpoint has. They are freed when the deletion cannot be undone any more,
+        freed_bytes: Blobs that no other checkpoint has. They are freed once the deletion can no longer be undone,
             unless a process has them open.
-        shared_bytes: Data that other checkpoints have as well.
+        shared_bytes: Data that other checkpoints also have.
         packed_bytes: Data that only the deleted checkpoints use, in packs that other checkpoints need.
-        linked_bytes: Blobs that no other checkpoint needs, and that have other hardlinks: of a save in progress, or
+        linked_bytes: Blobs that no other checkpoint needs but that have other hardlinks, in a save in progress or
             outside the store.
     """
 
@@ -28,7 +28,7 @@ class DeletionEffect:
     linked_bytes: int = 0
 
     def words(self, *, dry_run: bool = False) -> str:
-        """Say what is freed and, if that is not all, why."""
+        """Return a sentence on the freed space and, if some data is kept, the reasons."""
         size = size_text(self.freed_bytes) if self.freed_bytes else "nothing"
         frees = f"this {'would free' if dry_run else 'frees'} {size}"
         reasons = {

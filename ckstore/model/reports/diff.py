@@ -1,4 +1,4 @@
-"""What differs between two checkpoints: values and words."""
+"""The differences between two checkpoints, as values and as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DiffLeaf:
     Attributes:
         name: Path in the state.
         kind: ``torch``, ``numpy``, ``bytes`` or ``str``.
-        dtype, shape: Empty for bytes and str.
+        dtype, shape: Type of the elements and sizes. Empty for bytes and str.
         nbytes: Bytes of its elements.
     """
 
@@ -39,10 +39,10 @@ class DiffLeaf:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far the values of a tensor are apart.
+    """The largest differences between the values of a tensor.
 
     Attributes:
-        largest_absolute: Greatest ``|after - before|``; infinite where only one of two elements is a number.
+        largest_absolute: Greatest ``|after - before|``. Infinite if only one of two elements is a number.
         largest_relative: Greatest ``|after - before| / max(|after|, |before|)``, from 0 to 2.
     """
 
@@ -61,9 +61,9 @@ class LeafChange:
 
     Attributes:
         before, after: The tensor in the first and in the second checkpoint.
-        changed_bytes: Bytes of it that lie in pieces which differ, at most its size: small tensors are one piece,
-            large ones are cut at every `chunk_bytes`.
-        difference: Of the values; None unless asked for, and where dtype or shape leave nothing to compare.
+        changed_bytes: Bytes of it in pieces that differ, at most its size. A small tensor is one piece. A large one is
+            cut at every `chunk_bytes`.
+        difference: Differences of the values. None if not requested, or if dtype or shape prevent a comparison.
     """
 
     before: DiffLeaf
@@ -89,8 +89,8 @@ class PlainChange:
 
     Attributes:
         name: Path in the state.
-        kind: Whether it is only in the second checkpoint, only in the first, or differs.
-        before, after: The values; None where there is none. A container is shown as ``list``, ``dict`` …
+        kind: ``added`` (only in the second checkpoint), ``removed`` (only in the first) or ``changed``.
+        before, after: The values, or None for a missing value. A container is shown as ``list``, ``dict`` …
     """
 
     name: str
@@ -106,7 +106,7 @@ class PlainChange:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What differs from checkpoint `before` to checkpoint `after`.
+    """The differences from checkpoint `before` to checkpoint `after`.
 
     Attributes:
         before, after: Names of the checkpoints, ``RUN@STEP``.
@@ -115,7 +115,7 @@ class Diff:
         plain: Other values that differ.
         files: Committed files that differ.
         unchanged_count: Tensors that are the same in both.
-        same_content: Whether both hold the same, bit for bit, in the same structure and order.
+        same_content: Whether both have bit-identical content in the same structure and order.
     """
 
     before: str
@@ -130,11 +130,11 @@ class Diff:
 
     @property
     def changed_bytes(self) -> int:
-        """Bytes of the changed tensors that lie in pieces which differ."""
+        """Bytes of the changed tensors in pieces that differ."""
         return sum(change.changed_bytes for change in self.changed)
 
     def __bool__(self) -> bool:
-        """Whether anything differs that is listed."""
+        """Return whether any difference is listed."""
         return bool(self.added or self.removed or self.changed or self.plain or self.files)
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class Diff:
 
 
 def details(found: Diff) -> Iterator[str]:
-    """Give a line for each difference: files, tensors, other values."""
+    """Yield a line for each difference of files, tensors and other values, in this order."""
     yield from map(with_kind, found.files)
     for word, leaves in (("added", found.added), ("removed", found.removed), ("changed", found.changed)):
         yield from (f"{word:9}{leaf}" for leaf in leaves)
@@ -150,23 +150,23 @@ def details(found: Diff) -> Iterator[str]:
 
 
 def with_kind(change: FileChange | PlainChange) -> str:
-    """Return the change behind the word that says what it is."""
+    """Return the text of a change after its kind."""
     return f"{change.kind:9}{change}"
 
 
 def type_text(kind: str, dtype: str, shape: tuple[int, ...]) -> str:
-    """Return ``float32 [1000, 8]``; for bytes and strings, which have no dtype, their kind."""
+    """Return dtype and shape, such as ``float32 [1000, 8]``, or the kind for bytes and strings without a dtype."""
     return printable(f"{dtype} [{', '.join(map(str, shape))}]" if dtype else kind)
 
 
 def types_text(change: LeafChange) -> str:
-    """Return the type, or both where it changed."""
+    """Return the type, or both types if it changed."""
     old, new = (type_text(leaf.kind, leaf.dtype, leaf.shape) for leaf in (change.before, change.after))
     return new if old == new else f"{old} -> {new}"
 
 
 def summary(found: Diff) -> str:
-    """Say how many files and tensors differ."""
+    """Return a sentence on the number of files and tensors that differ."""
     pair = f"{found.before} and {found.after}"
     if found.same_content:
         return printable(f"{pair} hold the same")

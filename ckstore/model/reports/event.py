@@ -1,4 +1,4 @@
-"""Events: what happened in a store, as a line of its journal and as people read it. Source: docs/format/v1.md."""
+"""Events of a store, as lines of its journal and as text for users. Source: docs/format/v1.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = (
     "uncompacted",
 )
 RENAMED = "renamed to"
-"""How the reason of a `dropped` begins if the checkpoint is in another run now."""
+"""The start of the reason of a `dropped` event if the checkpoint was moved to another run."""
 LINE_MOST_BYTES = 4096
 # A character outside the basic plane takes twelve bytes; the rest of a line is short.
 _WHY_CHARS = 280
@@ -44,20 +44,21 @@ _WHY_CHARS = 280
 @brief("time", "event", "run", "step", "why")
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened.
+    """An event in the journal of a store.
 
     Attributes:
-        time: When, as in a manifest.
-        event: ``saved``, ``replaced``, ``failed``, ``retried`` (a try failed, and another followed), ``unknown``
+        time: Time of the event, in the format of a manifest.
+        event: ``saved``, ``replaced``, ``failed``, ``retried`` (an attempt failed, and another followed), ``unknown``
             (`UnknownOutcome`), ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``, ``healed``,
-            ``mirrored``, ``missing`` (at the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
-            ``uncompacted`` (it was to be, and failed).
-        run, step, id: Of which checkpoint; empty, None and empty where it is of none.
-        nbytes: Bytes that a save added, that were freed or sent, or by which a compaction made files smaller.
-        seconds: How long a save took.
-        metrics: The names of the metrics that a dropped checkpoint had; None if that is not known.
-        why: By which rule, the reason of a failure, or which remote.
-        pid, uid: Of the process that did it; of a save in the background, of the training process.
+            ``mirrored``, ``missing`` (on the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
+            ``uncompacted`` (a planned compaction failed).
+        run, step, id: The checkpoint. Empty, None and empty if the event does not concern one.
+        nbytes: Bytes that a save added, that were freed or sent, or that a compaction saved.
+        seconds: Duration of a save.
+        metrics: The names of the metrics of a dropped checkpoint. None if they are unknown.
+        why: The rule, the reason of a failure, or the remote.
+        pid, uid: Process id and user id of the process that caused it. For a background save, those of the training
+            process.
     """
 
     time: str
@@ -74,19 +75,19 @@ class Event:
 
     @property
     def name(self) -> str:
-        """The full ref, ``RUN@STEP``, or the run, as far as it is of one."""
+        """The full ref, ``RUN@STEP``, or only the run without a step; empty without a run."""
         return self.run if self.step is None else f"{self.run}@{self.step}"
 
     def line(self) -> bytes:
-        """Return it as a line of the journal, of at most `LINE_MOST_BYTES`."""
+        """Return the event as a line of the journal, of at most `LINE_MOST_BYTES`."""
         members = {one.name: getattr(self, one.name) for one in fields(self)}
         members["why"] = self.why[:_WHY_CHARS]
         line = canonical_json({name: value for name, value in members.items() if value not in ("", None)}) + b"\n"
-        # Without the names of hundreds of metrics: then it is not known which there were.
+        # Omit the names of the metrics if the line is too long. They are then unknown to readers.
         return line if self.metrics is None or len(line) <= LINE_MOST_BYTES else replace(self, metrics=None).line()
 
     def to_json(self) -> dict[str, Any]:
-        """Return its members as JSON; what it does not say is null."""
+        """Return its members as JSON, with null for empty members."""
         members = {one.name: getattr(self, one.name) for one in fields(self)}
         return {name: None if value == "" else value for name, value in members.items()}
 
@@ -105,7 +106,7 @@ _TYPES: dict[str, type] = {
 
 
 def parse_line(line: bytes) -> Event | None:
-    """Return the event in a line of the journal; None if it is torn, or of a kind that this ckstore does not know."""
+    """Return the event in a line of the journal, or None if the line is torn or its kind is unknown."""
     if not line or len(line) > LINE_MOST_BYTES:
         return None
     try:
@@ -123,5 +124,5 @@ def parse_line(line: bytes) -> Event | None:
 
 
 def _fits(value: object, kind: type) -> bool:
-    # NaN and infinity, which Python reads, are no JSON.
+    # Python reads NaN and infinity, which are not valid JSON.
     return type(value) is kind and abs(value if isinstance(value, int | float) else 0) <= SAFE_INT

@@ -1,4 +1,4 @@
-"""What an export or a checkout wrote."""
+"""Reports of exports and checkouts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ckstore.model.words import LINES_SHOWN, counted, headed, in_lines, named, p
 @brief()
 @dataclass(frozen=True, slots=True)
 class ExportedFile:
-    """One file.
+    """One file of an export.
 
     Attributes:
-        name: In the directory of the export.
+        name: Its name in the directory of the export.
         nbytes: Its size.
-        tensor_count: Tensors in it; 0 for the index and for ``state.json``.
+        tensor_count: Number of tensors in it (0 for the index and for ``state.json``).
     """
 
     name: str
@@ -35,18 +35,18 @@ class ExportedFile:
 @brief()
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What `ckstore.Store.export` or `ckstore.Store.export_safetensors` wrote.
+    """The result of `ckstore.Store.export` or `ckstore.Store.export_safetensors`.
 
     Attributes:
         name: Full ref of the checkpoint, ``RUN@STEP``.
         checkpoint_id: Its id.
         destination: The directory, or the torch file.
-        files: What is in it: the tensors first, in the order of the shards.
+        files: The files that were written. Files with tensors come first, in the order of the shards.
         tied: Name that no file has -> name of the tensor that it shares its memory with.
-        state_names: What safetensors cannot hold and is in ``state.json``, by its whole path in the state.
-        left_out: What is in no file, a sentence each: the versions of modules that torch keeps beside a state dict, and
-            committed files that are no part of a model.
-        unsafe_globals: Classes and functions in a torch file that ``torch.load(weights_only=True)`` does not admit: it
+        state_names: Full paths in the state of the values in ``state.json``, which safetensors cannot hold.
+        left_out: Data that is in no file, one sentence each. These are the versions of modules that torch attaches to a
+            state dict, and committed files that are not part of a model.
+        unsafe_globals: Classes and functions in a torch file that ``torch.load(weights_only=True)`` rejects. The file
             loads with ``weights_only=False``, or after ``torch.serialization.add_safe_globals``.
     """
 
@@ -61,12 +61,12 @@ class ExportReport:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files."""
         return sum(file.nbytes for file in self.files)
 
     @property
     def tensor_count(self) -> int:
-        """Tensors in all files; tied ones count once."""
+        """Number of tensors in all files. Tied tensors count once."""
         return sum(file.tensor_count for file in self.files)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ class ExportReport:
 
 
 def lines(report: ExportReport, destination: Path) -> Iterator[str]:
-    """Say what is not as one may expect, and what was written; `destination` as the user wrote it."""
+    """Yield lines on unexpected results and on the written files; `destination` is as the user wrote it."""
     if report.tied:
         pairs = [f"{name} is {kept}" for name, kept in report.tied.items()]
         yield printable(f"tied, written once: {some_of(pairs)}")
@@ -93,12 +93,12 @@ def lines(report: ExportReport, destination: Path) -> Iterator[str]:
 @brief()
 @dataclass(frozen=True, slots=True)
 class ExportDamage:
-    """A file of an export that differs from what was exported.
+    """A file of an export that differs from the exported data.
 
     Attributes:
         file: Its name in the directory of the export.
-        names: The tensors in it that differ; empty if none does, or if it is not known which do.
-        what: What is wrong with it, and what was wanted, in one sentence.
+        names: The tensors in it that differ. Empty if no tensor differs, or if the differing tensors are unknown.
+        what: One sentence with the problem and the expected state.
     """
 
     file: str
@@ -113,15 +113,15 @@ class ExportDamage:
 @brief()
 @dataclass(frozen=True, slots=True)
 class ExportCheck:
-    """What `ckstore.Store.verify_export` found.
+    """The result of `ckstore.Store.verify_export`.
 
     Attributes:
         destination: The directory of the export, or its torch file.
-        name: Full ref of the checkpoint that it came from, ``RUN@STEP``; empty if the export does not record it.
-        checkpoint_id: The id of that checkpoint; empty if `name` is.
-        file_count: Files that have a sum.
-        checked_bytes: Bytes that were read.
-        damage: The files that differ, are missing, or have lost their sum.
+        name: Full ref of the exported checkpoint, ``RUN@STEP``. Empty if the export does not record it.
+        checkpoint_id: The id of that checkpoint. Empty if `name` is.
+        file_count: Number of files with a checksum.
+        checked_bytes: Number of bytes that were read.
+        damage: The files that differ, are missing, or have lost their checksum.
     """
 
     destination: Path
@@ -133,7 +133,7 @@ class ExportCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether every file is what was exported."""
+        """Whether every file matches the exported data."""
         return not self.damage
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class ExportCheck:
 
 
 def check_summary(check: ExportCheck) -> str:
-    """Say how much was read, which checkpoint it came from, and how much of it differs."""
+    """Return a sentence on the exported checkpoint, the bytes read, and the number of damaged files."""
     source = f"export of {check.name} ({check.checkpoint_id})" if check.name else "export of an unknown checkpoint"
     found = f"{counted(len(check.damage), 'file')} damaged" if check.damage else "no damage"
     read = f"{counted(check.file_count, 'file')}, {size_text(check.checked_bytes)} read"
@@ -151,14 +151,14 @@ def check_summary(check: ExportCheck) -> str:
 @brief()
 @dataclass(frozen=True, slots=True)
 class CheckoutReport:
-    """What `ckstore.Store.checkout` wrote.
+    """The result of `ckstore.Store.checkout`.
 
     Attributes:
-        destination: Where.
-        paths: The files and symlinks, relative to it.
-        nbytes: Sizes of the files.
-        shared_bytes: How many of them share blocks or an inode with the store.
-        hardlinked: Files that are names of a blob of the store; read-only, and never to be written into.
+        destination: The directory that it wrote to.
+        paths: The files and symlinks, relative to `destination`.
+        nbytes: Total size of the files.
+        shared_bytes: The part of `nbytes` that shares blocks or an inode with the store.
+        hardlinked: Files that are hardlinks to a blob of the store. They are read-only and must never be written to.
     """
 
     destination: Path

@@ -1,4 +1,4 @@
-"""What gc will do, what it did, and who keeps it from doing more: values and words without I/O."""
+"""The plan and the report of a gc, and the processes that keep blobs from being freed, without I/O."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NEEDED = "other checkpoints have the same blobs, or were compacted and are deco
 @brief()
 @dataclass(frozen=True, slots=True)
 class NextToFree:
-    """What deleting the oldest checkpoint that may go would free.
+    """The space that deleting the oldest deletable checkpoint would free.
 
     Attributes:
-        name: ``RUN@STEP``.
-        nbytes: Sizes of the blobs that only it uses.
+        name: The checkpoint, ``RUN@STEP``.
+        nbytes: Total size of the blobs that only it uses.
     """
 
     name: str
@@ -41,14 +41,14 @@ class NextToFree:
 @brief("run", "step", "dropped", "until", "nbytes")
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A checkpoint that was dropped and can be brought back by `Store.undelete`, or what is left of one.
+    """A dropped checkpoint that `Store.undelete` can restore, or the remains of one.
 
     Attributes:
-        run, step, id: Which; the id is empty if its manifest cannot be read.
-        dropped, until: When it was dropped, and how long it waits.
-        nbytes: What it alone keeps on the disk, after those that go before it.
+        run, step, id: Run, step and id of the checkpoint. The id is empty if its manifest cannot be read.
+        dropped, until: When it was dropped, and when its waiting time ends.
+        nbytes: Bytes on the disk that only it keeps, once the checkpoints before it are deleted.
         entry: Its name in ``trash/``.
-        problem: Why it cannot be brought back, as that a blob is missing; empty: it can.
+        problem: Why it cannot be restored, such as a missing blob. Empty if it can be.
     """
 
     run: str
@@ -74,14 +74,14 @@ class Waiting:
 @brief()
 @dataclass(frozen=True, slots=True)
 class GcPlan:
-    """What gc does at this moment, and what comes of it; nothing was changed to find it out.
+    """The actions of a gc that runs now, and their effects. Planning changes nothing.
 
     Attributes:
-        blobs: What is going to be freed.
-        held, linked_elsewhere: What nothing in the store needs and will not be freed.
-        dead_stagings: The first step: names of directories in ``staging/`` that killed saves left; they go to trash.
-        trash: The second step: names in ``trash/`` that are taken apart.
-        unused: The third step: digests that no checkpoint uses, or will use after the second.
+        blobs: The blobs that will be freed.
+        held, linked_elsewhere: Blobs that the store does not need but that will not be freed.
+        dead_stagings: Names of directories in ``staging/`` that killed saves left. The first step moves them to trash.
+        trash: Names in ``trash/`` that the second step deletes.
+        unused: Digests that no checkpoint uses, or will use after the second step. The third step deletes these blobs.
         dead_pack_bytes, unseen_processes, next_to_free, waits_for_grace: As in `GcReport`.
     """
 
@@ -98,17 +98,17 @@ class GcPlan:
 
     @property
     def freed_bytes(self) -> int:
-        """Sizes of the blobs that would be freed."""
+        """Total size of the blobs that would be freed."""
         return sum(blob.nbytes for blob in self.blobs)
 
     @property
     def freed_count(self) -> int:
-        """How many blobs would be freed."""
+        """Number of blobs that would be freed."""
         return len(self.blobs)
 
     @property
     def explanation(self) -> str:
-        """As in `GcReport`."""
+        """The `explanation` of `GcReport`."""
         return GcReport.of_plan(self).explanation
 
     def __str__(self) -> str:
@@ -118,31 +118,33 @@ class GcPlan:
 @brief()
 @dataclass(frozen=True, slots=True)
 class GcReport:
-    """What gc did.
+    """The result of a gc.
 
     Attributes:
-        freed_bytes, freed_count: Sizes and number of the blobs that were freed.
-        filesystem_freed_bytes: By how much the free space of the filesystem grew meanwhile. Others write to it
-            too, so it may be less, or below 0; 0 in a dry run.
-        held: Blobs that a process has open; they keep their name and the next gc tries again.
-        linked_elsewhere: Blobs with hardlinks outside the store; the next gc tries again.
-        dead_pack_bytes: Bytes in shared blobs that no checkpoint uses, at most; they go with the whole pack.
-        swept_stagings: Directories of killed saves that were moved to trash.
+        freed_bytes, freed_count: Total size and number of the blobs that were freed.
+        filesystem_freed_bytes: Growth of the free space of the filesystem during the gc. Other programs also write to
+            the filesystem, so this may be less than `freed_bytes`, or negative. It is 0 in a dry run.
+        held: Blobs that a process has open. They keep their names, and the next gc tries again.
+        linked_elsewhere: Blobs with hardlinks outside the store. The next gc tries again.
+        dead_pack_bytes: Upper bound of the bytes in shared blobs that no checkpoint uses. They are freed with the whole
+            pack.
+        swept_stagings: Number of directories of killed saves that were moved to trash.
         trash_left: Names that are still in ``trash/``.
         catalog_bytes: Size of the index, ``catalog.db``.
-        unseen_processes: How many processes could not be looked at for holders; None: unknown, since ``/proc`` is not
-            there or does not list other users' processes. The kernel's own answer about a
-            blob does not depend on it.
-        retention: The retention plan, and which checkpoints it dropped before; None without a policy. In a dry run
-            it dropped none.
-        dry_run: Nothing was changed; the numbers say what would have been.
-        next_to_free: What deleting the oldest checkpoint that may go would free; None where something was freed or
-            kept, no checkpoint may go, or the catalog cannot be read.
-        waits_for_grace: Other hosts may be using the store, so what goes waits in ``trash/`` for the grace.
-        plan: What was carried out, or would be; made after the retention.
-        waiting: Dropped checkpoints that keep their bytes for a while; those without a `problem` can be brought back.
-        differences: Where it came out otherwise, and why, a sentence each. With a grace the two are not compared.
-        cached_bytes: What was removed of the cache of fetched bytes (`StoreConfig.cache_bytes`).
+        unseen_processes: Number of processes that could not be checked for open blobs. None if it is unknown, because
+            ``/proc`` is missing or does not list other users' processes. The kernel's own answer about a blob does not
+            depend on it.
+        retention: The retention plan, and the checkpoints that it dropped before the gc. None without a policy. A dry
+            run drops none.
+        dry_run: Whether this was a dry run. Then nothing was changed, and the numbers are those of a real run.
+        next_to_free: The space that deleting the oldest deletable checkpoint would free. None if blobs were freed or
+            kept, no checkpoint may be deleted, or the catalog cannot be read.
+        waits_for_grace: Whether entries wait in ``trash/`` for the grace, because other hosts may be using the store.
+        plan: The plan that was carried out, or would be. It was made after the retention.
+        waiting: Dropped checkpoints that keep their bytes for a while. Those without a `problem` can be restored.
+        differences: Differences of the result from the plan with their reasons, one sentence each. With a grace
+            there is no comparison.
+        cached_bytes: Bytes removed from the cache of fetched bytes (`StoreConfig.cache_bytes`).
     """
 
     freed_bytes: int = 0
@@ -166,17 +168,17 @@ class GcReport:
 
     @property
     def dropped(self) -> tuple[CheckpointInfo, ...]:
-        """The checkpoints that a policy dropped before."""
+        """The checkpoints that the retention policy dropped before the gc."""
         return () if self.retention is None else self.retention.dropped
 
     @property
     def skipped(self) -> tuple[Skipped, ...]:
-        """Those that it would have dropped, and something spoke against it."""
+        """The checkpoints that the policy would have dropped but that were kept."""
         return () if self.retention is None else self.retention.skipped
 
     @property
     def held_bytes(self) -> int:
-        """Sizes of the blobs that are held."""
+        """Total size of the held blobs."""
         return sum(blob.nbytes for blob in self.held)
 
     @classmethod
@@ -198,7 +200,7 @@ class GcReport:
 
     @property
     def explanation(self) -> str:
-        """What gc freed and why not more, in words; when nothing was freed, what would be."""
+        """Text on the freed blobs and why gc freed no more. If it freed none, on the deletion that would free some."""
         sentences = []
         if self.freed_count:
             what = f"{counted(self.freed_count, 'blob')}, {size_text(self.freed_bytes)}"
@@ -251,8 +253,9 @@ def _left(count: int) -> str:
 
 
 def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]] | None = None) -> Iterator[str]:
-    """Say what gc freed and what it did not."""
-    # The retention is left out. `table`: says which process has what; None: some lines, and no list is longer.
+    """Yield lines on the freed and the kept blobs."""
+    # The retention is left out. `table` formats the blobs that each process has open. If it is None, each list is cut
+    # to a few lines.
     if report.freed_count:
         what = f"{size_text(report.freed_bytes)} in {counted(report.freed_count, 'blob')}"
         grown = 0 if report.dry_run else report.filesystem_freed_bytes
@@ -268,7 +271,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield printable(f"{kept} {_sizes(blobs)}: {reason}")
     linked = list(map(str, report.linked_elsewhere))
     yield from first_of(linked) if table is None else linked
-    # Of what waits the line below says when it goes; that nothing else is unused is no news then.
+    # A line below says when waiting checkpoints are freed. No line then says that nothing else is unused.
     is_idle = not (report.freed_count or report.held or report.linked_elsewhere or report.waiting)
     if is_idle:
         yield printable(report.explanation)
@@ -283,7 +286,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield f"{dead}: it lies in packs of small tensors, of which others are still needed"
     if report.unseen_processes is None:
         yield "cannot see which processes have files open: /proc is missing, or hides them"
-    if report.trash_left and (report.waits_for_grace or not is_idle):  # else it is said above
+    if report.trash_left and (report.waits_for_grace or not is_idle):  # otherwise a line above says so
         yield _left(len(report.trash_left))
 
 
@@ -296,7 +299,7 @@ def _waiting_lines(waiting: Sequence[Waiting]) -> Iterator[str]:
 
 
 def amount_of(waiting: Sequence[Waiting], what: str = "checkpoint") -> str:
-    """Return how many wait, and what they keep on the disk."""
+    """Return the number of waiting checkpoints and the bytes that they keep on the disk."""
     return f"{counted(len(waiting), what)} with {size_text(sum(one.nbytes for one in waiting))}"
 
 

@@ -1,4 +1,4 @@
-"""Blobs and files that take space although nothing needs them, and who keeps them."""
+"""Unneeded blobs and files that still take space, and the processes that keep them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Holder:
     """A process that has a file open or mapped, as ``/proc`` shows it.
 
     Attributes:
-        pid: Process id, as seen by the one who asked.
-        command: Its command line, shortened; its name in brackets if it shows none.
-        how: ``descriptor 5``, ``mapping``, ``io_uring file 0``.
-        target: The path by which the process has the file; ``… (deleted)`` if that name is gone.
+        pid: Process id, as seen by the calling process.
+        command: Its shortened command line, or its name in brackets if it shows no command line.
+        how: How it has the file, such as ``descriptor 5``, ``mapping`` or ``io_uring file 0``.
+        target: The path by which the process has the file, or ``… (deleted)`` if that name was deleted.
     """
 
     pid: int
@@ -37,12 +37,13 @@ class Holder:
 @brief()
 @dataclass(frozen=True, slots=True)
 class DeletedFile:
-    """A file without a name whose space is kept by processes that have it open or mapped.
+    """A deleted file whose space is not freed because processes have it open or mapped.
 
     Attributes:
         inode: Its inode number.
-        nbytes: Bytes that it takes on the filesystem; 0 where only root may see it: mapped, and open nowhere.
-        holders: Who has it.
+        nbytes: Bytes that it takes on the filesystem. 0 if it is only mapped and not open, so that only root may see
+            its size.
+        holders: The processes that have it.
     """
 
     inode: int
@@ -56,14 +57,14 @@ class DeletedFile:
 @brief()
 @dataclass(frozen=True, slots=True)
 class HeldBlob:
-    """A blob that nothing in the store needs and that was not freed, since a process has it open or mapped.
+    """An unneeded blob that was not freed, because a process has it open or mapped.
 
     Attributes:
-        digest: Its name.
+        digest: Its digest, which is its name.
         nbytes: Its size.
-        holders: The processes that could be seen. None: a process of another user or PID namespace, a descriptor
-            in flight in a socket, or the kernel itself (a loop device, io_uring).
-        why: Empty, or why the kernel could not be asked, as of the file of another user.
+        holders: The visible processes that have it. If empty, the holder is a process of another user or PID namespace,
+            a descriptor in flight in a socket, or the kernel itself (a loop device, io_uring).
+        why: Why the kernel could not be queried, as for the file of another user. Empty if it could.
     """
 
     digest: str
@@ -73,7 +74,7 @@ class HeldBlob:
 
     @property
     def reason(self) -> str:
-        """Why it stays: who has it open, or why that could not be asked."""
+        """Why it was kept, with the processes that have it open or the reason why the kernel could not be queried."""
         return self.why if self.why and not self.holders else f"open in {named([self])}"
 
     def __str__(self) -> str:
@@ -83,12 +84,12 @@ class HeldBlob:
 @brief()
 @dataclass(frozen=True, slots=True)
 class LinkedBlob:
-    """A blob that nothing in the store needs and that has further names outside it.
+    """An unneeded blob with hardlinks outside the store.
 
     Attributes:
-        digest: Its name.
-        nbytes: Its size; removing the store's own name would not free them.
-        name_count: How many names it has outside the store.
+        digest: Its digest, which is its name.
+        nbytes: Its size. Removing the store's own name would not free these bytes.
+        name_count: Number of names outside the store.
     """
 
     digest: str
@@ -103,7 +104,7 @@ class LinkedBlob:
 @brief()
 @dataclass(frozen=True, slots=True)
 class PlannedBlob:
-    """A blob that gc is about to free: its digest and size."""
+    """Digest and size of a blob that gc is about to free."""
 
     digest: str
     nbytes: int
@@ -113,7 +114,7 @@ class PlannedBlob:
 
 
 def named(held: Sequence[HeldBlob | DeletedFile]) -> str:
-    """Return who has blobs or files open: some of those that could be seen."""
+    """Return a text that names some of the visible processes with blobs or files open."""
     seen = some_of(list(dict.fromkeys(str(one) for blob in held for one in blob.holders)), _NAMED_HOLDERS)
     if all(blob.holders for blob in held):
         return seen
@@ -121,7 +122,7 @@ def named(held: Sequence[HeldBlob | DeletedFile]) -> str:
 
 
 def by_reason(held: tuple[HeldBlob, ...]) -> tuple[tuple[HeldBlob, ...], dict[str, tuple[HeldBlob, ...]]]:
-    """Return the blobs that are known to be open, and for each reason why that could not be asked the others."""
+    """Return the blobs that are known to be open, and the other blobs by the reason why this is unknown."""
     unasked: dict[str, list[HeldBlob]] = {}
     for blob in held:
         if blob.why and not blob.holders:
@@ -131,12 +132,12 @@ def by_reason(held: tuple[HeldBlob, ...]) -> tuple[tuple[HeldBlob, ...], dict[st
 
 
 def held_size(held: Sequence[HeldBlob]) -> str:
-    """Return the size of all of them."""
+    """Return the total size of the blobs as text."""
     return size_text(sum(blob.nbytes for blob in held))
 
 
 def by_holder(held: Sequence[HeldBlob]) -> dict[tuple[int | None, str], tuple[str, list[HeldBlob]]]:
-    """Return for each process, the greatest first, one way in which it has files, and the blobs that it has."""
+    """Return the blobs of each process and one way in which it has them, the process with most bytes first."""
     found: dict[tuple[int | None, str], tuple[dict[str, None], dict[str, HeldBlob]]] = {}
     for blob in held:
         for key, how in _holders(blob):

@@ -19,12 +19,12 @@ class Metric:
     name: str  # without the ``_total`` that samples of a counter have
     kind: Literal["counter", "gauge"]
     about: str  # one sentence
-    label: str  # what tells its samples apart; empty: there is one
+    label: str  # name of the label that distinguishes its samples; empty if it has a single sample
     samples: Mapping[str, float]  # value of that label -> number
 
 
 def openmetrics(metrics: Iterable[Metric], store: str, labels: Mapping[Any, Any]) -> str:
-    """Return metrics as text, each sample with the label ``store`` and these labels, too."""
+    """Return metrics as text. Each sample also has the label ``store`` and the given labels."""
     metrics = tuple(metrics)
     taken = {"store", *(metric.label for metric in metrics)}
     for name, text in labels.items():

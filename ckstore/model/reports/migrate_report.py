@@ -1,4 +1,4 @@
-"""What the conversion of a store of a draft did."""
+"""The report of the conversion of a store in a draft format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckstore.model.words import counted, in_lines, printable
 @brief()
 @dataclass(frozen=True, slots=True)
 class MigrateReport:
-    """What `Store.migrate` did.
+    """The result of `Store.migrate`.
 
     Attributes:
-        renamed_count: Checkpoints that have a new name.
-        tag_count: Tags that were rewritten.
-        left: What keeps its name, each with the reason.
+        renamed_count: Number of checkpoints that were renamed.
+        tag_count: Number of tags that were rewritten.
+        left: Entries that keep their name, each with the reason.
     """
 
     renamed_count: int

@@ -1,4 +1,4 @@
-"""What a save returns that failed without ending the training."""
+"""The result of a failed save that does not end the training."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 @brief("run", "step", "error", "in_a_row")
 @dataclass(frozen=True, slots=True)
 class NotSaved:
-    """A save that failed, with ``on_failure="warn"``: nothing was published, every earlier checkpoint is intact.
+    """A save that failed with ``on_failure="warn"``. It published no checkpoint. Every earlier one is intact.
 
-    It is false, and a `CheckpointInfo` is true: ``if info := store.save(state, on_failure="warn"): …``.
+    This value is false, and a `CheckpointInfo` is true: ``if info := store.save(state, on_failure="warn"): …``.
 
     Attributes:
-        run, step: What was to be saved; the step is None if the store was to choose it.
-        error: Why it failed.
-        in_a_row: How many saves have failed since the last that worked, with this one.
+        run, step: Run and step of the failed save. A step of None means that the store was to choose it.
+        error: The error of the save.
+        in_a_row: Number of saves that failed since the last success, including this one.
     """
 
     run: str
@@ -32,7 +32,7 @@ class NotSaved:
 
     @property
     def name(self) -> str:
-        """The full ref, ``RUN@STEP``, as far as it is known."""
+        """The full ref, ``RUN@STEP``, or ``RUN@next step`` if the step is unknown."""
         return f"{self.run}@{'next step' if self.step is None else self.step}"
 
     def __bool__(self) -> bool:

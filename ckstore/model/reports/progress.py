@@ -1,8 +1,8 @@
-"""How long work says how far it is."""
+"""Progress callbacks of long operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Called now and then, in the thread of the caller, with the bytes that are done and those to be done."""
+"""Called periodically, in the thread of the caller, with the number of bytes done and of all bytes to do."""

@@ -1,4 +1,4 @@
-"""What `ckstore.Store.reindex` found in the directories of a store, and what it set right."""
+"""The report of `ckstore.Store.reindex` on the directories of a store."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ckstore.model.words import counted, headed, in_lines, printable
 @brief()
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """A directory that is a checkpoint by its name and not by what it holds; it is left alone.
+    """A directory with the name but not the content of a checkpoint. It is not changed.
 
     Attributes:
-        run, step: What its name says.
-        problem: One sentence: what is missing or wrong.
+        run, step: Run and step from its name.
+        problem: One sentence on the missing or wrong part.
     """
 
     run: str
@@ -37,13 +37,13 @@ class Incomplete:
 @brief()
 @dataclass(frozen=True, slots=True)
 class RelinkReport:
-    """What became of files that hold the same blob.
+    """The result of linking files with the same blob to one file.
 
     Attributes:
         checked_bytes: Bytes of blobs that were read and compared with their digests.
-        relinked_count: Names in checkpoints that were files of their own and are names of the shared one now.
-        spare_bytes: Sizes of the files that lost their last name by that; gc gives them back.
-        damaged: Digests of blobs of which no file has the right bytes; they are left as they are.
+        relinked_count: Names in checkpoints that had a file of their own and now lead to the shared file.
+        spare_bytes: Total size of the files that lost their last name in this way. A gc frees them.
+        damaged: Digests of blobs of which no file has the right bytes. They are not changed.
     """
 
     checked_bytes: int = 0
@@ -58,20 +58,21 @@ class RelinkReport:
 @brief()
 @dataclass(frozen=True, slots=True)
 class ReindexReport:
-    """What the directories hold, as the new catalog says it.
+    """The content of the directories, as recorded in the new catalog.
 
     Attributes:
-        checkpoint_count: Complete checkpoints.
-        blob_count, blob_bytes: Blobs that they name, each once.
-        orphan_count, orphan_bytes: Blobs in ``blobs/`` that none of them names; the next gc frees them.
-        restored_count: Blobs that had lost their name in ``blobs/`` and have it again.
-        copy_count, copy_bytes: Names of blobs in checkpoints that are files of their own, as after a copy without
-            hardlinks, and their sizes; ``relink`` makes them one file again.
-        tag_count, pin_count: Tags and pins that were found.
+        checkpoint_count: Number of complete checkpoints.
+        blob_count, blob_bytes: Number and size of the blobs that they name, each once.
+        orphan_count, orphan_bytes: Number and size of the blobs in ``blobs/`` that no checkpoint names. The next gc
+            frees them.
+        restored_count: Number of blobs whose lost name in ``blobs/`` was restored.
+        copy_count, copy_bytes: Number and size of the blobs in checkpoints that are separate copies, as after copying a
+            store without hardlinks. ``relink`` links them to one file again.
+        tag_count, pin_count: Number of tags and pins.
         incomplete: Directories that are not complete checkpoints.
-        problems: What else is wrong, one sentence each: tags that dangle, pins and annotations that cannot be read.
-        old_catalog: Where the catalog is that was there before; empty if there was none.
-        relinked: What ``relink`` did; None if it was not asked for.
+        problems: Other problems, one sentence each, such as dangling tags and unreadable pins or annotations.
+        old_catalog: Path of the previous catalog. Empty if the store had no catalog.
+        relinked: The result of ``relink``. None if it was not requested.
     """
 
     checkpoint_count: int
@@ -91,7 +92,7 @@ class ReindexReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every directory is a complete checkpoint, and every blob that was read is right."""
+        """Whether every directory is a complete checkpoint and every blob that was read is intact."""
         return not self.incomplete and not (self.relinked and self.relinked.damaged)
 
     def __str__(self) -> str:
@@ -99,14 +100,14 @@ class ReindexReport:
 
 
 def details(report: ReindexReport) -> Iterator[tuple[str, str]]:
-    """Give a word and what it is about for each thing that is incomplete or damaged."""
+    """Yield a heading and a text for each incomplete directory and each damaged blob."""
     yield from (("incomplete", str(one)) for one in report.incomplete)
     if report.relinked is not None:
         yield from (("damaged", what) for what in _damaged(report.relinked))
 
 
 def summary(report: ReindexReport) -> Iterator[str]:
-    """Say what the directories hold, and what else was found and done."""
+    """Yield lines on the content of the directories, other findings, and the repairs."""
     if report.relinked is not None:
         yield _relinked(report.relinked)
     held = f"{counted(report.blob_count, 'blob')} of {size_text(report.blob_bytes)}"

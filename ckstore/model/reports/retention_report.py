@@ -1,4 +1,4 @@
-"""What applying a retention plan did, and what pruning a remote removed."""
+"""The results of applying a retention plan and of pruning a remote."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ckstore.model.words import counted, in_lines, printable
 @brief()
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A checkpoint that the plan drops and that is still there, and why.
+    """A checkpoint that the plan drops but that was kept, and the reason.
 
     Attributes:
         info: The checkpoint.
-        reason: Why it stays.
+        reason: Why it was kept.
         error: The error of the operating system, if that is the reason.
     """
 
@@ -33,13 +33,13 @@ class Skipped:
 @brief()
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What applying a plan did.
+    """The result of applying a retention plan.
 
     Attributes:
         plan: The plan.
-        dropped: Checkpoints that are gone; gc frees the blobs that only they used.
-        skipped: Checkpoints that were to go and were not: something had changed since the plan was made, or the
-            operating system refused it.
+        dropped: Checkpoints that were deleted. A gc frees the blobs that only they used.
+        skipped: Checkpoints in the plan that were not deleted, because the store had changed since the plan was made,
+            or because the operating system refused the deletion.
     """
 
     plan: RetentionPlan
@@ -59,27 +59,27 @@ class RetentionReport:
 
 
 def outcome(report: RetentionReport) -> str:
-    """Say how many checkpoints are gone."""
+    """Return a sentence on the number of dropped checkpoints."""
     return f"dropped {len(report.dropped)} of {counted(len(report.plan.entries), 'checkpoint')}"
 
 
 @brief("remote", "dry_run", "removed_bytes", "condemned_bytes")
 @dataclass(frozen=True, slots=True)
 class RemotePruneReport:
-    """What was removed from a remote; of a dry run, what would be.
+    """The data that was removed from a remote, or would be in a dry run.
 
     Attributes:
         remote: Its name.
-        dry_run: Nothing was changed.
-        removed_count, removed_bytes: Blobs that nothing names.
-        condemned_count, condemned_bytes: Blobs that nothing names now, and that are removed after the grace if that
-            is still so.
-        uncondemned_count: Unreferenced blobs beyond those that one call condemns; the next call goes on with them.
-        blob_count, blob_bytes: Blobs that stay, those that are condemned too.
-        voided_count: Intents of pushes that stopped; such a push begins again.
-        finished_count: Checkpoints whose push had stopped just before its last step, which was done for it.
-        retention: What `StoreConfig.keep_remote` says about the checkpoints there, and what was removed; None: it is
-            not the mirror, or there is no such policy.
+        dry_run: Whether this was a dry run that changed nothing.
+        removed_count, removed_bytes: Number and size of the unreferenced blobs that were removed.
+        condemned_count, condemned_bytes: Number and size of the unreferenced blobs that were marked for deletion. They
+            are removed after the grace if they are still unreferenced.
+        uncondemned_count: Unreferenced blobs beyond the number that one call marks. The next call continues with them.
+        blob_count, blob_bytes: Number and size of the remaining blobs, including those marked for deletion.
+        voided_count: Number of voided intents of stopped pushes. Such a push starts again from the beginning.
+        finished_count: Checkpoints whose push had stopped just before its last step, which this prune then did.
+        retention: The plan of `StoreConfig.keep_remote` for the checkpoints on the remote, and the removed checkpoints.
+            None if the remote is not the mirror, or without such a policy.
     """
 
     remote: str

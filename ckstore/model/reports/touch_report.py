@@ -1,4 +1,4 @@
-"""What `Store.touch` did."""
+"""The report of `Store.touch`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class TouchReport:
     """The files whose times `Store.touch` renewed, and those that it could not.
 
     Attributes:
-        checkpoint_count: Checkpoints whose files were renewed.
-        blob_count: Blobs of these, each once.
-        blob_bytes: Their sizes.
+        checkpoint_count: Number of checkpoints whose files were renewed.
+        blob_count: Number of their blobs, each once.
+        blob_bytes: Total size of these blobs.
         refused: Files that keep their times, each group with the reason.
     """
 

@@ -1,4 +1,4 @@
-"""What a push or a pull is going to move, what it moved, how far a mirror is, and what an eviction let go."""
+"""Plans and reports of pushes, pulls and evictions, and the status of mirrors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ckstore.model.words import counted, in_lines, printable
 @brief("direction", "remote", "checkpoints", "new", "all_bytes")
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """What a push or a pull would move now; nothing was changed.
+    """The data that a push or a pull would move now. Nothing was changed.
 
     Attributes:
-        direction: ``push``: from this store to the remote; ``pull``: from there.
-        remote: Its name, or where it is.
-        checkpoints: All that were asked for.
-        new: Those of them that are not at the other end.
-        missing: Digest and size of each blob that is not at the other end.
+        direction: ``push`` (from this store to the remote) or ``pull`` (from the remote to this store).
+        remote: The name or the location of the remote.
+        checkpoints: All requested checkpoints.
+        new: The requested checkpoints that the destination lacks.
+        missing: Digest and size of each blob that the destination lacks.
         all_bytes: Size of all blobs of the checkpoints, each once.
     """
 
@@ -37,7 +37,7 @@ class TransferPlan:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that are to be moved."""
+        """Number of bytes to move."""
         return sum(nbytes for _, nbytes in self.missing)
 
     def __str__(self) -> str:
@@ -50,17 +50,17 @@ class TransferPlan:
 @brief("direction", "remote", "checkpoints", "moved_bytes")
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What a push or a pull moved.
+    """The result of a push or a pull.
 
     Attributes:
         direction: As in `TransferPlan`.
         remote: As in `TransferPlan`.
-        checkpoints: All that were asked for; each is whole at the other end now.
-        new_count: How many of them were not there before.
-        moved_count, moved_bytes: Blobs that were moved.
-        reused_bytes: Size of the blobs that were there already.
-        duration_s: How long it took.
-        warnings: What the user should know; one sentence each.
+        checkpoints: All requested checkpoints. Each is now complete at the destination.
+        new_count: Number of them that the destination lacked before.
+        moved_count, moved_bytes: Number and size of the blobs that were moved.
+        reused_bytes: Size of the blobs that the destination already had.
+        duration_s: Duration in seconds.
+        warnings: Warnings for the user, one sentence each.
     """
 
     direction: Literal["push", "pull"]
@@ -76,7 +76,7 @@ class TransferReport:
     def __str__(self) -> str:
         verb, way = ("pushed", "to") if self.direction == "push" else ("pulled", "from")
         what = counted(len(self.checkpoints), "checkpoint")
-        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # bytes that were let go come back
+        nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # a pull restores evicted bytes
         new = f"{self.new_count} new" if self.new_count else nothing
         rate = f", {size_text(self.moved_bytes / self.duration_s)}/s" if self.moved_bytes and self.duration_s else ""
         moved = f"{size_text(self.moved_bytes)} in {counted(self.moved_count, 'blob')}"
@@ -90,13 +90,15 @@ class MirrorStatus:
 
     Attributes:
         remote: Name of the remote.
-        behind: The checkpoints that are only here, the newest first.
-        oldest_s: For how many seconds the oldest of them has been there; 0 if there is none.
-        age_s: For how many seconds one may be, as the setting `mirror_age_s` says.
-        problem: Why the last try to push failed; empty if it did not.
-        failing_since: When the first try failed since one worked, as `CheckpointInfo.created`; empty if `problem` is.
-        looked: When the mirror last listed all that it has, as `CheckpointInfo.created`; empty: not yet.
-        missing: Checkpoints without bytes here of which it lacked some then; they cannot be fetched from it.
+        behind: The checkpoints that the mirror does not have yet, the newest first.
+        oldest_s: For how many seconds the oldest of them has existed. 0 if the mirror is not behind.
+        age_s: For how many seconds a checkpoint may be only local, from the setting `mirror_age_s`.
+        problem: Why the last push failed. Empty if it succeeded.
+        failing_since: Time of the first failed push since the last success, in the format of `CheckpointInfo.created`.
+            Empty if `problem` is.
+        looked: When the mirror last listed all its content, in the format of `CheckpointInfo.created`. Empty if it has
+            not yet.
+        missing: Checkpoints without local bytes of which that listing lacked some. The mirror cannot provide them.
     """
 
     remote: str
@@ -110,12 +112,12 @@ class MirrorStatus:
 
     @property
     def ok(self) -> bool:
-        """Whether the last push worked, nothing has been only here for longer than allowed, and nothing is missing."""
+        """Whether the last push worked, no checkpoint has been only local for too long, and no bytes are missing."""
         return not self.problem and not self.missed and not self.missing
 
     @property
     def missed(self) -> bool:
-        """Whether something has been only here for longer than the setting allows."""
+        """Whether a checkpoint has been only local for longer than the setting allows."""
         return self.oldest_s > self.age_s
 
     def __str__(self) -> str:
@@ -137,23 +139,24 @@ class MirrorStatus:
 
 
 def mirror_named(remote: str) -> str:
-    """Return what a message calls a mirror: it has a name of its own only if the user gave it one."""
+    """Return the name of a mirror in messages, which shows its name only if the user chose one."""
     return "the mirror" if remote == "mirror" else f"the mirror {remote}"
 
 
 @brief("remote", "dry_run", "evicted", "skipped", "freed_bytes")
 @dataclass(frozen=True, slots=True)
 class EvictReport:
-    """What `ckstore.Store.evict` let go.
+    """The result of `ckstore.Store.evict`.
 
     Attributes:
-        remote: Which remote has it.
-        dry_run: Whether nothing was changed: `evicted` would have been.
-        evicted: The checkpoints whose blobs were let go here.
-        skipped: Those that keep theirs, and why.
-        freed_bytes: Size of the blobs that are not here any more; others are open, or used by checkpoints that stay.
-        read_back_bytes: Bytes that were read from the remote to compare them.
-        plan: What `StoreConfig.keep_local` says, where it chose them.
+        remote: The remote that has the evicted data.
+        dry_run: Whether this was a dry run. Then nothing was changed, and `evicted` lists what would be evicted.
+        evicted: The checkpoints whose local blobs were freed.
+        skipped: The checkpoints that keep their local blobs, and the reasons.
+        freed_bytes: Size of the blobs that were removed locally. The other blobs are open, or remaining checkpoints use
+            them.
+        read_back_bytes: Bytes that were read from the remote for comparison.
+        plan: The plan of `StoreConfig.keep_local`, if this setting chose the checkpoints.
     """
 
     remote: str
@@ -171,12 +174,12 @@ class EvictReport:
 @brief("store", "host", "path")
 @dataclass(frozen=True, slots=True)
 class StoreClaims:
-    """The checkpoints that one store evicted, and whose copies at a remote it relies on.
+    """The checkpoints that one store evicted and whose copies on a remote it relies on.
 
     Attributes:
-        store: uuid of that store.
-        host, path: Where the store was at its last eviction; empty if the claim cannot be read.
-        is_own: It is the store that was asked.
+        store: The uuid of that store.
+        host, path: Host and path of the store at its last eviction. Empty if the claim cannot be read.
+        is_own: Whether it is the store that was queried.
         checkpoints: ``RUN@STEP.ID`` of each, with the first ten digits of the id.
     """
 
@@ -196,7 +199,7 @@ class StoreClaims:
 
 
 def details(report: EvictReport) -> Iterator[str]:
-    """Say of each checkpoint why it goes or keeps its bytes."""
+    """Yield a line for each checkpoint on why its bytes are evicted or kept."""
     gone = {info.key for info in report.evicted}
     for entry in () if report.plan is None else report.plan.entries:
         if entry.keep and report.dry_run:
@@ -207,7 +210,7 @@ def details(report: EvictReport) -> Iterator[str]:
 
 
 def summary(report: EvictReport) -> str:
-    """Say how much was let go."""
+    """Return a sentence on the amount of evicted data."""
     freed = "" if report.dry_run else f"; freed {size_text(report.freed_bytes)}"
     checkpoints = counted(len(report.evicted), "checkpoint")
     return printable(f"{_verb(report)} the bytes of {checkpoints}, which {report.remote} has{freed}")

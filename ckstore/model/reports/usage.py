@@ -1,4 +1,4 @@
-"""What checkpoints take on the disk, and what dropping one would free. Sizes are bytes of blobs."""
+"""Disk usage of checkpoints, and the space that dropping one would free. Sizes are bytes of blobs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ckstore.model.words import counted, in_lines, named, printable, some_of
 
 _ALIGNMENT = 64
 DEAD_PART = "(no tensor: nothing uses this part any more)"
-"""Said in the place of names that use a blob."""
+"""Shown instead of the names that use a blob."""
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class CheckpointUsage:
-    """What one checkpoint takes.
+    """Disk usage of one checkpoint.
 
     Attributes:
-        run, step: Which.
-        logical_bytes: What a copy of it without any sharing would take.
-        alone_bytes: Blobs that only this checkpoint has: dropping it, and a gc, frees them, unless
-            a process has them open.
-        shared_bytes: Its part of the blobs that others have too (other checkpoints, a save in flight, names outside
-            the store): of a blob that three checkpoints have, a third. So the parts of all add up.
-        dead_bytes: The part of its packs that is dead, at most: what lies in them beyond the most that any single
+        run, step: Run and step of the checkpoint.
+        logical_bytes: Size of a copy of it without any sharing.
+        alone_bytes: Blobs that only this checkpoint has. Dropping it and a gc free them, unless a process has them
+            open.
+        shared_bytes: Its share of the blobs that it has in common with other checkpoints, a save in flight, or names
+            outside the store. Each of three checkpoints with the same blob counts a third, so the shares add up.
+        dead_bytes: Upper bound of the dead part of its packs. Dead are the bytes beyond the most that any single
             checkpoint uses.
-        packed_bytes: By how much the dead bytes grow when it is dropped: what only it uses of packs that others use as
-            well.
+        packed_bytes: Growth of the dead bytes when it is dropped. These are the bytes that only it uses, in packs that
+            other checkpoints also use.
         id: Its id.
-        superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` names.
+        superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` then names.
     """
 
     run: str
@@ -54,7 +54,7 @@ class CheckpointUsage:
 
     @property
     def shown(self) -> str:
-        """As `name`; of a superseded one with the first digits of its id."""
+        """The `name`, followed by the first digits of its id if it is superseded."""
         return shown_name(self.name, self.id, superseded=self.superseded)
 
     def __str__(self) -> str:
@@ -65,16 +65,16 @@ class CheckpointUsage:
 @brief("run", "checkpoint_count", "logical_bytes", "alone_bytes", "shared_bytes")
 @dataclass(frozen=True, slots=True)
 class RunUsage:
-    """What the checkpoints of one run take together.
+    """Disk usage of the checkpoints of one run.
 
     Attributes:
         run: Its name.
-        checkpoint_count: How many complete checkpoints it has.
-        logical_bytes: What copies of them without any sharing would take.
-        alone_bytes: Blobs that only this run has: dropping all of it, and a gc, frees them.
-        shared_bytes: Its part of the blobs that other runs have too: the sum of the parts of its checkpoints.
-        checkpoints: What each of them takes, in the order of their commits.
-        packed_bytes: As of a checkpoint, of all of the run together.
+        checkpoint_count: Number of its complete checkpoints.
+        logical_bytes: Total size of copies of them without any sharing.
+        alone_bytes: Blobs that only this run has. Dropping the whole run and a gc free them.
+        shared_bytes: Its share of the blobs that other runs also have, summed over its checkpoints.
+        checkpoints: Usage of each checkpoint, in the order of their commits.
+        packed_bytes: As in `CheckpointUsage`, if the whole run is dropped.
     """
 
     run: str
@@ -94,23 +94,23 @@ class RunUsage:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the checkpoints of a store take. Each column of runs and of checkpoints adds up.
+    """Disk usage of the checkpoints of a store. Each column of runs and of checkpoints adds up.
 
     Attributes:
-        runs: What each run takes, the one that holds most alone first.
-        checkpoints: One for each complete checkpoint, in the order of their commits.
-        logical_bytes: Sum over all of them: what they would take without a store.
-        disk_bytes: Blobs on disk, each file once; the sum of the next four.
+        runs: Usage of each run, the run with the most `alone_bytes` first.
+        checkpoints: Usage of each complete checkpoint, in the order of their commits.
+        logical_bytes: Sum over all checkpoints, which is their size without a store.
+        disk_bytes: Blobs on disk, each file once. This is the sum of the next four.
         alone_bytes: Blobs that a single checkpoint has.
-        shared_bytes: Blobs that several have, each once.
-        unused_bytes: Blobs that no checkpoint has; gc frees them.
-        waiting_bytes: Blobs of dropped checkpoints alone, which `Store.dropped` lists; freed later.
-        dead_bytes: The part of all packs that is dead, each pack once; see `CheckpointUsage`.
-        saved_bytes: By how much compaction made blobs smaller: those that are encoded, and nowhere plain any more.
+        shared_bytes: Blobs that several checkpoints have, each once.
+        unused_bytes: Blobs that no checkpoint has, which gc frees.
+        waiting_bytes: Blobs that only dropped checkpoints (`Store.dropped`) have. They are freed later.
+        dead_bytes: The dead part of all packs, each pack once. `CheckpointUsage` defines it.
+        saved_bytes: Bytes that compaction saved on blobs that are encoded and that no file holds plain any more.
         encoded_bytes: The part of `disk_bytes` in encoded forms of blobs.
-        cached_bytes: What reads of checkpoints elsewhere fetched and the cache keeps, beside `disk_bytes`.
-        elsewhere_bytes: The part of `logical_bytes` in checkpoints of which bytes are at a remote alone.
-        bytes_by_user: User id -> the part of `disk_bytes` in files of that user, who alone can free it, or root.
+        cached_bytes: Fetched bytes of remote checkpoints that the cache keeps. They are not part of `disk_bytes`.
+        elsewhere_bytes: The part of `logical_bytes` in checkpoints with bytes that only a remote has.
+        bytes_by_user: User id -> the part of `disk_bytes` in files of that user. Only this user or root can free it.
     """
 
     runs: tuple[RunUsage, ...]
@@ -133,7 +133,7 @@ class Usage:
 
 
 def summary(usage: Usage) -> Iterator[str]:
-    """Say what all checkpoints take together."""
+    """Yield lines on the disk usage of all checkpoints together."""
     holds = f" for checkpoints of {size_text(usage.logical_bytes)}" if usage.checkpoints else ""
     yield f"{size_text(usage.disk_bytes)} on the disk{holds}"
     if len(usage.bytes_by_user) > 1:
@@ -165,12 +165,12 @@ def parts_of(nbytes: int, count: int) -> Iterator[int]:
 class BlobUse:
     """How much of a blob one checkpoint uses."""
 
-    used_bytes: int  # bytes of it in pieces of the checkpoint, with the alignment of pieces in packs
-    is_pack: bool  # whether it holds other pieces than itself
+    used_bytes: int  # bytes in pieces of the checkpoint, with the alignment of pieces in packs
+    is_pack: bool  # whether the blob holds pieces other than itself
 
 
 def blob_uses(manifest: Manifest) -> dict[str, BlobUse]:
-    """Return how much a checkpoint uses of each of its files, by digest; the same that the catalog keeps."""
+    """Return how much of each of its files a checkpoint uses, by digest, with the values that the catalog has."""
     pieces: list[dict[str, int]] = [{} for _ in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
@@ -192,12 +192,12 @@ class Use:
     """A checkpoint that uses a blob or a piece.
 
     Attributes:
-        run, step: Which.
-        names: The tensors and other values whose bytes are in it, all or a part.
-        how: ``plain``: it has these bytes as they are. ``encoded``: it was compacted, and has them encoded, or they are
-            such an encoded form. ``base``: of it only, what is decoded with them.
-        nbytes, kept_bytes: Sizes of the blobs with these values: plain, and of the files that they are in.
-        remotes: Where the bytes are, if the checkpoint does not have them here.
+        run, step: Run and step of the checkpoint.
+        names: The tensors and other values with all or some of their bytes in the blob or piece.
+        how: ``plain`` if the checkpoint has these bytes as they are. ``encoded`` if it was compacted and has them
+            encoded, or if they are such an encoded form. ``base`` if it only decodes other blobs with them.
+        nbytes, kept_bytes: Plain size of the blobs with these values, and size of the files that hold them.
+        remotes: The remotes that have the bytes, if the checkpoint does not have them locally.
         id, superseded: As in `CheckpointUsage`.
     """
 
@@ -218,7 +218,7 @@ class Use:
 
     @property
     def shown(self) -> str:
-        """As `name`; of a superseded one with the first digits of its id."""
+        """The `name`, followed by the first digits of its id if it is superseded."""
         return shown_name(self.name, self.id, superseded=self.superseded)
 
     def __str__(self) -> str:
@@ -228,6 +228,6 @@ class Use:
 
     @property
     def words(self) -> str:
-        """How the bytes are there, in words; empty if they are plain."""
+        """Text on how the bytes are stored; empty if they are plain."""
         sizes = f"{size_text(self.kept_bytes)} kept of {size_text(self.nbytes)}"
         return {"plain": "", "encoded": f"encoded, {sizes}", "base": f"decoded with it, {sizes}"}[self.how]

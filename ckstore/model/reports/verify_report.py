@@ -1,4 +1,4 @@
-"""What was found damaged, what was mended, and what a verification says."""
+"""The report of a verification: damage, repairs, and their text."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _NAMES_SHOWN = 5
 @brief()
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong with one checkpoint.
+    """One problem of one checkpoint.
 
     Attributes:
-        run, step: Which checkpoint.
-        names: The tensors and other values whose bytes are damaged or missing; empty when no value of the
-            checkpoint is, as for bytes of a shared blob that it does not use, or when it is not known which are.
-        blob: Digest of the blob; empty when the manifest or the directory itself is damaged.
-        what: One sentence: what is wrong, what was wanted.
-        affects: False if everything that the checkpoint holds is still right: the damage is in bytes of a
-            shared blob that it does not use. Such a checkpoint is not marked.
+        run, step: Run and step of the checkpoint.
+        names: The tensors and other values whose bytes are damaged or missing. Empty if no value of the checkpoint is
+            affected (it does not use the damaged bytes of a shared blob), or if the affected values are unknown.
+        blob: Digest of the blob. Empty if the manifest or the directory itself is damaged.
+        what: One sentence with the problem and the expected state.
+        affects: False if all values of the checkpoint are intact, because the damage is in bytes of a shared blob
+            that it does not use. Such a checkpoint is not marked as damaged.
         files: The committed files whose bytes are damaged or missing.
         directory: The name of its directory in ``checkpoints/RUN/``.
     """
@@ -65,7 +65,7 @@ class Damage:
 
     @property
     def key(self) -> CheckpointKey:
-        """Where it is."""
+        """Run, step and directory of the checkpoint."""
         return CheckpointKey(self.run, self.step, self.directory)
 
     def __str__(self) -> str:
@@ -78,20 +78,26 @@ class Damage:
 @brief()
 @dataclass(frozen=True, slots=True)
 class StoreFinding:
-    """Something about the store that is not the content of one checkpoint.
+    """A finding about the store that does not concern the content of one checkpoint.
 
     Attributes:
-        kind: ``touched``: a program wrote into a blob, or copied it without its time. ``links``: an inode has fewer
-            names than its count of links says are in use. ``outside``: it has names outside the store. ``name``: a
-            canonical name was lost, or gives other bytes. ``unused``: no checkpoint uses a blob. ``order``: the
-            sequence number of a checkpoint does not count. ``catalog``: it says
-            something else than the directories. ``settings``, ``tag``, ``pin``, ``notes``: such a file is damaged.
-            ``locked``: a checkpoint was not looked at, or not repaired, since another process had it locked for long.
-            ``closed``: a run or a checkpoint was not, since it is another user's, who gave this one no access.
-        what: One sentence.
+        kind: The kind of the finding. The kinds are:
+
+            - ``touched``: A program wrote into a blob, or copied it without its time.
+            - ``links``: An inode has fewer names than its link count implies.
+            - ``outside``: An inode has names outside the store.
+            - ``name``: A canonical name is missing or leads to other bytes.
+            - ``unused``: No checkpoint uses a blob.
+            - ``order``: The sequence number of a checkpoint is ignored.
+            - ``catalog``: The catalog disagrees with the directories.
+            - ``settings``, ``tag``, ``pin``, ``notes``: Such a file is damaged.
+            - ``locked``: A checkpoint was not verified or not repaired because another process held its lock for long.
+            - ``closed``: A run or a checkpoint was not verified or not repaired because its owner gave this
+              user no access.
+        what: One sentence that describes the finding.
         subject: Digest of the blob, or the path in the store.
-        harmful: Whether something is wrong that may cost data, or that only a reading of everything can show.
-        mended: Whether it was set right.
+        harmful: Whether it is a problem that may cost data, or that only a full read can detect.
+        mended: Whether the problem was repaired.
     """
 
     kind: FindingKind
@@ -102,7 +108,7 @@ class StoreFinding:
 
     @property
     def word(self) -> Literal["mended", "wrong", "note"]:
-        """How bad it is: ``wrong`` if it is harmful and was not mended."""
+        """The severity of the finding; ``wrong`` if it is harmful and was not repaired."""
         return "mended" if self.mended else "wrong" if self.harmful else "note"
 
     def __str__(self) -> str:
@@ -112,13 +118,13 @@ class StoreFinding:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A blob, or a manifest, that was damaged and is right again.
+    """A damaged blob or manifest that was repaired.
 
     Attributes:
-        digest: Of the blob; for a manifest the id of the checkpoint.
+        digest: Digest of the blob, or the id of the checkpoint for a manifest.
         nbytes: Its size.
-        source: Where the right bytes were found.
-        checkpoint_count: Checkpoints that were given the new copy.
+        source: The source of the intact bytes.
+        checkpoint_count: Number of checkpoints that received the new copy.
     """
 
     digest: str
@@ -133,7 +139,7 @@ class Repair:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Unrepaired:
-    """A blob, or a manifest (empty digest), of which no right copy was found, and why that is."""
+    """A damaged blob or manifest (empty digest) without an intact copy, and the reason."""
 
     digest: str
     nbytes: int
@@ -146,15 +152,15 @@ class Unrepaired:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A checkpoint that was evicted: only remotes have its bytes, and `verify` did not read them.
+    """An evicted checkpoint. Only remotes have its bytes, and `verify` did not read them.
 
     Attributes:
-        run, step: Which.
-        remotes: Names of the remotes that should have them.
+        run, step: Run and step of the checkpoint.
+        remotes: Names of the remotes that should have its bytes.
         directory: The name of its directory in ``checkpoints/RUN/``.
-        as_of: When a remote listed what it has, as `CheckpointInfo.created`; empty if none did.
-        missing: What each of the remotes lacks; empty: one of them listed all of it.
-        unasked: Why a remote was not asked; empty if it was.
+        as_of: When a remote last listed its content, in the format of `CheckpointInfo.created`. Empty if no remote did.
+        missing: The missing data of each remote. Empty if one of the remotes listed all data.
+        unasked: Why a remote was not queried. Empty if it was.
     """
 
     run: str
@@ -181,29 +187,29 @@ class Away:
 @brief()
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `ckstore.Store.verify` found.
+    """The result of `ckstore.Store.verify`.
 
     Attributes:
-        checkpoint_count: Checkpoints, whole or not, that were looked at.
-        checked_bytes: Bytes of blobs that were read and compared with their digests; a blob that several
-            checkpoints share counts once.
-        decoded_bytes: Bytes that were decoded and compared, of blobs that compaction encoded; each once.
-        damage: Everything that is wrong, by checkpoint in the order of their commits; those whose order cannot be
-            told come last. After a repair: what is still wrong.
-        sample: The part of the blobs that was to be read, from 0 to 1; 1 is all.
+        checkpoint_count: Number of checkpoints that were examined, intact or not.
+        checked_bytes: Bytes of blobs that were read and compared with their digests. A blob that several checkpoints
+            share counts once.
+        decoded_bytes: Bytes of compacted blobs that were decoded and compared. Each blob counts once.
+        damage: All damage, by checkpoint in the order of their commits. Checkpoints whose order is unknown come last.
+            After a repair, only the remaining damage.
+        sample: The fraction of the blobs that was chosen to be read, from 0 to 1.
         mode: ``full``, ``sampled`` (also with a budget) or ``quick``.
-        whole: The checkpoints, ``RUN@STEP``, in which nothing that they use was found wrong.
-        findings: What is to be said about the store itself.
-        blob_count, read_count: Blobs (inodes) that were looked at, and that were read.
-        unread_count: Blobs that no verification has read yet, as far as is remembered.
-        oldest_check: When the blob was read that was read longest ago; empty if some never were.
-        in_time: False if the budget ended before everything chosen was read.
-        remembered: Whether what was read when is remembered for the next time.
-        repaired, unrepaired: What a repair did, and what it could not.
-        quarantined: Paths of the damaged blobs that were put aside.
-        healable: Damaged blobs of which the store has a right copy: a repair heals them. Empty after a repair, of a
-            quick verification, and of one with a budget, which do not look for it.
-        elsewhere: The checkpoints of which bytes are at a remote alone; those are compared when they are fetched.
+        whole: The checkpoints, as ``RUN@STEP``, without damage in the data that they use.
+        findings: Findings about the store itself.
+        blob_count, read_count: Number of blobs (inodes) that were examined, and number that were read.
+        unread_count: Blobs that no recorded verification has read yet.
+        oldest_check: The oldest time at which a blob was last read. Empty if a blob was never read.
+        in_time: False if the budget ended before all chosen blobs were read.
+        remembered: Whether the times of reading were recorded for the next verification.
+        repaired, unrepaired: Repairs that succeeded, and repairs that failed.
+        quarantined: Paths of the damaged blobs that were quarantined.
+        healable: Damaged blobs of which the store has an intact copy, so that a repair can heal them. Empty after a
+            repair, a quick verification, or one with a budget, which do not search for copies.
+        elsewhere: The checkpoints with bytes that only a remote has. A load compares these bytes when it fetches them.
     """
 
     checkpoint_count: int
@@ -228,7 +234,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong with what was looked at."""
+        """Whether the examined data has no damage, no harmful unrepaired finding and no missing remote bytes."""
         if any(one.missing for one in self.elsewhere):
             return False
         return not self.damage and not any(found.harmful and not found.mended for found in self.findings)
@@ -238,7 +244,7 @@ class VerifyReport:
 
 
 def details(report: VerifyReport) -> Iterator[tuple[str, str]]:
-    """Give a word and what it is about for each thing that was repaired or found."""
+    """Yield a heading and a text for each repair and each finding."""
     yield from (("repaired", str(one)) for one in report.repaired)
     yield from (("not repaired", str(one)) for one in report.unrepaired)
     yield from (("damaged", str(one)) for one in report.damage)
@@ -248,7 +254,7 @@ def details(report: VerifyReport) -> Iterator[tuple[str, str]]:
 
 
 def summary(report: VerifyReport) -> Iterator[str]:
-    """Say how much was read, how much of it is whole, and what to do."""
+    """Yield lines on how much was read, how much of it is intact, and what to do."""
     checkpoints = counted(report.checkpoint_count, "checkpoint")
     if report.damage:
         whole = report.checkpoint_count - len({found.name for found in report.damage if found.affects})
