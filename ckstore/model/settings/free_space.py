@@ -1,4 +1,4 @@
-"""What a save needs and what there is, what dropping would free, and how to say it: values without I/O."""
+"""The space that a save needs, the free space, and advice on how to free more, without I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckstore.model.sizes import needed_and_free, size_text
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Bytes and inodes; they are added and compared together."""
+    """A number of bytes and of inodes, which are added and compared together."""
 
     nbytes: int = 0
     inodes: int = 0  # files and directories
@@ -19,28 +19,28 @@ class Amount:
         return Amount(self.nbytes + other.nbytes, self.inodes + other.inodes)
 
     def covers(self, other: Amount) -> bool:
-        """Whether neither less bytes nor less inodes are here than in `other`."""
+        """Return whether this amount has at least the bytes and the inodes of `other`."""
         return self.nbytes >= other.nbytes and self.inodes >= other.inodes
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a save takes beyond what the store has, and what is free."""
+    """The additional space that a save takes, and the free space."""
 
     new: Amount
     free_bytes: int
-    free_inodes: int | None  # None: the filesystem counts no inodes
+    free_inodes: int | None  # None if the filesystem counts no inodes
 
     @property
     def missing(self) -> Amount:
-        """What has to be freed for the save to fit."""
-        # btrfs and some network filesystems count no inodes, and have none to run out of.
+        """The amount that must be freed for the save to fit."""
+        # btrfs and some network filesystems count no inodes and cannot run out of them.
         inodes = 0 if self.free_inodes is None else max(0, self.new.inodes - self.free_inodes)
         return Amount(max(0, self.new.nbytes - self.free_bytes), inodes)
 
     @property
     def fits(self) -> bool:
-        """Whether nothing has to be freed."""
+        """Whether the save fits without freeing any space."""
         return self.missing == Amount()
 
     def __str__(self) -> str:
@@ -54,14 +54,14 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Something that would free space."""
+    """An action that would free space."""
 
     action: str  # a command
     frees: Amount  # how much it would free
 
 
 def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
-    """Return how many of the first of `freed` are enough for `missing` together; None: all of them are not."""
+    """Return how many amounts from the start of `freed` together cover `missing`, or None if all do not."""
     total = Amount()
     for count, amount in enumerate([Amount(), *freed]):
         total += amount
@@ -71,7 +71,7 @@ def shortest(freed: Sequence[Amount], missing: Amount) -> int | None:
 
 
 def advice(ways: Sequence[Way], missing: Amount | None) -> str:
-    """Return in words what would free how much, up to the first way that is enough; None: it is not known what is."""
+    """Return a text on how much each way would free, up to the first that covers `missing`, if that is known."""
     useful: list[Way] = []
     for way in ways:
         if _in_words(way.frees, missing) != _in_words(useful[-1].frees if useful else Amount(), missing):

@@ -1,4 +1,4 @@
-"""How long a save that fails is tried again, and which failures can pass: rules without I/O."""
+"""The rules for retrying a failed save, and for which failures may be temporary, without I/O."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ckstore.errors import BadInput
 from ckstore.model.document import shown
 
 OnFailure = Literal["raise", "warn"]
-"""What a failed save does: raise its error, or warn, so that the training goes on."""
+"""Whether a failed save raises its error, or only warns so that the training continues."""
 Failure = Literal["storage", "space", "no room"]
-"""What can pass: the storage answered with an error; it was full in the middle of a save, or seen to be full before."""
+"""A failure that may be temporary. The storage returned an error, was full during a save, or was full before it."""
 
 RETRIES_MOST = 1000
 PATIENCE_MOST_S = 30 * 86400.0
 _FIRST_PAUSE_S = 0.25
 _PAUSE_TIMES = 4.0
 _PAUSE_MOST_S = 30.0
-# What a disk, a server or the network between says while something is wrong that may be right a moment later. Not
-# among them is what only a person changes: EACCES, EPERM, EROFS, ENAMETOOLONG.
+# Errors of a disk, a server or a network that may be gone a moment later. Errors that only a person can fix are not
+# included: EACCES, EPERM, EROFS, ENAMETOOLONG.
 PASSING = frozenset(
     (
         errno.EIO,
@@ -46,24 +46,24 @@ PASSING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SavePatience:
-    """How long a save is tried again."""
+    """How often and how long a save is retried."""
 
-    retries: int = 2  # so often after a failure of the storage
-    wait_for_space_s: float = 0.0  # how long a full disk is waited for
-    # Try again until this many seconds after the save began, and ignore the other two. None: use the other two.
+    retries: int = 2  # number of retries after failures of the storage
+    wait_for_space_s: float = 0.0  # how long to wait for space on a full disk
+    # Retry until this many seconds after the start of the save, and ignore the other two. If None, use the other two.
     try_for_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AskedPatience:
-    """What a caller says about that; None: the settings of the store say it."""
+    """The retries that a caller asks for. Values of None are taken from the settings of the store."""
 
     retries: int | None = None
     wait_for_space_s: float | None = None
     try_for_s: float | None = None
 
     def check(self) -> None:
-        """Raise if something cannot be meant."""
+        """Raise if a value is invalid."""
         if self.retries is not None and (type(self.retries) is not int or not 0 <= self.retries <= RETRIES_MOST):
             raise BadInput(f"retries must be a whole number from 0 to {RETRIES_MOST}, got {shown(self.retries)}")
         for name in ("wait_for_space_s", "try_for_s"):
@@ -79,7 +79,7 @@ class AskedPatience:
         return replace(self, try_for_s=max(0.0, end_s))
 
     def over(self, settings: SavePatience) -> SavePatience:
-        """Return what holds where the settings say this."""
+        """Return the resulting patience, with missing values from `settings`."""
         return SavePatience(
             settings.retries if self.retries is None else self.retries,
             settings.wait_for_space_s if self.wait_for_space_s is None else self.wait_for_space_s,
@@ -88,43 +88,43 @@ class AskedPatience:
 
 
 AS_SET = AskedPatience()
-"""The patience of a caller who says nothing about it."""
+"""The patience of a caller that leaves all values to the settings."""
 
 
 def check_on_failure(on_failure: object) -> None:
-    """Raise if it is not an `OnFailure`."""
+    """Raise if a value is not an `OnFailure`."""
     if on_failure not in ("raise", "warn"):
         raise BadInput(f"on_failure must be 'raise' or 'warn', got {shown(on_failure)}")
 
 
 @dataclass(slots=True)
 class Tries:
-    """The tries of one save. Times are those of one monotonic clock."""
+    """The attempts of one save. Times are from one monotonic clock."""
 
     began_s: float
-    count: int = 0  # how many have failed and were followed by another
-    _counted: int = field(default=0, init=False)  # those that `retries` is for
+    count: int = 0  # number of failed attempts that were followed by another
+    _counted: int = field(default=0, init=False)  # the part of `count` that `retries` limits
     _full_since_s: float | None = field(default=None, init=False)
 
     def pause_s(self, failure: Failure, patience: SavePatience, now_s: float, end_s: float = math.inf) -> float | None:
-        """Return how many seconds to pause before another try; None if no other begins before `end_s`."""
+        """Return the seconds to pause before another attempt, or None if no other can start before `end_s`."""
         left_s, counts = self._left_s(failure, patience, now_s)
         left_s = min(left_s, end_s - now_s)
         if left_s <= 0:
             return None
         self.count += 1
         self._counted += counts
-        # At the end of the time one last try, rather than none after a pause that would be longer than what is left.
+        # If the pause would be longer than the remaining time, one last attempt is made at the end of the time.
         return min(_FIRST_PAUSE_S * _PAUSE_TIMES ** min(self.count - 1, 10), _PAUSE_MOST_S, left_s)
 
     def _left_s(self, failure: Failure, patience: SavePatience, now_s: float) -> tuple[float, bool]:
-        """Return for how long tries go on, and whether the next one is counted."""
+        """Return the remaining time for attempts in seconds, and whether the next one is counted."""
         if patience.try_for_s is not None:
             return self.began_s + patience.try_for_s - now_s, False
         if failure != "storage":
             self._full_since_s = now_s if self._full_since_s is None else self._full_since_s
             left_s = self._full_since_s + patience.wait_for_space_s - now_s
-            # A look has shown that there is no room: only time can change that.
+            # A check has shown that there is no room. Only waiting can change that.
             if left_s > 0 or failure == "no room":
                 return left_s, False
         return (math.inf if self._counted < patience.retries else 0.0), True

@@ -1,7 +1,7 @@
-"""Which blobs a save reads again of those that it relies on: a share, those that were read longest ago first.
+"""The blobs that a save rereads among those that it relies on. It rereads a share, the least recently read first.
 
-A rule of values; what was read when comes from the catalog, which may have lost or forged it. That delays a reading
-and does nothing else.
+This module does no I/O. The times of the last readings come from the catalog, which may have lost them or contain
+forged ones. This only delays a reading.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LEAST_BYTES = 2**18
-"""What every save reads however small the share is: small states are read whole."""
+"""The bytes that every save rereads at least, so that small states are read completely."""
 _RANDOM = random.SystemRandom()
-"""Its own: a save takes no number of the generator that the training uses."""
+"""A separate generator, so that a save takes no number from the generator of the training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is known about the last reading of a blob."""
+    """The last known reading of a blob."""
 
     digest: str
     nbytes: int
-    read_ns: int = 0  # when it was last read to its end, or written: nanoseconds since 1970; 0: not known
-    read_to: int = 0  # bytes from its start that a reading under way, of several saves, has behind it
-    whole: bool = False  # it is read whole or not at all: what is to be compared with is its digest, not bytes in hand
+    read_ns: int = 0  # last time it was read completely or written, in nanoseconds since 1970; 0 if unknown
+    read_to: int = 0  # bytes from its start that a reading in progress, spread over several saves, has read
+    whole: bool = False  # read completely or not at all, because it is compared by its digest and not with bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DueBytes:
-    """The bytes of a blob from `start` to `stop`, which are to be read."""
+    """The bytes of a blob to read, from `start` to `stop`."""
 
     digest: str
     start: int
@@ -38,18 +38,17 @@ class DueBytes:
 
 
 def recheck_bytes(state_bytes: int, share: float) -> int:
-    """Return how many bytes a save of that many reads again; 0 when the share is 0."""
+    """Return how many bytes a save of `state_bytes` bytes rereads, or 0 if the share is 0."""
     return max(LEAST_BYTES, math.ceil(share * state_bytes)) if share > 0 else 0
 
 
 def due(readings: Iterable[Reading], budget_bytes: int, now_ns: int) -> list[DueBytes]:
-    """Return what is to be read: of the blobs that were read longest ago, in all `budget_bytes` bytes."""
-    # A blob whose reading is under way comes before others of its age. A blob that is read whole is not cut, so the sum
-    # may be larger by most of one. Repeated with what it read taken note of, it comes round to every byte: of blobs of
-    # n bytes together within n / `budget_bytes` + 2 times.
-    # `readings`: blobs, each once. A time after `now_ns` is that of a wrong clock, or forged, and no time.
-    # One under way first among its age: begun readings must end, or a frozen base would never be compared whole.
-    # A draw between the others: where nothing can be remembered, each time others have their turn.
+    """Return the bytes to read, in total `budget_bytes` bytes of the blobs that were read longest ago."""
+    # A blob whose reading is in progress is first among blobs of its age. Otherwise a frozen base would never be
+    # compared completely. A blob that is read completely is not cut, so the sum may be larger by most of one blob. If
+    # each call records its readings, every byte of blobs of n bytes in total is read within n / `budget_bytes` + 2
+    # calls. `readings` has each blob once. A time after `now_ns` is from a wrong clock or forged and is ignored.
+    # The order among the others is random, so that different blobs are read each time if no reading can be recorded.
     ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), _RANDOM.random()))
     parts: list[DueBytes] = []
     left_bytes = budget_bytes
@@ -65,7 +64,7 @@ def due(readings: Iterable[Reading], budget_bytes: int, now_ns: int) -> list[Due
 
 
 def after(reading: Reading, part: DueBytes, stopped_at: int, now_ns: int) -> Reading:
-    """Return what is known of a blob when a part of it was read as far as `stopped_at`, and was right."""
+    """Return the reading of a blob after a part of it was read up to `stopped_at` without a difference."""
     done = stopped_at >= reading.nbytes
     return Reading(
         reading.digest,
@@ -77,10 +76,10 @@ def after(reading: Reading, part: DueBytes, stopped_at: int, now_ns: int) -> Rea
 
 
 def _age_key(reading: Reading, now_ns: int) -> int:
-    # A time in the future, of a wrong clock or a forged row, would keep a blob from ever being read again.
+    # A time in the future, from a wrong clock or a forged row, would prevent the blob from being reread.
     return reading.read_ns if 0 < reading.read_ns <= now_ns else 0
 
 
 def _start(reading: Reading) -> int:
-    # Out of range it was forged or is of another blob: begin again.
+    # A value out of range is forged or from another blob, so start again.
     return 0 if reading.whole or not 0 <= reading.read_to < reading.nbytes else reading.read_to

@@ -1,4 +1,4 @@
-"""Retention policies: the rules by which checkpoints are kept. What they say of a history: `retention_plan`."""
+"""Retention policies, the rules that decide which checkpoints to keep. `retention_plan` applies them to a history."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ _BEST_MEMBERS = ("metric", "mode", "n")
 @short_init
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """Which checkpoints of each run to keep: those that any of the rules keeps, within `max_bytes`.
+    """The checkpoints of each run to keep. A checkpoint is kept if any rule keeps it, within `max_bytes`.
 
     Attributes:
-        keep_last: The newest so many, by order of commits.
-        keep_every: Those whose step is a multiple of this.
-        keep_best: `Best`, or its text ``METRIC[:min|max[:N]]``, or several; kept as a tuple, empty for none.
-        keep_within: Those saved in the last ``7d``, ``36h``, ``90m`` or so many seconds.
-        keep_nearest: Of those around each multiple of this step the nearest: for saves that do not fall on multiples.
-        keep_hourly, keep_daily, keep_weekly: The newest of each hour, day or week (of UTC, from Monday on), for the
-            newest so many of these in which there is one.
-        max_bytes: The most that the blobs of a run may take on the disk, each counted once: a number, or a size such
-            as ``500GB``. Above it the oldest go, also of those that rules keep; the best by `keep_best` go last.
-            Without another rule all stay up to here.
-        low_bytes: Where it ends once `max_bytes` is exceeded; None: at `max_bytes`.
+        keep_last: Number of the newest checkpoints to keep, by order of commits.
+        keep_every: Keep checkpoints whose step is a multiple of this number.
+        keep_best: A `Best`, its text ``METRIC[:min|max[:N]]``, or several of them. Stored as a tuple, empty for none.
+        keep_within: Keep checkpoints saved within this time, such as ``7d``, ``36h``, ``90m`` or a number of seconds.
+        keep_nearest: Keep the checkpoint nearest to each multiple of this step, for saves that are not on multiples.
+        keep_hourly, keep_daily, keep_weekly: Keep the newest checkpoint of each hour, day or week (UTC, weeks start on
+            Monday), for this number of the newest hours, days or weeks that have a checkpoint.
+        max_bytes: Most bytes that the blobs of a run may take on the disk, each blob counted once. A number, or a size
+            such as ``500GB``. Above it, the oldest checkpoints are dropped, even if a rule keeps them. The best by
+            `keep_best` are dropped last. Without another rule, all checkpoints are kept up to this size.
+        low_bytes: Size down to which checkpoints are dropped once `max_bytes` is exceeded. If None, `max_bytes`.
 
     Raises:
-        BadInput: An argument is invalid, or there is no rule at all: an empty policy deletes nothing.
+        BadInput: An argument is invalid, or the policy has no rule.
     """
 
     keep_last: int | None = None
@@ -56,7 +56,7 @@ class RetentionPolicy:
         for name in _COUNTS:
             if getattr(self, name) is not None:
                 check_count(getattr(self, name), name)
-        # Frozen for callers; one form of it for all readers.
+        # The class is frozen for callers. All readers see one form of this value.
         object.__setattr__(self, "keep_best", _bests(self.keep_best))
         if self.keep_within is not None:
             duration_s(self.keep_within, "keep_within")
@@ -82,27 +82,27 @@ class RetentionPolicy:
 
     @property
     def budget(self) -> Budget | None:
-        """What `max_bytes` and `low_bytes` say; None: a run may grow."""
+        """The budget of `max_bytes` and `low_bytes`, or None if the size of a run is not limited."""
         return None if self.max_bytes is None else Budget(self.max_bytes, self.low_bytes)
 
     @property
     def has_keep_rule(self) -> bool:
-        """Whether a rule says what to keep; without one all are kept up to the budget."""
+        """Whether a rule selects checkpoints to keep. Without one, all are kept up to the budget."""
         return any(name not in ("max_bytes", "low_bytes") for name in self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """Return the policy as plain JSON, for ``config.json``; rules that it does not have are left out."""
+        """Return the policy as plain JSON for ``config.json``, without rules that are not set."""
         bests = [{"metric": b.metric, "mode": b.mode, "n": b.n} for b in self.bests] or None
         found = {name: bests if name == "keep_best" else getattr(self, name) for name in _MEMBERS}
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def from_json(cls, value: object, where: str) -> RetentionPolicy:
-        """Return the policy that `to_json` gave.
+        """Return the policy from the result of `to_json`.
 
         Raises:
-            BadInput: It is not a policy, or has a rule that this ckstore does not know: without that rule too much
-                would be deleted.
+            BadInput: The value is not a policy, or has a rule that this ckstore does not know. Ignoring that rule would
+                delete too much.
         """
         members = _members(value, where, "a retention policy", _MEMBERS)
         bests = members.get("keep_best", [])
@@ -118,11 +118,11 @@ class RetentionPolicy:
 @short_init
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much the blobs of all checkpoints may take on the disk.
+    """The disk space that the blobs of all checkpoints may take.
 
     Attributes:
-        max_bytes: Above this checkpoints go: a number, or a size such as ``500GB``.
-        low_bytes: Until no more than this is left, so that not every save has to drop one; None: `max_bytes`.
+        max_bytes: Size above which checkpoints are dropped, as a number or a text such as ``500GB``.
+        low_bytes: Size down to which they are dropped, so that not every save has to drop one. If None, `max_bytes`.
 
     Raises:
         BadInput: A value is not a size, or `low_bytes` is above `max_bytes`.
@@ -161,10 +161,10 @@ class Budget:
 
     @classmethod
     def from_json(cls, value: object, where: str) -> Budget:
-        """Return the budget that `to_json` gave.
+        """Return the budget from the result of `to_json`.
 
         Raises:
-            BadInput: It is not a budget, or has a member that this ckstore does not know.
+            BadInput: The value is not a budget, or has a member that this ckstore does not know.
         """
         members = _members(value, where, "a budget", ("max_bytes", "low_bytes"))
         try:
@@ -174,7 +174,7 @@ class Budget:
 
 
 def _best_from_json(value: object, where: str) -> Best:
-    # A rule without a mode keeps what it always kept, whatever the metric's name says today.
+    # A rule without a mode has always meant "min". Keep this meaning, whatever the name of the metric suggests.
     members = {"mode": "min", **_members(value, where, "keep_best", _BEST_MEMBERS)}
     if members["mode"] is None:
         refuse(where, "keep_best: mode", "'min' or 'max'", None)

@@ -1,17 +1,19 @@
-"""Retention: which checkpoints are kept, and why. Values in, a plan out; no files and no clock.
+"""Retention plans: which checkpoints are kept or dropped, and why. This module uses no files and no clock.
 
-Each rule of a policy is applied to each run by itself, and what any rule keeps is kept. Whatever the policy says, these
-are never dropped: what a tag or an unexpired pin names, what a process has open or evaluates, what waits for the mirror
-of the store, and the newest valid checkpoint of each run (so of the store, too). Order is the order of commits, never
-the step, the name or the clock: after training was resumed from an older step, or a run was begun again in the same
-store, the newest is what was saved last. A clock matters to `keep_within`, and to hours, days and weeks, alone.
+Each rule of a policy is applied to each run separately. A checkpoint is kept if any rule keeps it. Protected
+checkpoints are never dropped, whatever the policy says. A checkpoint is protected if a tag or an unexpired pin names
+it, a process has it open or evaluates it, the mirror of the store needs it, or it is the newest valid checkpoint of its
+run. The order is always the order of commits, never of steps, names or times. If training was resumed from an older
+step, or a run was started again in the same store, the newest checkpoint is the one that was saved last. Only
+`keep_within` and the rules for hours, days and weeks use times.
 
-A damaged checkpoint never takes the place of a whole one: `keep_last=3` goes back until it has three valid ones, and
-keeps what it met on the way. Nor does an unhealthy one: each rule that counts keeps what it would keep if there were
-no unhealthy ones, and of the unhealthy ones those that it would keep if they were healthy, so at most twice as many;
-none of them is the best by a metric. The newest valid one that is healthy is never dropped. A budget comes last, and
-drops the oldest of what rules keep, unhealthy ones first, but nothing of what is never dropped. A metric that no
-checkpoint of a run has a number for keeps the whole run.
+A damaged checkpoint never replaces a valid one in a count. `keep_last=3` searches back until it has three valid
+checkpoints and also keeps the damaged ones between them. An unhealthy checkpoint does not count either. Each counting
+rule keeps the healthy checkpoints that it would keep without unhealthy ones. It also keeps the unhealthy checkpoints
+that it would keep if they were healthy, so at most twice as many in total. An unhealthy checkpoint is never the best by
+a metric. The newest valid and healthy checkpoint is never dropped. A budget is applied last. It drops the oldest
+checkpoints that rules keep, unhealthy ones first, but no protected ones. If no checkpoint of a run has a number for the
+metric of a rule, the whole run is kept.
 """
 
 from __future__ import annotations
@@ -34,43 +36,43 @@ from ckstore.model.words import counted, first_of, in_lines, printable
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint and what counts for its fate."""
+    """A checkpoint with the facts that decide whether it is kept."""
 
-    info: CheckpointInfo  # what the store says about it; its `order` and its metrics count
+    info: CheckpointInfo  # its `order` and its metrics are used
     tags: tuple[str, ...] = ()
-    pins: tuple[str, ...] = ()  # what to say of each unexpired pin that names it
+    pins: tuple[str, ...] = ()  # the description of each unexpired pin that names it
     in_use: bool = False  # whether a process has it open
-    # What is wrong with it (a missing or touched blob, a mark of a read or a verify); empty: it is valid.
+    # Its damage (a missing or touched blob, a mark of a read or a verify); empty if it is valid.
     damage: str = ""
-    doubt: str = ""  # why its metrics cannot be known; then it is kept
-    wanted_by: str = ""  # why the mirror of the store needs it; then it is kept
-    evaluated: str = ""  # that a process evaluates it, and which; then it is kept
-    overdue: str = ""  # that its evaluation takes too long to be waited for, and whose it is
-    # Digest -> size of each blob in its directory; looked at where there is a budget.
+    doubt: str = ""  # why its metrics are unknown; it is then kept
+    wanted_by: str = ""  # why the mirror of the store needs it; it is then kept
+    evaluated: str = ""  # the process that evaluates it; it is then kept
+    overdue: str = ""  # the process whose evaluation of it takes too long to wait for
+    # Digest -> size of each blob in its directory, used if there is a budget.
     blobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def valid(self) -> bool:
-        """Whether it is complete and nothing is known to be wrong with it."""
+        """Whether it is complete and has no known damage."""
         return not self.damage
 
     @property
     def healthy(self) -> bool:
-        """Whether its values are finite, as far as its save looked."""
+        """Whether its values are finite, as far as its save checked."""
         return not self.info.unhealthy
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """What becomes of one checkpoint.
+    """The decision on one checkpoint.
 
     Attributes:
-        info: Which.
-        keep: Whether it stays.
-        reasons: All reasons for it.
-        relied_on: Whether the plan counts on its being valid.
-        protected: Whether it stays whatever a policy says.
+        info: The checkpoint.
+        keep: Whether it is kept.
+        reasons: All reasons for the decision.
+        relied_on: Whether the plan relies on it being valid.
+        protected: Whether it is kept whatever a policy says.
     """
 
     info: CheckpointInfo
@@ -96,14 +98,14 @@ class PlanEntry:
 @brief()
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """What a policy says about a history, before anything is done.
+    """The decisions of a policy on a history, before they are carried out.
 
     Attributes:
-        policy: The policy; None: each run has the one of the store for it.
-        now: The time that it was made for.
-        entries: Every checkpoint that was looked at, by run and then in the order of commits.
-        notes: What the user may not expect, one sentence each.
-        shown_only: The manifests of what it drops were not read, so that it cannot be applied.
+        policy: The policy. None if each run has its policy from the store.
+        now: The time for which the plan was made.
+        entries: All checkpoints that were considered, by run and then in the order of commits.
+        notes: Facts that the user may not expect, one sentence each.
+        shown_only: Whether the plan cannot be applied, because the manifests of dropped checkpoints were not read.
     """
 
     policy: RetentionPolicy | None
@@ -114,12 +116,12 @@ class RetentionPlan:
 
     @property
     def kept(self) -> tuple[PlanEntry, ...]:
-        """The entries that stay."""
+        """The entries of kept checkpoints."""
         return tuple(entry for entry in self.entries if entry.keep)
 
     @property
     def dropped(self) -> tuple[PlanEntry, ...]:
-        """The entries that go, oldest first."""
+        """The entries of dropped checkpoints, oldest first."""
         return tuple(entry for entry in self.entries if not entry.keep)
 
     def __str__(self) -> str:
@@ -128,7 +130,7 @@ class RetentionPlan:
 
 
 def outcome(plan: RetentionPlan) -> str:
-    """Say how many checkpoints the plan drops."""
+    """Return a sentence on the number of checkpoints that the plan drops."""
     return f"would drop {len(plan.dropped)} of {counted(len(plan.entries), 'checkpoint')}"
 
 
@@ -139,16 +141,16 @@ def plan(
     budget: Budget | None = None,
     beside: Mapping[str, Mapping[str, int]] | None = None,
 ) -> RetentionPlan:
-    """Say for each checkpoint whether it is kept or dropped, and why."""
-    # `policy`: the rules; or those of each run, and then a run without some is kept. `history`: all checkpoints of each
-    # run that is to be looked at, in any order; a run that is left out is left alone. `now` has a time zone. `budget`:
-    # of all runs together; their blobs must be in the history. `beside`: digest -> size of each blob of superseded
-    # checkpoints that stay, by their runs: they count for budgets alone.
+    """Return the decision to keep or drop each checkpoint, with the reasons."""
+    # `policy` has the rules for all runs, or those of each run. In the second case, a run without rules is kept.
+    # `history` has all checkpoints of each run to consider, in any order. Other runs are not changed. `now` has a time
+    # zone. `budget` is for all runs together and needs their blobs in the history. `beside` maps runs to digest -> size
+    # of each blob of superseded checkpoints that are kept. They count only for budgets.
     beside = beside or {}
     entries: list[PlanEntry] = []
     notes: list[str] = []
     for run in sorted({candidate.info.run for candidate in history}):
-        # By order of commits: after a resume from an older step the newest may have a smaller step or an older clock.
+        # Sort by commits, because after a resume from an older step the newest may have a smaller step or older time.
         newest_first = sorted((c for c in history if c.info.run == run), key=lambda c: c.info.order, reverse=True)
         of_run = policy if isinstance(policy, RetentionPolicy) else policy.get(run)
         planned = _Run(of_run, newest_first, now, beside.get(run, {}))
@@ -165,10 +167,10 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """What a budget makes of a plan."""
+    """A plan after applying a budget."""
 
-    entries: list[PlanEntry]  # in the same order; some of those that were kept are dropped
-    notes: list[str]  # that it cannot be held, if so
+    entries: list[PlanEntry]  # in the same order; some kept ones are now dropped
+    notes: list[str]  # a note if the budget cannot be met
 
 
 def over_budget(
@@ -178,10 +180,10 @@ def over_budget(
     whose: str,
     staying: Mapping[str, int],
 ) -> Budgeted:
-    """Drop the oldest until the others are within a budget, those that are the best by a metric last."""
-    # Those that are protected stay; unhealthy ones go first. `blobs`: digest -> size of each blob, by the names of the
-    # checkpoints; each counts once. `whose`: of what it is the budget, for the reason. `staying`: as `blobs`, of what
-    # is in no entry and stays.
+    """Drop the oldest checkpoints until the others are within a budget, those that are the best by a metric last."""
+    # Protected checkpoints are kept. Unhealthy ones are dropped first. `blobs` maps names of checkpoints to digest ->
+    # size of each blob. Each blob counts once. `whose` names the owner of the budget in the reason. `staying` has
+    # digest -> size of kept blobs of checkpoints without an entry.
     uses: Counter[str] = Counter(staying.keys())
     nbytes: dict[str, int] = {**staying}
     for entry in entries:
@@ -192,7 +194,7 @@ def over_budget(
     if total <= budget.most:
         return Budgeted([*entries], [])
     gone: set[str] = set()
-    # What has no bytes here, as after an eviction, would be lost from the list for nothing.
+    # Dropping a checkpoint without local bytes, such as an evicted one, would free nothing.
     able = [entry for entry in entries if entry.keep and not entry.protected and blobs[entry.info.name]]
     for entry in sorted(able, key=lambda entry: (_is_best(entry), not entry.info.unhealthy, entry.info.order)):
         if total <= budget.low:
@@ -215,14 +217,14 @@ def _is_best(entry: PlanEntry) -> bool:
 
 OVER_BUDGET = " is above its budget of "
 LACKS_METRIC = "it has no metric "
-"""How the reason begins for one that a rule by a metric could not judge."""
+"""The start of the reason for a checkpoint that a rule by a metric could not judge."""
 Verdict = tuple[Candidate, bool, str]
 """A checkpoint, whether a rule keeps it, and why."""
 _BEST_REASON = re.compile(r" best by .* \((?:min|max)\)\Z")
 
 
 class _Run:
-    """The plan for one run: rules add reasons to keep, and reasons why they do not keep."""
+    """The plan for one run. Rules add reasons for keeping and for not keeping each checkpoint."""
 
     def __init__(
         self,
@@ -239,7 +241,7 @@ class _Run:
         self._relied_on: set[str] = set()
         self._protected: set[str] = set()
         self._budget = None if policy is None else policy.budget
-        # Before any rule: what protects is the same whatever the policy says.
+        # Protect first, because protection does not depend on the policy.
         self._protect()
         self._protected = {name for name, reasons in self._kept.items() if reasons}
         if policy is None or not policy.has_keep_rule:
@@ -287,14 +289,14 @@ class _Run:
     def _nearest(self, every: int) -> None:
         groups: dict[int, list[Candidate]] = {}
         for candidate in self._history:
-            # Each belongs to its nearest multiple alone: what is kept now is not dropped for a later save farther off.
+            # Each belongs only to its nearest multiple, so that a later save farther away cannot replace a kept one.
             groups.setdefault((candidate.info.step + (every - 1) // 2) // every, []).append(candidate)
         for multiple, group in groups.items():
-            group.sort(key=lambda c: abs(c.info.step - multiple * every))  # stable: of equal ones the newer comes first
+            group.sort(key=lambda c: abs(c.info.step - multiple * every))  # stable, so of equal ones the newer is first
             self._first(group, 1, f"nearest to step {multiple * every}")
 
     def _spread(self, unit: str, count: int) -> None:
-        """Keep the newest valid one of each of the newest `count` hours, days or weeks that have one."""
+        """Keep the newest valid checkpoint of each of the newest `count` hours, days or weeks that have one."""
         self._twice(self._history, lambda ordered: self._newest_of_each(ordered, unit, count))
 
     def _newest_of_each(self, ordered: Sequence[Candidate], unit: str, count: int) -> Iterator[Verdict]:
@@ -310,9 +312,9 @@ class _Run:
                 yield candidate, True, f"it is the newest of its {unit}, and damaged: {candidate.damage}"
 
     def _twice(self, ordered: Sequence[Candidate], rule: Callable[[Sequence[Candidate]], Iterator[Verdict]]) -> None:
-        """Apply a rule that counts to the healthy ones, and to all of them for those that are not."""
-        # What it keeps of the healthy ones is what it would keep if there were no others; so twice as many are kept at
-        # most, for as long as a training that has diverged is saved.
+        """Apply a counting rule to the healthy checkpoints, and to all of them to judge the unhealthy ones."""
+        # The rule keeps the healthy checkpoints that it would keep without unhealthy ones. So at most twice as many are
+        # kept, for as long as a diverged training is saved.
         healthy = [candidate for candidate in ordered if candidate.healthy]
         for candidate, keep, reason in rule(healthy):
             self._note(candidate, reason, keep=keep)
@@ -335,7 +337,7 @@ class _Run:
             kept += [candidate.doubt] if candidate.doubt else []
             kept += [candidate.wanted_by] if candidate.wanted_by else []
             kept += [candidate.evaluated] if candidate.evaluated else []
-        # The one that a resume loads: a policy that dropped it would end the run.
+        # A resume loads this checkpoint. A policy that dropped it would end the run.
         newest = next((c for c in self._history if c.valid), None)
         if newest is not None:
             self._note(newest, f"it is the newest valid checkpoint of the run {newest.info.run}", keep=True)
@@ -343,12 +345,12 @@ class _Run:
             if healthy is not newest:
                 self._note(healthy, f"it is the newest healthy checkpoint of the run {newest.info.run}", keep=True)
             return
-        # No checkpoint is valid: whatever bytes are left may be all that can be rescued of the run.
+        # No checkpoint is valid. The remaining bytes may be all that can be rescued of the run.
         for candidate in self._history:
             self._kept[candidate.info.name].append(f"no checkpoint of the run {candidate.info.run} is valid")
 
     def _first(self, ordered: Sequence[Candidate], count: int, of: str) -> None:
-        """Keep the first `count` valid ones, and the damaged ones before the last of them."""
+        """Keep the first `count` valid checkpoints, and the damaged ones before the last of these."""
         self._twice(ordered, lambda some: _first_of(some, count, of))
 
     def _every(self, every: int) -> None:
@@ -361,8 +363,8 @@ class _Run:
     def _best(self, best: Best) -> None:
         sign = 1 if best.mode == "min" else -1
         ranked = [c for c in self._history if not math.isnan(c.info.metrics.get(best.metric, math.nan))]
-        # Without nan, which compares as neither: one in the list would leave it unsorted.
-        ranked.sort(key=lambda c: sign * c.info.metrics[best.metric])  # stable: of equal ones the newer comes first
+        # NaN is excluded, because one NaN in the list would leave it unsorted.
+        ranked.sort(key=lambda c: sign * c.info.metrics[best.metric])  # stable, so of equal ones the newer is first
         for candidate, keep, reason in _first_of([c for c in ranked if c.healthy], best.n, str(best)):
             self._note(candidate, reason, keep=keep)
         for candidate in ranked:
@@ -373,17 +375,17 @@ class _Run:
                 self._not_kept[candidate.info.name].append(f"{LACKS_METRIC}{best.metric}")
             elif math.isnan(candidate.info.metrics[best.metric]):
                 self._not_kept[candidate.info.name].append(f"its {best.metric} is nan")
-        # Misspelt or not logged yet: dropping by a metric that no checkpoint has would drop all but the newest.
+        # The metric may be misspelt or not logged yet. Dropping by it would drop all checkpoints but the newest.
         if not ranked:
             self._keep_unjudged(best.metric)
-        elif not any(c.healthy for c in ranked):  # the same, but unhealthy ones do not pile up meanwhile
+        elif not any(c.healthy for c in ranked):  # the same, but unhealthy ones do not accumulate
             for candidate in self._history:
                 if candidate.healthy:
                     reason = f"no healthy checkpoint has a number for the metric {best.metric}"
                     self._note(candidate, reason, keep=True)
 
     def _keep_unjudged(self, metric: str) -> None:
-        """Keep everything: a rule that no checkpoint can be judged by may be misspelt."""
+        """Keep all checkpoints, because a metric that no checkpoint has may be misspelt."""
         lacking = f"no checkpoint of the run {self._history[0].info.run} has a number for the metric {metric}"
         but = " but by the budget" if self._budget is not None else ""
         metrics = metrics_there((candidate.info.metrics for candidate in self._history), metric)
@@ -416,7 +418,7 @@ def _first_of(ordered: Sequence[Candidate], count: int, of: str) -> Iterator[Ver
 
 
 def _start_of(unit: str, time: datetime) -> tuple[int, ...]:
-    """Return what is the same for all times in one hour, day or week of UTC."""
+    """Return a key that is equal for all times in the same hour, day or week of UTC."""
     utc = time.astimezone(UTC)
     if unit == "week":
         return utc.isocalendar()[:2]

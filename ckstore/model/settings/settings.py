@@ -1,4 +1,4 @@
-"""What ``store.json`` and ``config.json`` say. Source: docs/format/v1.md; no files here."""
+"""The content of ``store.json`` and ``config.json``, without I/O. Source: docs/format/v1.md."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ckstore.model.document import check_created, check_requires, parse_document
 from ckstore.model.manifest.describe import check_metadata, decoded_metadata, encode_metadata
 
 STORE_VERSION = 1
-# Pieces of whole MiB can be mapped side by side, on any size of pages.
+# Pieces of whole MiB can be mapped next to each other with any page size.
 CHUNK_GRAIN_BYTES = 2**20
 CHUNK_MAX_BYTES = 2**30
 DEFAULT_CHUNK_BYTES = 32 * 2**20  # docs/adr/0009-chunks-threads-packs.md
 ELSEWHERE = "elsewhere"
-"""An entry of `requires`: blobs of checkpoints may be at remotes; who does not know it would take these for torn."""
+"""An entry of `requires`. Blobs may be on remotes; a reader that does not know this sees torn checkpoints."""
 CHECKPOINT_IDS = "checkpoint-ids"
-"""An entry of `requires`: the directories of checkpoints are named after their ids; a draft would not find them."""
+"""An entry of `requires`. Directories are named after checkpoint ids; draft versions would not find them."""
 _KNOWN = (CHECKPOINT_IDS, ELSEWHERE)
 SETTINGS_MAX_BYTES = 2**20
 _STORE_FORMAT = "ckstore-store"
@@ -32,14 +32,14 @@ _UUID_PATTERN = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """What a store is; fixed when it is made.
+    """The settings of a store that are fixed when it is created.
 
     Attributes:
-        uuid: Lower-case, with dashes.
-        hash: Name of the algorithm of all digests: ``xxh3_128`` or ``blake3``.
-        chunk_bytes: Tensors are cut into chunks of this size; a multiple of 1 MiB up to 1 GiB.
-        created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-        requires: What a reader must understand.
+        uuid: Id of the store, in lower case with dashes.
+        hash: Name of the algorithm of all digests (``xxh3_128`` or ``blake3``).
+        chunk_bytes: Size of the chunks that tensors are cut into, a multiple of 1 MiB up to 1 GiB.
+        created: Time of creation in UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+        requires: Features that a reader must support.
     """
 
     uuid: str
@@ -67,13 +67,13 @@ class StoreSettings:
 
 
 def check_uuid(uuid: object) -> None:
-    """Raise unless it has the form of a uuid."""
+    """Raise unless a value has the form of a uuid."""
     if not isinstance(uuid, str) or _UUID_PATTERN.match(uuid) is None:
         raise BadInput(f"uuid: wanted 32 lower-case hexadecimal digits in five groups, got {uuid!r:.80}")
 
 
 def check_chunk_bytes(chunk_bytes: object) -> int:
-    """Return `chunk_bytes`."""
+    """Return `chunk_bytes` if it is valid; raise otherwise."""
     if (
         isinstance(chunk_bytes, bool)
         or not isinstance(chunk_bytes, int)
@@ -88,7 +88,7 @@ def check_chunk_bytes(chunk_bytes: object) -> int:
 
 
 def parse_settings(data: bytes, where: str) -> StoreSettings:
-    """Return what ``store.json`` says."""
+    """Return the settings in ``store.json``."""
     members = parse_document(data, _STORE_FORMAT, STORE_VERSION, where)
     requires = members.get("requires", [])
     check_requires(requires, _KNOWN, where)
@@ -102,13 +102,13 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
 
 
 def render_config(config: Mapping[str, Any]) -> bytes:
-    """Return the content of ``config.json`` for settings that may change (JSON-like values)."""
+    """Return the content of ``config.json`` for the settings that may change (JSON-like values)."""
     encoded = encode_metadata(config)
     return canonical_json({**encoded, "format": _CONFIG_FORMAT, "version": STORE_VERSION}) + b"\n"
 
 
 def parse_config(data: bytes, where: str) -> dict[str, Any]:
-    """Return the settings in ``config.json``, without `format` and `version`; all members are kept."""
+    """Return the settings in ``config.json``, all members except `format` and `version`."""
     members = parse_document(data, _CONFIG_FORMAT, STORE_VERSION, where)
     del members["format"], members["version"]
     return decoded_metadata(check_metadata(members, where, "the settings"))
