@@ -1,4 +1,4 @@
-"""Which checkpoint is the best by a metric: a rule of retention, and the ref ``best:METRIC``."""
+"""The best checkpoint by a metric, for retention rules and the ref ``best:METRIC``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _COUNT = re.compile(r"[0-9]{1,16}\Z")
 @short_init
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The `n` checkpoints with the best value of a metric; of equal values the newer is better, nan never counts.
+    """The `n` checkpoints with the best value of a metric. Of equal values, the newer is better. NaN never counts.
 
     Attributes:
-        metric: Its name, as given to `Store.save` or `Store.annotate`.
-        mode: With ``min`` the smallest number is best, with ``max`` the greatest. If None is given, it is what the name
-            plainly says: ``min`` for a loss or an error, ``max`` for an accuracy or another score.
-        n: How many.
+        metric: Name of the metric, as given to `Store.save` or `Store.annotate`.
+        mode: ``min`` if the smallest number is best, ``max`` if the greatest is. If not given, it is derived from a
+            plain name: ``min`` for a loss or an error, ``max`` for an accuracy or another score.
+        n: Number of checkpoints.
 
     Raises:
-        BadInput: An argument is invalid, or no mode is given and the name does not plainly say one.
+        BadInput: An argument is invalid, or no mode is given and the name does not plainly imply one.
     """
 
     metric: str
@@ -39,7 +39,7 @@ class Best:
 
     def __post_init__(self) -> None:
         _check_metric(self.metric)
-        # Frozen for callers; its readers find a mode here whether one was given or not.
+        # The class is frozen for callers. Readers always find a mode, whether one was given or not.
         object.__setattr__(self, "mode", _checked_mode(self.metric, self.mode, lambda mode: f"mode={mode!r}"))
         check_count(self.n, "Best: n")
 
@@ -48,14 +48,14 @@ class Best:
 
 
 def best_of(text: str, before: str = "") -> Best:
-    """Return the rule that ``METRIC[:min|max[:N]]`` says; a colon in a metric's name needs the mode behind it.
+    """Parse a rule ``METRIC[:min|max[:N]]``. If the name of the metric has a colon, the mode is required.
 
     Args:
         text: The rule.
-        before: What the user writes before the rule, such as ``best:``, for the hint.
+        before: Text that the user writes before the rule, such as ``best:``, for the hint.
     """
-    # A misspelt mode is never taken for a part of the name.
-    # From the right: names of metrics have colons, modes and counts have none.
+    # A misspelt mode is never treated as a part of the name.
+    # Split from the right, because names of metrics may have colons, but modes and counts have none.
     metric, *rest = text.rsplit(":", 2)
     if len(rest) == 2 and rest[0] not in _MODES:
         metric, rest = f"{metric}:{rest[0]}", rest[1:]
@@ -67,14 +67,14 @@ def best_of(text: str, before: str = "") -> Best:
 
 
 def opposite_mode(best: Best) -> Mode | None:
-    """Return the mode that the name of a metric plainly says, if the rule has the other one; None otherwise."""
+    """Return the mode that the name of a metric plainly implies if the rule has the other mode, or None."""
     said = mode_by_name(best.metric)
     return None if said == best.mode else said
 
 
 def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
-    """Say which metrics checkpoints have, and which of them is spelt nearly as the one that was wanted."""
-    from difflib import get_close_matches  # for an error alone
+    """Return a hint with the metrics of checkpoints, or with one whose spelling is similar to the wanted one."""
+    from difflib import get_close_matches  # only needed for an error
 
     names = sorted({name for metrics in found for name in metrics})
     if wanted in names:
@@ -86,15 +86,15 @@ def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
 
 
 def _checked_mode(metric: str, mode: object, spelling: Callable[[Mode], str]) -> Mode:
-    """Return `mode`, or the mode that the name of the metric says if it is None.
+    """Return `mode`, or the mode that the name of the metric implies if no mode is given.
 
     Args:
-        metric: The name.
-        mode: What the caller was given.
-        spelling: Returns how the user writes a mode, for the hint.
+        metric: The name of the metric.
+        mode: The mode from the user, or None.
+        spelling: Returns the text that the user writes for a mode, for the hint.
 
     Raises:
-        BadInput: There is no such mode, or the name does not say one.
+        BadInput: The mode is invalid, or the name does not imply one.
     """
     if mode is None:
         found = mode_by_name(metric)
@@ -115,7 +115,7 @@ def _check_metric(value: object) -> None:
 
 
 def check_count(value: object, what: str) -> int:
-    """Return a number of things, at least one."""
+    """Return `value` if it is a count of at least one; raise otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= SAFE_INT:
         raise BadInput(f"{what} must be an integer from 1, got {shown(value)}")
     return value

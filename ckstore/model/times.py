@@ -1,4 +1,4 @@
-"""Times as the store writes them, and durations as people write them; no clock."""
+"""The time format of the store and the durations that users write, without a clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WITH_UNIT = "a number with s, m, h, d or w such as '36h' or '7d'"
 
 def duration_s(value: object, what: str) -> float:
     """Return a duration in seconds."""
-    # `value`: seconds, a timedelta, or text: a number and one of s, m (minutes), h, d, w.
+    # `value` is a number of seconds, a timedelta, or a text with a number and one of s, m (minutes), h, d, w.
     if isinstance(value, str):
         match = _DURATION.match(value)
         seconds = float(match[1]) * _UNIT_S[match[2]] if match else math.nan
@@ -28,14 +28,14 @@ def duration_s(value: object, what: str) -> float:
     else:
         seconds = math.nan
     if not 0 < seconds <= _MOST_S:
-        # Text without a unit is refused: a person may mean hours or days.
+        # A text without a unit is refused, because a user may mean hours or days.
         wanted = _WITH_UNIT if isinstance(value, str) else f"seconds, or {_WITH_UNIT}"
         raise BadInput(f"{what}: wanted {wanted}, above 0 and at most 100 years, got {shown(value)}")
     return seconds
 
 
 def seconds_text(seconds: float) -> str:
-    """Return how long something took, for people: two digits below a second."""
+    """Return a duration as text for users, with two digits below a second."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{round(seconds, 3):.2g} s"
 
 
@@ -45,12 +45,12 @@ def text_of_time(time: datetime) -> str:
 
 
 def time_of_text(text: str) -> datetime:
-    """Return the time that `text_of_time` wrote; `text` was checked by `document.check_created`."""
+    """Return the time in a text from `text_of_time`, which `document.check_created` has checked."""
     return datetime.fromisoformat(text)
 
 
 def expiry(value: object, now: datetime) -> datetime | None:
-    """Return when something that begins `now` expires; None: never."""
+    """Return the time of expiry from `now`, or None if there is no expiry."""
     found = _moment(value, now, "expires", 1)
     if found is not None and isinstance(value, datetime) and value <= now:
         raise BadInput(f"expires: wanted a time after now, got {value.isoformat()}")
@@ -58,12 +58,12 @@ def expiry(value: object, now: datetime) -> datetime | None:
 
 
 def start_of(value: object, now: datetime, what: str) -> datetime | None:
-    """Return the time since which something is asked for; None: from the beginning."""
+    """Return the start of a requested period, or None for a period from the beginning."""
     return _moment(value, now, what, -1)
 
 
 def _moment(value: object, now: datetime, what: str, sign: int) -> datetime | None:
-    # `value`: a duration from `now`, or before it, as for `duration_s`; a datetime with a zone; or None.
+    # `value` is a duration after or before `now`, as for `duration_s`, or a datetime with a zone, or None.
     if value is None:
         return None
     if not isinstance(value, datetime):

@@ -1,4 +1,4 @@
-"""Annotations: what ``annotations.json`` in a checkpoint says. Source: docs/format/v1.md; no files here."""
+"""Annotations, the content of ``annotations.json`` in a checkpoint, without I/O. Source: docs/format/v1.md."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FORMAT = "ckstore-annotations"
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """What was added to a checkpoint after it was saved."""
+    """Metrics and notes that were added to a checkpoint after it was saved."""
 
-    # Name -> number; they come before those of the manifest.
+    # Name -> number. These override the metrics of the manifest.
     metrics: dict[str, int | float] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()  # in the order in which they were written
 
@@ -36,12 +36,12 @@ class Annotations:
         return canonical_json(members) + b"\n"
 
     def with_more(self, more: Annotations) -> Annotations:
-        """Return these and `more`: its metrics replace those of the same name, its notes follow."""
+        """Return these annotations with `more` added. Metrics of `more` replace those of the same name."""
         return Annotations({**self.metrics, **more.metrics}, (*self.notes, *more.notes))
 
 
 def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Annotations:
-    """Return what a caller wants to add, checked and copied."""
+    """Return the annotations that a caller wants to add, checked and copied."""
     checked = describe(metrics, None, "", None).metrics
     if note is None:
         if not checked:
@@ -57,7 +57,7 @@ def to_add(metrics: Mapping[str, Any] | None, note: object, created: str) -> Ann
 
 
 def parse_annotations(data: bytes, where: str) -> Annotations:
-    """Return what ``annotations.json`` says."""
+    """Parse ``annotations.json``."""
     members = parse_document(data, _FORMAT, ANNOTATIONS_VERSION, where)
     notes = members.get("notes")
     if not isinstance(notes, list):

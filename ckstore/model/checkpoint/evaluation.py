@@ -1,6 +1,7 @@
-"""Evaluations: which process computes a metric of a checkpoint; no files here.
+"""Evaluations, which record the process that computes a metric of a checkpoint, without I/O.
 
-The record of one is a file in ``locks/`` that its process has locked. Source: docs/format/v1.md, "Evaluations".
+The record of an evaluation is a file in ``locks/`` that its process has locked. Source: docs/format/v1.md,
+"Evaluations".
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _OVER = ".over"
 class RecordName(NamedTuple):
     """The name of the record of an evaluation."""
 
-    id: str  # of the checkpoint
+    id: str  # id of the checkpoint
     metric: str  # `metric_key` of the metric
-    number: int  # 1 for the first evaluation of the checkpoint for this metric, 2 for the one after it …
-    is_over: bool = False  # whether its process has said that it ended, without the metric
+    number: int  # 1 for the first evaluation of the checkpoint for this metric, 2 for the next, …
+    is_over: bool = False  # whether its process has recorded that it ended without the metric
 
     @property
     def text(self) -> str:
@@ -40,7 +41,7 @@ class RecordName(NamedTuple):
 
 
 def parse_record_name(text: str) -> RecordName | None:
-    """Return what the name of a file in ``locks/`` says; None if it is another file."""
+    """Parse the name of a file in ``locks/``. Return None if it is not a record of an evaluation."""
     found = _NAME.match(text.removesuffix(_OVER))
     if found is None or not is_digest(found["id"]):
         return None
@@ -48,12 +49,12 @@ def parse_record_name(text: str) -> RecordName | None:
 
 
 def metric_key(metric: str) -> str:
-    """Return what stands for a metric in the names of records, since a metric may have any name."""
+    """Return a key for a metric in the names of records, because a metric may have any name."""
     return ALGORITHMS["xxh3_128"].digest(metric.encode("utf-8", "surrogatepass")).partition("-")[2][:16]
 
 
 def check_metrics(lacking: str | Iterable[str]) -> tuple[str, ...]:
-    """Return the names of metrics that a caller gives, each once; they are those that `Store.annotate` takes."""
+    """Return the names of metrics from a caller, each once; names that `Store.annotate` rejects are refused."""
     try:
         names = dict.fromkeys([lacking] if isinstance(lacking, str) else lacking, 0)
     except TypeError as error:
@@ -66,27 +67,27 @@ def check_metrics(lacking: str | Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What the record of an evaluation says: who computes which metric of which checkpoint."""
+    """The content of the record of an evaluation, with the metric and the process that computes it."""
 
     metric: str
     created: str  # UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``
-    host: str  # the name of its host, for people
-    boot: str  # which start of which machine that was
-    pid: int  # the process, for people
-    locks_reach_hosts: bool = False  # whether other hosts see its lock, as far as its own mount says
+    host: str  # the name of its host, for users
+    boot: str  # identifies the machine and its boot
+    pid: int  # the process id, for users
+    locks_reach_hosts: bool = False  # whether other hosts see its lock, according to its own mount
 
     def __str__(self) -> str:
         return printable(f"for {self.metric}, by PID {self.pid} on {self.host} since {self.created[:19]}Z")
 
     def render(self) -> bytes:
-        """Return the content of its file."""
+        """Return the content of the record."""
         names = ("metric", "created", "host", "boot", "pid", "locks_reach_hosts")
         members = {name: getattr(self, name) for name in names}
         return canonical_json({"format": _FORMAT, "version": EVALUATION_VERSION, **members}) + b"\n"
 
 
 def parse_evaluation(data: bytes, where: str) -> Evaluation:
-    """Return what the record of an evaluation says."""
+    """Parse the record of an evaluation."""
     members = parse_document(data, _FORMAT, EVALUATION_VERSION, where)
     for name in ("metric", "host", "boot"):
         if not isinstance(members.get(name), str):

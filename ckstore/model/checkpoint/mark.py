@@ -1,4 +1,4 @@
-"""The mark of a damaged checkpoint: the content of ``damaged.json``. Source: docs/format/v1.md, "damaged.json"."""
+"""The mark of a damaged checkpoint, the content of ``damaged.json``. Source: docs/format/v1.md, "damaged.json"."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _FORMAT = "ckstore-damaged"
 _NAMES_MOST = 100
 _ENTRIES_MOST = 1000
 _NAMES_MAX_BYTES = _WHAT_MAX_BYTES = 1900
-"""Of the names of an entry, and of its sentence, as JSON: so a mark of 1000 entries can be read again."""
+"""Limits of the names and of the sentence of an entry, as JSON, so that a mark of 1000 entries can be read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkEntry:
-    """One thing that was found damaged; of names and words it keeps as many as a mark has room for."""
+    """One damage in a mark. Names and text are cut to the size that fits in a mark."""
 
     blob: str  # digest of the blob; empty for the manifest or the directory itself
     names: tuple[str, ...]  # values of the checkpoint that need the damaged bytes, at most 100
-    what: str  # one sentence for people
+    what: str  # one sentence for users
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", _first_names(self.names))
@@ -41,7 +41,7 @@ def _first_names(names: tuple[str, ...]) -> tuple[str, ...]:
         room -= len(quoted(name)) + 1
         if room < 0:
             break
-        # The mark is JSON, and must say the names that the checkpoint has, or none.
+        # A name that JSON would change is omitted, because a mark must not contain wrong names.
         if fits_json(name):
             kept.append(name)
     return tuple(kept)
@@ -56,21 +56,21 @@ def _cut(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What reads and verifications found damaged in a checkpoint, and when they found it last."""
+    """The damage that reads and verifications found in a checkpoint, and the time of the last finding."""
 
     found: str  # UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``
-    entries: tuple[MarkEntry, ...]  # empty only where the file cannot be read as a mark, which marks too
+    entries: tuple[MarkEntry, ...]  # empty only if the file cannot be parsed, which is also a mark
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "entries", self.entries[:_ENTRIES_MOST])
 
     def joined(self, other: Mark) -> Mark:
-        """Return a mark with the entries of both; `other` is the newer one."""
+        """Return a mark with the entries of both marks; `other` is the newer one."""
         kept = [entry for entry in self.entries if entry not in other.entries]
         return Mark(other.found, (*kept, *other.entries))
 
     def without(self, blob: str) -> Mark:
-        """Return the mark after the blob was healed."""
+        """Return the mark without the damage of a blob that was healed."""
         return Mark(self.found, tuple(entry for entry in self.entries if entry.blob != blob))
 
     def render(self) -> bytes:
@@ -81,10 +81,10 @@ class Mark:
 
 
 def parse_mark(data: bytes, where: str) -> Mark:
-    """Return what ``damaged.json`` says. Its presence is the mark: content that is not understood marks as well."""
+    """Parse ``damaged.json``. The presence of the file is the mark, so unreadable content also gives a mark."""
     try:
         members = parse_object(data, where=where)
-    # A mark that cannot be read is still a mark: passing over it would load damaged bytes as valid.
+    # An unreadable mark is still a mark. Ignoring it would load damaged bytes as valid.
     except BadInput:
         return Mark("", ())
     damage = members.get("damage")

@@ -1,4 +1,4 @@
-"""Pins: what ``pins/<name>.json`` says. Source: docs/format/v1.md, "Pins"; no files here."""
+"""Pins, the content of ``pins/<name>.json``, without I/O. Source: docs/format/v1.md, "Pins"."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ PIN_MAX_BYTES = 2**20
 _FORMAT = "ckstore-pin"
 _SUFFIX = ".json"
 OF_A_FILE = " names it"
-"""The end of the reason of a pin that an integration made; before it is the path of a file with the id."""
+"""The end of the reason of a pin from an integration. The path of a file with the id precedes it."""
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A checkpoint that retention and `Store.delete` leave alone until it is unpinned or the pin expires.
+    """A pin, which protects a checkpoint from retention and `Store.delete` until it is removed or expires.
 
     Attributes:
-        name: Name of the pin; `Store.unpin` takes it.
-        run, step: Of the checkpoint that was pinned.
-        id: Its id; that checkpoint is protected, also when it is superseded.
-        reason: Why, in the words of who pinned it.
-        created: UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
-        expires: The same, or None: never.
-        dangling: Whether the checkpoint that was pinned is not in the store any more; set when pins are listed.
+        name: Name of the pin, for `Store.unpin`.
+        run, step: Run and step of the pinned checkpoint.
+        id: Id of the pinned checkpoint, which is protected even if it is superseded.
+        reason: The reason that the user gave.
+        created: Time of creation in UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
+        expires: Time of expiry in the same format, or None if it never expires.
+        dangling: Whether the pinned checkpoint is no longer in the store. Set when pins are listed.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Pin:
 
     @property
     def is_of_a_file(self) -> bool:
-        """Whether an integration made it, for a file that names the checkpoint."""
+        """Whether an integration created it for a file that names the checkpoint."""
         return self.reason.endswith(OF_A_FILE)
 
     def expired(self, now: datetime) -> bool:
-        """Whether it protects nothing any more at the time `now`, which has a time zone."""
+        """Return whether the pin has expired at the time `now`, which has a time zone."""
         return self.expires is not None and time_of_text(self.expires) <= now
 
     def __str__(self) -> str:
@@ -61,13 +61,13 @@ class Pin:
         return printable(f"{self.reason or 'no reason given'} ({self.name}{until})")
 
     def render(self) -> bytes:
-        """Return the content of its file."""
+        """Return the content of the file of the pin."""
         members = {name: getattr(self, name) for name in ("run", "step", "id", "reason", "created", "expires")}
         return canonical_json({"format": _FORMAT, "version": PIN_VERSION, **members}) + b"\n"
 
 
 def pin_name(file_name: str) -> str | None:
-    """Return the name of the pin in a file of ``pins/``; None if its name is not that of a pin."""
+    """Return the name of the pin for a file in ``pins/``, or None if this is no file of a pin."""
     name = file_name.removesuffix(_SUFFIX)
     if name == file_name or name.startswith(".") or RUN_PATTERN.match(name) is None:
         return None
@@ -80,7 +80,7 @@ def file_name(name: str) -> str:
 
 
 def parse_pin(name: str, data: bytes, where: str) -> Pin:
-    """Return what the file of the pin `name` says."""
+    """Parse the file of the pin `name`."""
     members = parse_document(data, _FORMAT, PIN_VERSION, where)
     reason, expires, digest = members.get("reason"), members.get("expires"), members.get("id")
     if not isinstance(reason, str):

@@ -1,4 +1,4 @@
-"""What ``elsewhere.json`` says: which remotes have the blobs of a checkpoint. Source: docs/format/v1.md; no files."""
+"""The remotes that have the blobs of a checkpoint (``elsewhere.json``), without I/O. Source: docs/format/v1.md."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _NAME_CHARS = 4096
 class RemoteHolder:
     """A remote that has every blob of a checkpoint."""
 
-    uuid: str  # the remote's own: what has the name by now may be another
-    name: str  # what the store called it, or the directory of a store, of which this one was cloned
-    claim: str = ""  # uuid of the claim that keeps the checkpoint there; "": none, as in a clone
+    uuid: str  # uuid of the remote, because another remote may have its name now
+    name: str  # its name in the store, or the directory of the store that this one was cloned from
+    claim: str = ""  # uuid of the claim that keeps the checkpoint on the remote; empty without one, as in a clone
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteOnly:
-    """Where the blobs of a checkpoint are that its directory lacks."""
+    """The remotes with the blobs that are missing in the directory of a checkpoint."""
 
-    since: str  # when they were let go; UTC, as in a manifest
-    remotes: tuple[RemoteHolder, ...]  # each has all of them
+    since: str  # time of the eviction in UTC, in the format of a manifest
+    remotes: tuple[RemoteHolder, ...]  # each has all of the blobs
 
     def render(self) -> bytes:
         """Return the content of the file."""
@@ -42,7 +42,7 @@ class RemoteOnly:
 
 
 def parse_remote_only(data: bytes, where: str) -> RemoteOnly:
-    """Return what ``elsewhere.json`` says."""
+    """Parse ``elsewhere.json``."""
     members = parse_document(data, _FORMAT, _VERSION, where)
     remotes = members.get("remotes")
     if not isinstance(remotes, list) or not remotes:

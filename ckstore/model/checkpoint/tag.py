@@ -1,4 +1,4 @@
-"""A tag: the text of its symlink, and what users see of it. Source: docs/format/v1.md, "Tags"; no files here."""
+"""Tags and the texts of their symlinks, without I/O. Source: docs/format/v1.md, "Tags"."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _TEXT_TWICE = re.compile(r"\.\./checkpoints/([^/]+)/\.\./\1/([^/]+)/\.\./\2\Z")
 
 
 class TagTarget(NamedTuple):
-    """What the text of a tag names."""
+    """The checkpoint that the text of a tag names."""
 
     key: CheckpointKey
-    twice: bool  # whether both names of it agree; False: an earlier ckstore wrote one name only, which may have rotted
+    twice: bool  # whether the text has each name twice; an earlier ckstore wrote it once, and it may have rotted
 
 
 def tag_text(key: CheckpointKey) -> str:
-    """Return the text of the symlink of a tag: the way to its checkpoint, with each of its names twice."""
+    """Return the text of the symlink of a tag, the path to its checkpoint with each name twice."""
     return f"../checkpoints/{key.run}/../{key.run}/{key.directory}/../{key.directory}"
 
 
 def parse_tag(text: str) -> TagTarget | None:
-    """Return what the text of a symlink names; None if it is not that of a tag."""
+    """Parse the text of a symlink. Return None if it is not that of a tag."""
     twice = _TEXT_TWICE.match(text)
     found = twice or _TEXT.match(text)
     if found is None or not is_run(found[1]) or (key := key_of(found[1], found[2])) is None:
@@ -42,10 +42,10 @@ class Tag:
     """A name for a checkpoint.
 
     Attributes:
-        name: Its name; a ref.
-        run, step: Of the checkpoint that it names.
-        id: Id of that checkpoint; None if it is gone or incomplete: the tag dangles.
-        superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` names.
+        name: Its name, which is a ref.
+        run, step: Run and step of the checkpoint that it names.
+        id: Id of that checkpoint. None if the tag dangles, because the checkpoint was deleted or is incomplete.
+        superseded: Whether its step has a newer checkpoint, which ``RUN@STEP`` then names.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Tag:
 
     @property
     def dangling(self) -> bool:
-        """Whether there is no complete checkpoint where it points to."""
+        """Whether the tag does not point to a complete checkpoint."""
         return self.id is None
 
     @property
     def shown(self) -> str:
-        """``RUN@STEP`` of the checkpoint; of a superseded one with the first digits of its id."""
+        """``RUN@STEP`` of the checkpoint, followed by the first digits of its id if it is superseded."""
         return shown_name(f"{self.run}@{self.step}", self.id or "", superseded=self.superseded)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Committed files as people see them, and what differs between those of two checkpoints. No data is read.
+"""Summaries of committed files, and the differences between those of two checkpoints, without reading data.
 
-Two files are equal if they have the same kind, mode, target, kept time and the same pieces. Equal bytes are cut
-equally, since a file is cut by what is in it.
+Two files are equal if they have the same kind, mode, target, kept time and pieces. Equal bytes give equal pieces,
+because the content of a file decides where it is cut.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class FileSummary:
     """One committed file, directory or symlink.
 
     Attributes:
-        path: Relative, as it is checked out.
+        path: Relative path of the checked-out file.
         kind: ``file``, ``directory`` or ``symlink``.
-        mode: Permission bits; 0 for a symlink.
-        nbytes: Size of a file; 0 for the others.
-        target: What a symlink holds; empty for the others.
+        mode: Permission bits (0 for a symlink).
+        nbytes: Size of a file (0 for the other kinds).
+        target: Target of a symlink (empty for the other kinds).
     """
 
     path: str
@@ -50,10 +50,10 @@ class FileChange:
     """A committed file that only one checkpoint has, or that differs.
 
     Attributes:
-        kind: Whether it is only in the second checkpoint, only in the first, or differs.
-        before, after: The file in the first and in the second checkpoint; None where there is none.
-        changed_bytes: Bytes of the second that lie in pieces which the first does not have, if both are files. 0 if
-            only the mode, the target of a symlink or the kept time differs.
+        kind: ``added`` (only in the second checkpoint), ``removed`` (only in the first) or ``changed``.
+        before, after: The file in the first and in the second checkpoint, or None if that checkpoint lacks it.
+        changed_bytes: Bytes of the second file in pieces that the first does not have, if both are files. 0 if only the
+            mode, the target of a symlink or the kept time differs.
     """
 
     kind: FileChangeKind
@@ -63,7 +63,7 @@ class FileChange:
 
     @property
     def path(self) -> str:
-        """Relative path."""
+        """Relative path of the file."""
         one = self.before if self.after is None else self.after
         return "" if one is None else one.path
 
@@ -75,7 +75,7 @@ class FileChange:
 
 
 def file_type(before: FileSummary | None, after: FileSummary | None) -> str:
-    """Return ``file``, ``directory`` or ``symlink``, or both kinds and modes where they differ."""
+    """Return ``file``, ``directory`` or ``symlink``, or both kinds and modes if they differ."""
     if before is None or after is None or (before.kind, before.mode) == (after.kind, after.mode):
         one = before or after
         return one.kind if one else ""
@@ -88,13 +88,13 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
 
 
 def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | None:
-    """Return where a path leads when the symlinks in it are followed, as the kernel does it; there may be nothing."""
-    # None: it leads out of the checkpoint, or round in a circle.
+    """Return the path after following its symlinks like the kernel. It may not exist."""
+    # Return None if it leads out of the checkpoint or has a loop.
     to_do, done = path.split("/")[::-1], list[str]()
     links_left = _LINKS_MOST
     while to_do:
         if done and not is_directory(files, "/".join(done)):
-            return "/".join((*done, *reversed(to_do)))  # what goes on from there is of nothing
+            return "/".join((*done, *reversed(to_do)))  # the rest of the path does not exist
         name = to_do.pop()
         if name == "..":
             if not done:
@@ -114,13 +114,13 @@ def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | 
 
 
 def is_directory(files: Mapping[str, FileRecord | FileSummary], path: str) -> bool:
-    """Whether there is a directory of that path in a checkpoint."""
+    """Return whether `path` is a directory in a checkpoint."""
     found = files.get(path)
     return found is not None and found.kind == "directory"
 
 
 def file_changes(before: Manifest, after: Manifest) -> tuple[FileChange, ...]:
-    """Return the files that differ, by path."""
+    """Return the files that differ, sorted by path."""
     old = {file.path: file for file in before.files}
     new = {file.path: file for file in after.files}
     changes = []

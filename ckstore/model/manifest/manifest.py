@@ -1,6 +1,7 @@
-"""What a checkpoint is: the values of ``manifest.json``. Source: docs/format/v1.md, "A checkpoint".
+"""The manifest of a checkpoint, the values of ``manifest.json``. Source: docs/format/v1.md, "A checkpoint".
 
-What there are tens of thousands of is a named tuple: a frozen dataclass takes four times as long to make.
+Types with tens of thousands of instances are named tuples, because creating a frozen dataclass takes four times as
+long.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from ckstore.model.canonical import canonical_text, encode_metric, object_of, quoted
 from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.health import Health
-from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - a name of here, too
+from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - also exported here
 from ckstore.model.manifest.stored import BlobRecord as BlobRecord  # noqa: PLC0414 - the same
 from ckstore.model.manifest.stored import Encoding
 from ckstore.model.manifest.tensor_cuts import Block, Sizes
@@ -20,17 +21,17 @@ from ckstore.model.manifest.tensor_cuts import Block, Sizes
 MANIFEST_FORMAT, MANIFEST_VERSION = "ckstore-manifest", 1
 SHARDS = "shards"
 KNOWN_REQUIRES = (SHARDS,)
-"""What a manifest may ask of its readers. ``shards``: extents of any length, and storages that are put together of
-blocks."""
+"""The features that a manifest may require of its readers. ``shards`` stands for extents of any length, and for
+storages that are assembled from blocks."""
 # Parsing takes several times the memory of the text.
 MANIFEST_MAX_BYTES = 512 * 2**20
-# Three levels of JSON each: with its frame a state stays below `document.MAX_LEVELS`.
+# Each level takes three levels of JSON, so that a state with its frame remains below `document.MAX_LEVELS`.
 MAX_DEPTH = 100
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
-"""The paths to all values of a state have together at most so many characters, and so many more for each byte of the
-manifest: a comparison and an export write them out."""
+"""Limit of the characters in the paths of all values of a state, and additional characters for each byte of the
+manifest. A comparison and an export write out all paths."""
 MAX_ELEMENTS = 2**63
-"""What torch counts elements in, and NumPy bytes; the product of the sizes that are not 0 stays below."""
+"""The limit of torch for elements and of NumPy for bytes. The product of the nonzero sizes is below it."""
 
 MODE_MOST = 0o777
 FileKind = Literal["file", "directory", "symlink"]
@@ -39,7 +40,7 @@ Node = Any  # A node of the state as JSON values; docs/format/v1.md, "Nodes"
 
 
 class Extent(NamedTuple):
-    """Where one piece is."""
+    """The location of one piece in a blob."""
 
     piece: str  # digest of the piece
     blob: int  # index into the manifest's `blobs`
@@ -48,14 +49,14 @@ class Extent(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How the extents of a storage make its bytes where they do not follow one another."""
+    """The arrangement of the extents of a storage whose bytes are not their concatenation."""
 
-    shape: Sizes  # of the tensor that the storage is, row-major, the last dimension in bytes
-    blocks: tuple[Block, ...]  # for each extent which part of the tensor it is; each is row-major itself
+    shape: Sizes  # sizes of the row-major tensor in the storage, the last dimension in bytes
+    blocks: tuple[Block, ...]  # the part of the tensor in each extent; each part is row-major
 
 
 class StorageRecord(NamedTuple):
-    """A row of `nbytes` bytes: the concatenation of its extents, or, with a tiling, put together of them."""
+    """A sequence of `nbytes` bytes, the concatenation of its extents, or assembled from them by a tiling."""
 
     nbytes: int
     extents: tuple[Extent, ...]
@@ -63,7 +64,7 @@ class StorageRecord(NamedTuple):
 
 
 class LeafRecord(NamedTuple):
-    """One value that is kept as bytes."""
+    """One value that is stored as bytes."""
 
     name: str  # path in the state, ``model.layers[0].weight``
     # ``torch``, ``numpy``, ``numbers`` (a long list of them), ``bytes``, ``bytearray``, ``io.BytesIO`` or ``str``.
@@ -72,25 +73,25 @@ class LeafRecord(NamedTuple):
     shape: tuple[int, ...]  # sizes, outermost first; empty for a scalar, bytes and str
     storage: int  # index into the manifest's `storages`
     offset: int = 0  # bytes from the start of the storage to the first element
-    strides: tuple[int, ...] | None = None  # elements, one for each dimension; None: row-major contiguous
+    strides: tuple[int, ...] | None = None  # in elements, one for each dimension; None if row-major contiguous
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """A committed file, directory or symlink."""
 
-    path: str  # relative, with slashes, as `model.names.check_path` approves it
+    path: str  # relative path with slashes that `model.names.check_path` accepts
     kind: FileKind  # ``file``, ``directory`` or ``symlink``
     mode: int = 0  # permission bits, at most 0o777; 0 for a symlink
-    # Indexes into the manifest's `storages`, whose bytes one after another are the content of a file.
+    # Indexes into the manifest's `storages`. The content of a file is the concatenation of their bytes.
     storages: tuple[int, ...] = ()
-    target: str = ""  # what a symlink holds; empty for the others
-    mtime_ns: int | None = None  # modification time since 1970, if it was asked to be kept
+    target: str = ""  # target of a symlink; empty for the other kinds
+    mtime_ns: int | None = None  # modification time since 1970, if the caller asked to keep it
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the caller says about a checkpoint; all of it is checked and plain JSON (`model/manifest/describe`)."""
+    """The caller's description of a checkpoint, checked and in plain JSON (`model/manifest/describe`)."""
 
     metrics: dict[str, int | float] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -99,9 +100,9 @@ class Description:
 
 
 class DcpValue(NamedTuple):
-    """A value of a state dict that `torch.distributed.checkpoint` saved: its name there, and its place in the state."""
+    """A value in a state dict of `torch.distributed.checkpoint`, with its name there and its path in the state."""
 
-    # A number in the path is a place in a list, a string a key, or the text of a key that is no string.
+    # A number in the path is an index into a list. A string is a key, or the text of a key of another type.
 
     name: str
     path: tuple[str | int, ...]
@@ -109,13 +110,14 @@ class DcpValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """How a checkpoint of several ranks was saved.
+    """The record of a save by several ranks.
 
     Attributes:
-        world_size: How many there were.
-        attempt: Names this try; two tries at the same step differ in it.
+        world_size: Number of ranks.
+        attempt: Name of the attempt, which differs between two attempts at the same step.
         hosts: The name of each rank's host.
-        entries: What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
+        entries: The values that `torch.distributed.checkpoint` saved. None if each rank saved a state or files of its
+            own.
     """
 
     world_size: int
@@ -128,7 +130,7 @@ class RankRecord:
 class Manifest:
     """The content of ``manifest.json``; see docs/format/v1.md for each member."""
 
-    # `encoding` is not in it: it says how the blobs are stored where the checkpoint was compacted.
+    # `encoding` is not part of the file. It describes how the blobs of a compacted checkpoint are stored.
 
     run: str
     step: int
@@ -148,16 +150,16 @@ class Manifest:
     ranks: RankRecord | None = None
     encoding: Encoding | None = None
     health: Health | None = None  # None if its values were not counted
-    training: str = ""  # the training that it belongs to; empty: an older ckstore saved it
+    training: str = ""  # the training that it belongs to; empty if an older ckstore saved it
 
     @property
     def stored(self) -> tuple[BlobRecord, ...]:
-        """The files in its directory: its blobs, and where it was compacted, what they are decoded from."""
+        """The files in its directory: its blobs, or the files that a compacted checkpoint is decoded from."""
         return self.blobs if self.encoding is None else self.encoding.files
 
     @property
     def kept_bytes(self) -> int:
-        """Sizes of the files that its blobs are in, plain or encoded, each once."""
+        """Total size of the files with its blobs, plain or encoded, each once."""
         if self.encoding is None:
             return sum(blob.nbytes for blob in self.blobs)
         sizes = dict(self.encoding.files)
@@ -165,14 +167,14 @@ class Manifest:
 
     @property
     def places(self) -> list[int | None]:
-        """For each blob the index of its file in `stored`; None: it is encoded."""
+        """For each blob, the index of its file in `stored`, or None if the blob is encoded."""
         if self.encoding is None:
             return list(range(len(self.blobs)))
         numbers = {file.digest: number for number, file in enumerate(self.stored)}
         return [numbers.get(blob.digest) for blob in self.blobs]
 
     def files_of(self, blob: int) -> list[str]:
-        """Return the digests of the files that a blob, given by its index, is read from: itself, or all on its path."""
+        """Return the digests of all files needed to read the blob with an index, its own or those on its path."""
         digest = self.blobs[blob].digest
         return [digest] if self.encoding is None else list(map(self.encoding.file_of, self.encoding.path(digest)))
 
@@ -183,12 +185,12 @@ class Manifest:
 
     @property
     def requires(self) -> tuple[str, ...]:
-        """What a reader must understand; `KNOWN_REQUIRES`."""
+        """The features that a reader must support, from `KNOWN_REQUIRES`."""
         return (SHARDS,) if any(map(_is_of_shards, self.storages)) else ()
 
 
 EXTENT_GRAIN_BYTES = 2**20
-"""All extents of a storage but the last are a multiple of this: they can be mapped side by side."""
+"""All extents of a storage except the last are multiples of this, so that they can be mapped contiguously."""
 
 
 def _is_of_shards(storage: StorageRecord) -> bool:
@@ -213,8 +215,8 @@ def file_json(file: FileRecord) -> dict[str, Any]:
 
 
 def leaf_text(leaf: LeafRecord) -> str:
-    """Return the canonical JSON of a leaf; members that have their default are left out."""
-    # Put together by hand: a state has tens of thousands of leaves, and no dict is needed for one.
+    """Return the canonical JSON of a leaf, without members that have their default."""
+    # The text is assembled without a dict, because a state has tens of thousands of leaves.
     array = leaf.kind in ("torch", "numpy", "numbers")
     dtype = f'"dtype":{quoted(leaf.dtype)},' if array else ""
     offset = f',"offset":{leaf.offset}' if leaf.offset else ""
@@ -234,21 +236,21 @@ def _list_of(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StateTexts:
-    """The canonical JSON of the leaves and of the state, made once for the two places that hold them."""
+    """The canonical JSON of the leaves and of the state, created once for the two places that contain them."""
 
     leaves: str
     state: str
 
     @classmethod
     def of(cls, leaves: Iterable[LeafRecord], state: Node) -> StateTexts:
-        """Return the texts of these."""
+        """Return the texts of some leaves and a state."""
         return cls(_list_of(map(leaf_text, leaves)), canonical_text(state))
 
 
 def content_digest(
     texts: StateTexts, storages: Iterable[StorageRecord], algorithm: Algorithm, files: tuple[FileRecord, ...] = ()
 ) -> str:
-    """Return the digest that says whether two checkpoints hold the same (docs/format/v1.md, "content")."""
+    """Return the digest that is equal for checkpoints with the same content (docs/format/v1.md, "content")."""
     members = {
         "leaves": texts.leaves,
         "state": texts.state,
@@ -260,7 +262,7 @@ def content_digest(
         ),
     }
     if files:
-        # Without times: a directory that was copied and committed again holds the same.
+        # Times are excluded, so that a copied and recommitted directory has the same content.
         members["files"] = canonical_text([file_json(replace(file, mtime_ns=None)) for file in files])
     return algorithm.digest(object_of(members))
 
@@ -299,7 +301,7 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
     members = {name: canonical_text(value) for name, value in plain.items()}
     members |= {"leaves": texts.leaves, "state": texts.state, "storages": _storages_text(manifest.storages)}
     body = object_of(members)
-    # Of the very bytes that are written: a reader hashes them as they are, and needs no canonical form.
+    # Hash exactly the written bytes, so that a reader can hash them without a canonical form.
     digest = algorithm.digest(body)
     return digest, b'{"digest":"' + digest.encode("ascii") + b'","manifest":' + body + b"}\n"
 

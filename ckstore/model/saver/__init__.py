@@ -1,1 +1,1 @@
-"""Background saves: what trainer and saver say to each other, and what a saver is seen to do."""
+"""Background saves: the messages between trainer and saver, and the status of a saver."""

@@ -1,4 +1,4 @@
-"""What one sees of a saver from outside."""
+"""The visible status of a saver."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class SaverStatus:
     """A saver process.
 
     Attributes:
-        pid: Its process.
-        trainer: The process that it was started by; that may have ended.
+        pid: Its process id.
+        trainer: The id of the process that started it. This process may have ended.
         store: Directory of its store.
-        state: starting, idle, staging, hashing, writing, syncing, committing, just committed or closing; that of the
-            process that mirrors is mirroring, waiting (until it tries again) or idle, of one that compacts compacting.
-        run, step: Of the save that it is at, or was at last; a step of None: the next one.
-        done_bytes, total_bytes: How much of that it has dealt with.
-        since: When it last said so, in seconds since 1970.
+        state: One of starting, idle, staging, hashing, writing, syncing, committing, just committed and closing. A
+            mirroring process is mirroring, waiting (until its next attempt) or idle. A compacting process is
+            compacting.
+        run, step: Run and step of the current or last save. A step of None means the next step.
+        done_bytes, total_bytes: Bytes of that save that are done, and all its bytes.
+        since: When it last reported its status, in seconds since 1970.
     """
 
     pid: int
@@ -41,12 +42,12 @@ class SaverStatus:
 
     @property
     def save(self) -> str:
-        """The save that it is at, ``RUN@STEP`` or ``RUN@next``; empty for none."""
+        """The current or last save, ``RUN@STEP`` or ``RUN@next``. Empty without a save."""
         return printable(f"{self.run}@{'next' if self.step is None else self.step}") if self.run else ""
 
     @property
     def done(self) -> str:
-        """How much of that is done, ``1.0 GiB of 4.0 GiB``; empty without a save."""
+        """Progress of that save, such as ``1.0 GiB of 4.0 GiB``. Empty without a save."""
         return f"{size_text(self.done_bytes)} of {size_text(self.total_bytes)}" if self.run else ""
 
     def __str__(self) -> str:
@@ -57,12 +58,12 @@ class SaverStatus:
 @brief()
 @dataclass(frozen=True, slots=True)
 class SaveEvent:
-    """A background save came to a state; `name` as in `SaverStatus.state`, ``staged``, ``durable``, ``failed``.
+    """A state that a background save reached.
 
     Attributes:
-        name: What it came to.
-        time: In seconds since 1970.
-        done_bytes: How much was dealt with by then.
+        name: The state, as in `SaverStatus.state`, or ``staged``, ``durable`` or ``failed``.
+        time: Time in seconds since 1970.
+        done_bytes: Number of bytes done at that time.
     """
 
     name: str
