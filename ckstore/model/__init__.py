@@ -1,4 +1,4 @@
-"""Pure values and rules of the store; no input or output. Source of truth: docs/format/v1.md.
+"""Values and rules of the store, without input or output. Source of truth: docs/format/v1.md.
 
-Unless a docstring says otherwise, checks raise `BadInput`, and `NewerFormat` for what a newer ckstore wrote.
+Unless a docstring says otherwise, checks raise `BadInput`, or `NewerFormat` for data that a newer ckstore wrote.
 """

@@ -1,4 +1,4 @@
-"""The `repr` of results: at most a screen in a Python prompt, however much a result holds. `str` says what it means."""
+"""The `repr` of results, which takes at most a screen in a Python prompt. `str` returns a text for users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _VALUE_CHARS
 
 
 def brief(*shown: str) -> Callable[[type[T]], type[T]]:
-    """Give a dataclass a short `repr` of the fields `shown`, or of all; it stands above ``@dataclass``."""
+    """Return a decorator, placed above ``@dataclass``, for a short `repr` of the fields `shown` or of all fields."""
 
     def with_brief_repr(cls: type[T]) -> type[T]:
         def text(self: T) -> str:
@@ -43,7 +43,7 @@ def brief(*shown: str) -> Callable[[type[T]], type[T]]:
 
 
 class BriefList(list[T]):
-    """A list with a short `repr`: a long one shows its first and last items, each as `str` says it, on a line."""
+    """A list with a short `repr`. A long list shows its first and last items, the `str` of each on one line."""
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> T: ...
@@ -53,11 +53,11 @@ class BriefList(list[T]):
         return BriefList(super().__getitem__(index)) if isinstance(index, slice) else super().__getitem__(index)
 
     def __repr__(self) -> str:
-        # Names are short, and may be copied into a program; of reports a line each is easier to read.
+        # Names are short and may be copied into a program. Reports are easier to read with one line each.
         is_short = len(self) <= (MOST_CHARS // 4 if self and isinstance(self[0], str) else _ITEMS_SHOWN)
         if is_short and len(text := super().__repr__()) <= MOST_CHARS and "\n" not in text:
             return text
-        most = MOST_LINES - 3  # both brackets, and how many are left out
+        most = MOST_LINES - 3  # both brackets, and the line with the number of omitted items
         first = self[: most // 2] if len(self) > most else self
         last = self[len(self) - most + len(first) :] if len(self) > most else []
         more = [f"... {len(self) - len(first) - len(last):,} more ..."] if last else []
@@ -65,7 +65,7 @@ class BriefList(list[T]):
         return "\n".join(["[", *(f"    {line}" for line in lines), f"] <{len(self):,} in all>"])
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: a line for each, of a long list its first and last ones."""
+        """Return the HTML for a notebook, with a line for each item, or for the first and last of a long list."""
         most = 2 * MOST_LINES
         shown = self if len(self) <= most else [*self[:MOST_LINES], *self[-MOST_LINES:]]
         lines = [html.escape(_line(item)) for item in shown]
@@ -75,7 +75,7 @@ class BriefList(list[T]):
 
 
 def _html(result: object) -> str:
-    """Return what a notebook shows of a result: what it means in words, at most two screens of it."""
+    """Return the HTML of a result for a notebook, which is its `str`, cut to two screens."""
     lines = str(result).splitlines()
     most = 2 * MOST_LINES
     more = [f"... {len(lines) - most:,} more lines: print it"] if len(lines) > most else []
@@ -105,7 +105,7 @@ def _value(value: object) -> str:
 
 
 def _laid_out(name: str, parts: list[str]) -> str:
-    """Return the parts on one line, or each on its own where that is too long."""
+    """Return the parts on one line, or on a line each if one line would be too long."""
     line = f"{name}({', '.join(parts)})"
     if len(line) <= COLUMNS:
         return line

@@ -48,13 +48,13 @@ def encode_metric(value: float) -> int | float | str:
 
 
 def fits_json(text: str) -> bool:
-    """Whether `text` comes back from JSON as it was."""
-    # Two surrogates that would be a pair do not: ``"\ud83d" + "\ude00"`` comes back as one character.
+    """Return whether JSON preserves `text`."""
+    # JSON joins two surrogates that form a pair. ``"\ud83d" + "\ude00"`` is read as one character.
     return text.isascii() or _PAIR.search(text) is None
 
 
 def is_storable_int(value: int) -> bool:
-    """Whether an integer is short enough for a document."""
+    """Return whether an integer is short enough for a document."""
     return value.bit_length() <= MAX_INT_BITS
 
 

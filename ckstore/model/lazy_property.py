@@ -1,4 +1,4 @@
-"""A property that is computed once, and that never makes the threads of two objects wait for each other."""
+"""A property that is computed once, without a lock that objects share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class LazyProperty(Generic[T]):
-    """Decorates a method whose result is computed at the first access, then stored in the object's ``__dict__``.
+    """A decorator for a method whose result is computed at the first access and stored in the object's ``__dict__``.
 
-    Use it where computing reads a disk. `functools.cached_property` of Python 3.11 has one lock for all objects: a
-    store on a filesystem that hangs would stop the stores on all others. Two threads that ask one object at the same
-    time may both compute the value, and the last one is stored.
+    Use it if the computation reads a disk. `functools.cached_property` of Python 3.11 has one lock for all objects, so
+    a store on a hanging filesystem would block the stores on all others. If two threads access the value of one object
+    at the same time, both may compute it, and the last value is stored.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
@@ -22,5 +22,5 @@ class LazyProperty(Generic[T]):
 
     def __get__(self, owner: object, _: type | None = None) -> T:
         value = self._compute(owner)
-        owner.__dict__[self._compute.__name__] = value  # found before this descriptor from now on
+        owner.__dict__[self._compute.__name__] = value  # later accesses find this value before the descriptor
         return value

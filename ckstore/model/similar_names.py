@@ -1,4 +1,4 @@
-"""Whether a name was perhaps meant where another one was written."""
+"""Detection of names that may be misspellings of other names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DIGITS = re.compile(r"[0-9]+")
 def similar_names(name: str, others: Iterable[str]) -> list[str]:
     """Return those of `others` that are similar to `name`, the most similar first.
 
-    Names that differ in a number alone, as ``run-1`` and ``run-2`` do, were given on purpose.
+    Names that differ only in a number, such as ``run-1`` and ``run-2``, are assumed to be intended.
     """
     from difflib import SequenceMatcher  # slow to import
 

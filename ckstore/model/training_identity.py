@@ -1,4 +1,4 @@
-"""Which training a checkpoint belongs to: what a save continues, as a value. Rule: docs/format/v1.md, "Trainings"."""
+"""The training that a checkpoint belongs to, and the parent of a save. Rule: docs/format/v1.md, "Trainings"."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 
 IfRunInUse = Literal["error", "append"]
-"""What a save does that begins a training in a run with checkpoints of another one."""
+"""The reaction of a save that starts a training in a run with checkpoints of another training."""
 _NUMBERED = re.compile(r"(.*)-([0-9]{1,9})\Z")
 _RUN_MOST_CHARS = 100
 
 
 class Parent(NamedTuple):
-    """What the next save of a run continues."""
+    """The parent of the next save of a run."""
 
-    id: str  # of a checkpoint; empty: a training begins, or a load failed midway
-    run: str = ""  # the run of that checkpoint, or the run in which a training begins
-    training: str = ""  # what its manifest says; empty: it was saved by an older ckstore, or is not known
-    sequence: int = 0  # of a checkpoint that this process saved
+    id: str  # id of a checkpoint; empty if a training starts, or a load failed midway
+    run: str = ""  # the run of that checkpoint, or the run in which a training starts
+    training: str = ""  # from its manifest; empty if an older ckstore saved it, or if unknown
+    sequence: int = 0  # sequence number of a checkpoint that this process saved
     origin: Literal["loaded", "saved", "begun", "lost"] = "loaded"
-    step: int | None = None  # of a checkpoint that this process saved
+    step: int | None = None  # step of a checkpoint that this process saved
 
     @classmethod
     def loaded(cls, manifest: Manifest, checkpoint_id: str) -> Parent:
-        """Return that a checkpoint was loaded."""
+        """Return the parent after loading a checkpoint."""
         return cls(checkpoint_id, manifest.run, manifest.training)
 
     @classmethod
     def saved(cls, info: CheckpointInfo) -> Parent:
-        """Return that a checkpoint was saved."""
+        """Return the parent after saving a checkpoint."""
         return cls(info.id, info.run, info.training, info.sequence, "saved", info.step)
 
 
 LOST = Parent("", origin="lost")
-"""A load failed when a part was in its target."""
+"""The parent after a load that failed when its target was partly written."""
 
 
 def after_save(before: Parent | None, info: CheckpointInfo) -> Parent:
-    """Return what is continued after a save that returned `info`; `before`: what was continued until then."""
-    # An equal checkpoint of another training, or one that was kept, counted instead: this training is not that one.
+    """Return the parent after a save that returned `info`; `before` is the previous parent."""
+    # The save returned an equal or kept checkpoint of another training. This training does not continue it.
     if before is not None and before.run == info.run and before.training != info.training:
         return before
     return Parent.saved(info)
 
 
 def draw_training() -> str:
-    """Return an id for a training that begins."""
+    """Return an id for a new training."""
     return secrets.token_hex(16)
 
 
 def begins(parent: Parent | None, run: str) -> bool:
-    """Whether a save into a run begins a training there: it continues no checkpoint of that run."""
+    """Return whether a save starts a training in a run, because its parent is no checkpoint of that run."""
     return parent is None or parent.run != run or not parent.id or parent.origin == "begun"
 
 
 def next_name(wanted: str, names: set[str]) -> str:
-    """Return a name made from the wanted one that is not among `names`: gpt, gpt-2, gpt-3 and so on."""
+    """Return a name based on the wanted one that is not in `names`, such as gpt, gpt-2, gpt-3 and so on."""
     if wanted not in names:
         return wanted
     numbered = _NUMBERED.match(wanted)

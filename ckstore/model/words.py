@@ -1,4 +1,4 @@
-"""Words and numbers as people read them: counts, shares, lists that are cut short, and nothing that moves a cursor."""
+"""Text for users: counts, shares, shortened lists and printable names."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from ckstore.model.sizes import size_text
 
 LINES_SHOWN = 30
-"""So many lines of a long list are in the text of a report."""
+"""Number of lines of a long list in the text of a report."""
 _ITEMS_SHOWN = 8
 PUSH_AGAIN = "push that checkpoint again from where it is whole"
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:
     """Return `text` with control characters and lone surrogates as escapes."""
-    # Names and messages come from the user who saved: they must not move the cursor of the user who reads.
+    # Names and messages come from another user. They must not move the cursor of the reader.
     if text.isprintable():
         return text
     return "".join(
@@ -25,22 +25,22 @@ def printable(text: str, *, keep_lines: bool = False) -> str:
 
 
 def named(name: str) -> str:
-    """Return a name in a state; that of the state itself is empty."""
+    """Return the text of a name in a state. The name of the state itself is empty."""
     return printable(name) or "(the state itself)"
 
 
 def mending_there(what: str = "that object") -> str:
-    """Say what mends a damaged object at a remote: a push does not look at the bytes of what is there."""
+    """Return how to repair a damaged object on a remote, because a push does not check existing bytes there."""
     return f"remove {what} there, then {PUSH_AGAIN}"
 
 
 def counted(count: int, what: str) -> str:
-    """Return ``1 blob``, ``3 blobs``."""
+    """Return a count with its noun, such as ``1 blob`` or ``3 blobs``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def headed(word: str, text: str) -> str:
-    """Return a line that begins with a word about it, if there is one: ``damaged  main@500 …``."""
+    """Return a line after its heading word, if there is one, such as ``damaged  main@500 …``."""
     return f"{word}  {text}" if word else text
 
 
@@ -58,32 +58,32 @@ def first_of(items: Iterable[object]) -> list[str]:
 
 
 def in_lines(details: Iterable[object], summary: Iterable[str] = ()) -> str:
-    """Return the first of the details, each on a line, and the summary below them."""
+    """Return the first details, each on a line, followed by the summary."""
     return "\n".join([*first_of(details), *summary])
 
 
 def number_text(value: float) -> str:
-    """Return a metric in about five significant digits; integers whole."""
+    """Return a metric with about five significant digits, and integers with all digits."""
     if isinstance(value, int):
         return str(value)
     return f"{value:.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.5g}"
 
 
 def metrics_text(metrics: Mapping[str, int | float]) -> str:
-    """Return ``loss=2.1031 val_loss=2.2``."""
+    """Return metrics as text, such as ``loss=2.1031 val_loss=2.2``."""
     return " ".join(f"{printable(name)}={number_text(value)}" for name, value in metrics.items())
 
 
 def share_text(part: int, whole: int) -> str:
-    """Return ``96.9 %``; never 100.0 % unless it is all of it."""
+    """Return a share such as ``96.9 %``, with 100.0 % only for the whole."""
     if part >= whole:
         return "100.0 %"
     return f"{math.floor(part * 1000 / whole) / 10:.1f} %"
 
 
 def new_text(whole_bytes: int, new_bytes: int) -> str:
-    """Return a size and how much of it is new: ``2.9 MiB, 2.0 MiB new (66.9 %)``; ``2.9 MiB, all of it new``."""
-    # What a save writes may be a little more than all: small tensors are aligned in the blob that they share.
+    """Return a size and its new part, such as ``2.9 MiB, 2.0 MiB new (66.9 %)``."""
+    # A save may write slightly more than the size, because small tensors are aligned in the blob that they share.
     if new_bytes >= whole_bytes > 0:
         return f"{size_text(whole_bytes)}, all of it new"
     share = f" ({share_text(new_bytes, whole_bytes)})" if whole_bytes else ""
@@ -91,5 +91,5 @@ def new_text(whole_bytes: int, new_bytes: int) -> str:
 
 
 def time_text(time: str) -> str:
-    """Return a time of a manifest to the second, ``2026-11-25 09:30:00 UTC``."""
+    """Return a time of a manifest to the second, such as ``2026-11-25 09:30:00 UTC``."""
     return f"{printable(time[:19].replace('T', ' '))} UTC"

@@ -1,1 +1,1 @@
-"""What stands beside a manifest: annotations, marks, pins, tags, refs."""
+"""Data of a checkpoint outside its manifest: annotations, marks, pins, tags and refs."""

@@ -1,1 +1,1 @@
-"""What a checkpoint is: the manifest, its state, files and facts."""
+"""The manifest of a checkpoint, with its state, files and facts."""

@@ -1,4 +1,4 @@
-"""What a captured state is: a tree of nodes, its leaves, and where the bytes of each storage are."""
+"""A captured state, with a tree of nodes, its leaves, and the sources of the bytes of each storage."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
 
 
 class ByteSource(Protocol):
-    """The bytes of one storage to be saved: live memory, which may change under the reader."""
+    """The bytes of one storage to save. They are live memory, which may change during the save."""
 
-    # Any thread may call its methods, several at a time.
+    # Several threads may call its methods at the same time.
 
     nbytes: int  # size of the storage, in bytes
     name: str  # name of its first leaf, for messages
 
     @property
     def on_device(self) -> bool:
-        """Whether they lie on a device; then it has `device_parts` (`tensors/device/device_copies`)."""
+        """Whether the bytes are on a device. The source then has `device_parts` (`tensors/device/device_copies`)."""
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes of the live memory, read-only and uncopied."""
-        # None: they have to be read with `read_into`, since the CPU cannot address them (CUDA) or they do not lie in
-        # one row (they reach over a gap between views that share memory).
+        # Return None if the bytes must be read with `read_into`, because the CPU cannot address them (CUDA) or they are
+        # not contiguous (they span a gap between views that share memory).
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`, which has their size; others run during large copies."""
+        """Copy these bytes into `out`, which has their size; other threads run during large copies."""
 
     def changed(self) -> bool:
-        """Whether the values were seen to be modified since the capture."""
-        # False is not a proof: writes through NumPy, ``.data`` or foreign code are not counted.
+        """Return whether a modification of the values since the capture was detected."""
+        # Modifications through NumPy, ``.data`` or foreign code are not detected.
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A state as the store sees it. It shares the memory of the live tensors."""
+    """A state in the form that the store saves. It shares the memory of the live tensors."""
 
     state: Node  # the tree of nodes
-    leaves: tuple[LeafRecord, ...]  # what is kept as bytes
+    leaves: tuple[LeafRecord, ...]  # the values that are stored as bytes
     sources: tuple[ByteSource, ...]  # the bytes; ``sources[i]`` is storage `i` of the leaves
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
-    name_chars: int = 0  # characters of the names of all its values, but for their own keys
-    left_out: tuple[str, ...] = ()  # attributes of its tensors, which the format does not hold: ``weight (tag)``
+    name_chars: int = 0  # characters of the names of all its values, without their own keys
+    left_out: tuple[str, ...] = ()  # attributes of tensors that the format cannot store, such as ``weight (tag)``
 
     def first_changed(self) -> str | None:
-        """Return the name of a source that was seen to be modified since the capture; None if none was."""
+        """Return the name of a source with a detected modification since the capture, or None."""
         return next((source.name for source in self.sources if source.changed()), None)
 
 
 class BytesSource:
-    """Bytes in hand that nothing writes to: of bytes and str leaves, or of a snapshot that the saver has."""
+    """Bytes in memory that do not change, from bytes and str leaves or from a snapshot in the saver."""
 
     __slots__ = ("_data", "name", "nbytes")
     on_device = False
@@ -86,23 +86,23 @@ class RangeSource:
 
     @property
     def on_device(self) -> bool:
-        """As the source."""
+        """Whether the bytes of the underlying source are on a device."""
         return self._source.on_device
 
     def device_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
-        """Return these bytes on their device, as the source."""
+        """Return these bytes on their device, from the underlying source."""
         source: Any = self._source
         found: list[tuple[int, Any]] = source.device_parts(self._start + start, self._start + stop)
         return found
 
     def device_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
-        """Return where these bytes are on their device, as the source."""
+        """Return the locations of these bytes on their device, from the underlying source."""
         source: Any = self._source
         found: list[tuple[Any, int, int]] = source.device_places(self._start + start, self._start + stop)
         return found
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied; None as the source."""
+        """Return these bytes, uncopied, or None if the underlying source returns None."""
         return self._source.view(self._start + start, self._start + stop)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
@@ -110,5 +110,5 @@ class RangeSource:
         self._source.read_into(self._start + start, self._start + stop, out)
 
     def changed(self) -> bool:
-        """Whether the source was seen to be modified."""
+        """Return whether a modification of the underlying source was detected."""
         return self._source.changed()

@@ -1,6 +1,6 @@
-"""What a caller says about a checkpoint (metrics, metadata, message, parent), as plain JSON.
+"""The caller's description of a checkpoint (metrics, metadata, message, parent), as plain JSON.
 
-Knows neither NumPy nor torch: whatever gives a float is a metric. Source: docs/format/v1.md,
+This module uses neither NumPy nor torch. Any value that converts to a float is a metric. Source: docs/format/v1.md,
 "manifest.json".
 """
 
@@ -18,7 +18,7 @@ from ckstore.model.document import int_of_decimal, is_big_decimal, refuse, shown
 if TYPE_CHECKING:
     from ckstore.model.manifest.manifest import Description
 
-METADATA_MAX_DEPTH = 100  # objects and arrays of metadata are nested at most so deep; the metadata itself counts
+METADATA_MAX_DEPTH = 100  # most levels of nested objects and arrays in metadata, including the metadata itself
 
 _NUMBER_HINT = "give an int or a float; for a tensor of one element its .item()"
 _JSON_HINT = "metadata holds None, bool, int, float, str, list, tuple and dict with str keys"
@@ -31,11 +31,11 @@ def describe(
     message: str,  # free text
     parent: str | None,  # id of the checkpoint that this one continues
 ) -> Description:
-    """Return what the caller says, checked and copied; later changes of the arguments do not show."""
-    # `metrics`: Name -> real number: int, float or anything with ``__float__`` that is one number (a NumPy scalar, a
-    # tensor of no dimensions). Integers beyond ±2^53 become floats. `metadata`: JSON-like values: None, bool, int,
-    # float, str, list, tuple (comes back as a list), dict with str keys that do not start with ``$``; nested at most
-    # `METADATA_MAX_DEPTH`. Raises BadInput: something else; the message says where it is.
+    """Return the caller's description, checked and copied, so that later changes of the arguments have no effect."""
+    # `metrics` maps names to real numbers: int, float, or a single number with ``__float__`` (a NumPy scalar, a tensor
+    # without dimensions). Integers beyond ±2^53 become floats. `metadata` has JSON-like values: None, bool, int, float,
+    # str, list, tuple (read as a list), and dict with str keys that do not start with ``$``, nested up to
+    # `METADATA_MAX_DEPTH`. Raises BadInput for other values. The message says where the value is.
     if not isinstance(message, str):
         raise BadInput(f"message: wanted a str, got {_kind(message)} {shown(message)}")
     if parent is not None and not is_digest(parent):
@@ -48,7 +48,7 @@ def describe(
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return metadata as plain JSON; ``{"$float": "nan"}``, ``{"$int": "…"}`` for what JSON lacks."""
+    """Return metadata as plain JSON, with ``{"$float": "nan"}`` and ``{"$int": "…"}`` for numbers that JSON lacks."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
@@ -57,7 +57,7 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def decode_metadata(encoded: Any) -> Any:
-    """Return one value of metadata as the caller gave it (tuples as lists); a copy."""
+    """Return a copy of one value of metadata in the form that the caller gave, with tuples as lists."""
     # `encoded` must come from `encode_metadata` or a parsed manifest.
     if isinstance(encoded, list):
         return [decode_metadata(item) for item in encoded]
@@ -73,14 +73,14 @@ def decode_metadata(encoded: Any) -> Any:
 
 
 def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata of a `Description` as users see it: the inverse of `encode_metadata`."""
+    """Return the metadata of a `Description` in the form for users. This is the inverse of `encode_metadata`."""
     return {name: decode_metadata(value) for name, value in encoded.items()}
 
 
 def check_metadata(metadata: object, where: str, member: str = "metadata") -> dict[str, Any]:
-    """Return `metadata` if it is as `encode_metadata` makes it."""
-    # `metadata`: what `document.parse_object` made of it. `where`: what is read, for messages. `member`: which part
-    # of it, for messages. Raises BadInput: it is not; `decode_metadata` would not understand it.
+    """Return `metadata` if it has the form that `encode_metadata` returns."""
+    # `metadata` is a result of `document.parse_object`. `where` names the file and `member` its part, for messages.
+    # Raises BadInput for another form, which `decode_metadata` could not read.
     if not isinstance(metadata, dict):
         refuse(where, member, "an object", metadata)
     todo: list[tuple[dict[str, Any] | list[Any], int]] = [(metadata, 1)]
@@ -135,14 +135,14 @@ def _text(text: str, path: str) -> str:
             f"into one character: {shown(text)}",
             hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') joins them, too",
         )
-    return str.__str__(text)  # a member of a str enum as what it is, not as Colour.RED
+    return str.__str__(text)  # the value of a member of a str enum, not Colour.RED
 
 
 def _number(value: Any, name: str) -> int | float:
     if isinstance(value, int) and not isinstance(value, bool) and -SAFE_INT <= value <= SAFE_INT:
         return int(value)
     path = f"metrics[{name!r}]"
-    # By name, since NumPy and torch are not known here; both turn True into 1.0 without a word.
+    # Check the dtype by name, because NumPy and torch are not imported. Both silently convert True to 1.0.
     dtype = str(getattr(value, "dtype", ""))
     if isinstance(value, bool) or not hasattr(value, "__float__") or dtype.endswith("bool") or "complex" in dtype:
         raise BadInput(f"{path}: wanted a real number, got {_kind(value)} {shown(value)}", hint=_NUMBER_HINT)

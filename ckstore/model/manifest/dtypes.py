@@ -1,4 +1,4 @@
-"""Every dtype of torch that a tensor may have, and what others call it: the one table, for a new one a line here."""
+"""The table of all dtypes of torch that a tensor may have, with their other names. A new dtype needs a line here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ class Dtype(NamedTuple):
     """A dtype of elements."""
 
     torch: str  # its name in torch and in manifests; empty if torch lacks it
-    bits: int  # of an element in a safetensors file; torch packs two elements of 4 bits into an item of a byte
-    # `safetensors` and `numpy`: Its names there; empty if it has none.
+    bits: int  # bits of an element in a safetensors file; torch packs two 4-bit elements into one byte
+    # `safetensors` and `numpy` are its names there, or empty if it has no name.
     safetensors: str = ""
     numpy: str = ""
     storage: str = ""  # the class of storages that older files of torch name
 
 
-# In the order of safetensors 0.8, which puts the last of these first: so every tensor is aligned to its own size.
+# In the order of safetensors 0.8, which writes the last of these first, so that every tensor is aligned to its size.
 DTYPES = (
     Dtype("bool", 8, "BOOL", "|b1", "BoolStorage"),
     Dtype("float4_e2m1fn_x2", 4, "F4"),

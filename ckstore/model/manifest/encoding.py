@@ -1,4 +1,4 @@
-"""What is in the directory of a compacted checkpoint. Source: docs/format/encoded-1.md, "A compacted checkpoint"."""
+"""The encoding of a compacted checkpoint. Source: docs/format/encoded-1.md, "A compacted checkpoint"."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, EncodedBlo
 
 ENCODED = "encoded-1"
 HEAD_BYTES = 128
-"""Enough of a ``manifest.json`` to tell an encoding by, with any digest; every manifest is longer."""
+"""Bytes of a ``manifest.json`` that suffice to recognize an encoding with any digest. Every manifest is longer."""
 PATH_MOST = 8
-"""Encoded blobs one behind the other: a load of the deepest takes as many times as long as one of the first."""
+"""Most encoded blobs on a path. Loading the deepest takes this many times as long as loading the first."""
 
 
 def render(encoding: Encoding, algorithm: Algorithm) -> bytes:
@@ -41,18 +41,18 @@ def _items(forms: Mapping[str, EncodedBlob]) -> list[list[Any]]:
 
 
 def begins_one(head: bytes) -> bool:
-    """Whether a ``manifest.json`` with these first `HEAD_BYTES` is an encoding: `checkpoint` is its first member."""
+    """Return whether a ``manifest.json`` that starts with `head` is an encoding with `checkpoint` as first member."""
     return b'"manifest":{"checkpoint":"' in head
 
 
 def is_encoding(members: Mapping[str, Any]) -> bool:
-    """Whether the members of a ``manifest.json`` are those of an encoding."""
+    """Return whether the members of a ``manifest.json`` are those of an encoding."""
     requires = members.get("requires")
     return isinstance(requires, list) and ENCODED in requires
 
 
 def parse(members: Mapping[str, Any], where: str) -> Encoding:
-    """Return what an encoding says, checked but for the manifest that it belongs to."""
+    """Parse and check an encoding, without comparing it with its manifest."""
     check_format(members, MANIFEST_FORMAT, MANIFEST_VERSION, where)
     check_requires(members.get("requires"), (ENCODED,), where)
     checkpoint, place = members.get("checkpoint"), members.get("place", 0)
@@ -109,10 +109,10 @@ def _is_size(value: object) -> bool:
 
 
 def _check_paths(encoding: Encoding, plain: set[str], where: str) -> None:
-    """Refuse loops, missing bases and paths that are too long; each blob is looked at once."""
+    """Refuse loops, missing bases and paths that are too long; each blob is checked once."""
     depths: dict[str, int] = dict.fromkeys(plain, 0)
     for start in encoding.encoded:
-        # By a list, not by recursion: a hostile chain is as long as the document.
+        # Use a list instead of recursion, because a hostile chain may be as long as the document.
         waiting: list[str] = [start]
         while waiting:
             digest = waiting[-1]
@@ -128,14 +128,14 @@ def _check_paths(encoding: Encoding, plain: set[str], where: str) -> None:
                 if depths[digest] > PATH_MOST:
                     refuse(where, "encoded", f"at most {PATH_MOST} encoded blobs on a path", depths[digest])
                 continue
-            if digest in depths:  # met before, and its bases still are not known: they lead back to it
+            if digest in depths:  # visited before with bases still unknown, so they form a loop
                 refuse(where, "encoded", "no blob that is decoded with itself", digest)
             depths[digest] = -1
             waiting += unknown
 
 
 def check_fits(encoding: Encoding, blobs: Iterable[BlobRecord], manifest_id: str, where: str) -> None:
-    """Raise `DamagedBlob` if an encoding is not one of this manifest."""
+    """Raise `DamagedBlob` if an encoding does not belong to a manifest."""
     if manifest_id != encoding.checkpoint:
         _unfit(where, f"it is of the checkpoint {encoding.checkpoint}, and the manifest beside it is {manifest_id}")
     sizes = dict(encoding.files)

@@ -1,6 +1,6 @@
-"""Whether a training is well, as far as a checkpoint tells: values that are not finite, and parts that stand still.
+"""The health of a training from its checkpoints: values that are not finite, and parts that do not change.
 
-Source: docs/format/v1.md, "Health"; why these rules: docs/adr/0033-health.md. Values are counted by `codecs/nonfinite`.
+Source: docs/format/v1.md, "Health". docs/adr/0033-health.md explains the rules. `codecs/nonfinite` counts the values.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import refuse
 from ckstore.model.words import counted, named, some_of
 
-_STILL_LEAST = 2  # a training that ends with an equal checkpoint is no fault; the second one in a row may be
+_STILL_LEAST = 2  # one equal checkpoint at the end of a training is no fault; two in a row may be
 _NAME_MOST = 200
 _PARTS_SHOWN = 3
 
 
 class NonFiniteCount(NamedTuple):
-    """How many values are not finite."""
+    """Number of values that are not finite."""
 
     nan: int = 0
     inf: int = 0
@@ -39,10 +39,10 @@ class NonFinite:
     """A tensor with values that are not finite.
 
     Attributes:
-        name: Its name in the state. Tensors that share memory are counted together, by the name of the first.
-        nan: How many values are NaN; a complex number is two values.
-        inf: How many are infinite.
-        usual_inf: How many were infinite when the tensor was first saved in this line of parents, as in a mask.
+        name: Its name in the state. Tensors that share memory are counted together, under the name of the first.
+        nan: Number of NaN values. A complex number counts as two values.
+        inf: Number of infinite values.
+        usual_inf: Number of infinite values when the tensor was first saved in this line of parents, as in a mask.
     """
 
     name: str
@@ -52,7 +52,7 @@ class NonFinite:
 
     @property
     def is_sick(self) -> bool:
-        """Whether that is a sign that the training has diverged."""
+        """Whether the values indicate that the training has diverged."""
         return self.nan > 0 or self.inf > self.usual_inf
 
     def __str__(self) -> str:
@@ -64,18 +64,18 @@ class NonFinite:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Stillness:
-    """How a part of a state, a value at its top level, has changed along its line of parents.
+    """The changes of a part of a state (a value at its top level) along its line of parents.
 
     Attributes:
-        now: In how many checkpoints in a row all its tensors equal those of the parent, while the step advanced.
-        longest: The longest such row that has ended with a change; -1 if the part has never changed.
+        now: Number of checkpoints in a row with tensors equal to those of the parent, although the step advanced.
+        longest: The longest such row that ended with a change, or -1 if the part has never changed.
     """
 
     now: int = 0
     longest: int = -1
 
     def then(self, *, equal: bool, advanced: bool) -> Stillness:
-        """Return that of a child, whose tensors are equal or not, at a step that advanced or not."""
+        """Return the stillness of a child, by whether its tensors are equal and whether its step advanced."""
         if not equal:
             return Stillness(0, max(self.longest, self.now))
         return replace(self, now=self.now + advanced)
@@ -87,11 +87,11 @@ class Stillness:
 @brief()
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a save found in the tensors of a checkpoint; only tensors of floating point numbers count.
+    """The health of a checkpoint, from its tensors of floating-point numbers.
 
     Attributes:
         nonfinite: The tensors with values that are not finite, in the order of the state.
-        parts: Each part that has such tensors, by its key; those at the top level itself have the key "".
+        parts: Each part with tensors of floating-point numbers, by its key. Tensors at the top level have the key "".
     """
 
     nonfinite: tuple[NonFinite, ...] = ()
@@ -104,7 +104,7 @@ class Health:
 
     @property
     def unhealthy(self) -> str:
-        """Why the checkpoint is unhealthy, as a sentence; empty if it is not."""
+        """A sentence on why the checkpoint is unhealthy. Empty if it is healthy."""
         sick = self.sick
         if not sick:
             return ""
@@ -113,9 +113,9 @@ class Health:
 
     @property
     def unchanged(self) -> tuple[str, ...]:
-        """The parts that no longer change, although they should; sorted."""
-        # A frozen part never changes, and an average that is updated seldom pauses: neither is a fault. Where nothing
-        # at all changes, no such part explains it.
+        """The parts that no longer change although they should, sorted."""
+        # A frozen part that never changes is no fault, nor is a pause of a rarely updated average. They do not explain
+        # a state in which no part changes.
         if self.parts and all(part.now >= _STILL_LEAST for part in self.parts.values()):
             return tuple(sorted(self.parts))
         stuck = (
@@ -130,20 +130,20 @@ class Health:
         return f"{unhealthy}; unchanged: {unchanged_text(self.unchanged)}" if self.unchanged else unhealthy
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as the member ``health`` of a manifest."""
+        """Return the member ``health`` of a manifest."""
         parts = {key: [part.now, part.longest] for key, part in self.parts.items()}
         found = [[one.name, one.nan, one.inf, one.usual_inf] for one in self.nonfinite]
         return {"nonfinite": found, "parts": parts}
 
 
 def unchanged_text(parts: Collection[str]) -> str:
-    """Return the parts that no longer change in words."""
+    """Return a text with the parts that no longer change."""
     shown = [named(key)[:_NAME_MOST] for key in parts]
     return " and ".join(shown) if len(shown) < _PARTS_SHOWN else some_of(shown, _PARTS_SHOWN)
 
 
 def read_health(value: object, where: str) -> Health:
-    """Return the health that a manifest says."""
+    """Return the health in a manifest."""
     if type(value) is not dict or type(value.get("nonfinite")) is not list or type(value.get("parts")) is not dict:
         refuse(where, "health", "an object with nonfinite and parts", value)
     found = []

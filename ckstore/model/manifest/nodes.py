@@ -1,10 +1,10 @@
 """Plain values as nodes of a state, and back. Source: docs/format/v1.md, "Nodes".
 
-Containers, leaves and NumPy scalars are put together in `tensors`; here is what needs no library.
-Decoding takes nodes that `model/manifest/sections` has checked.
+This module handles values that need no library. `tensors` assembles containers, leaves and NumPy scalars. Decoding
+requires nodes that `model/manifest/sections` has checked.
 
-Keys of dicts and elements of sets ("Keys" and "Names" there) are strings, integers, None, booleans, floats, and tuples
-of these.
+Keys of dicts and elements of sets ("Keys" and "Names" in the source) are strings, integers, None, booleans, floats, and
+tuples of these.
 """
 
 from __future__ import annotations

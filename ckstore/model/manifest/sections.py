@@ -1,6 +1,6 @@
-"""Check the two large sections of ``manifest.json``: the tree of nodes that it gives as the state, and the files.
+"""Check the two large sections of ``manifest.json``, the tree of nodes of the state and the files.
 
-The tree is gone down with a list, not by recursion: the caller may be deep in its own stack.
+The tree is traversed with a list instead of recursion, because the caller may be deep in its own stack.
 Source: docs/format/v1.md, "Nodes", "Names" and "Files".
 """
 
@@ -28,20 +28,20 @@ _Children = Iterable[tuple[Any, Any]]
 
 
 def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
-    """Check that `state` is a node, and that it names each of `leaves` once, by its path."""
-    # `names_most`: characters that the paths to all values may have together; each is counted without what escapes it.
+    """Check that `state` is a node that names each of `leaves` once, by its path."""
+    # `names_most` limits the characters in the paths of all values together, counted without escapes.
     walk = _StateCheck(leaves, where, names_most)
     walk.down([(_STATE, state)])
-    # A leaf that no node names would be loaded by no name, and its bytes never be missed.
+    # A leaf that no node names could not be loaded, and the loss of its bytes would not be noticed.
     if not all(walk.named):
         name = leaves[walk.named.index(False)].name
         refuse(where, "state", f"one node that names the leaf {shown(name)}", "none", words=True)
 
 
 class _Place:
-    """Where a container is. Its name is made only when a leaf below it asks."""
+    """The place of a container. Its name is only computed for a leaf below it."""
 
-    # So a hostile manifest cannot make us write out a long name for each of many empty containers.
+    # So a hostile manifest cannot cause long names for many empty containers.
 
     __slots__ = ("_name", "depth", "key", "leafless", "name_chars", "parent")
 
@@ -79,12 +79,12 @@ class _StateCheck:
         self.named = [False] * len(leaves)
 
     def down(self, top: _Children) -> None:
-        """Check the nodes of `top`, the state with the key `_STATE`, and all below."""
+        """Check the nodes of `top` (the state with the key `_STATE`) and all nodes below."""
         stack: list[tuple[_Place, Iterator[tuple[Any, Any]]]] = [(_Place(None, _STATE), iter(top))]
         while stack:
             place, items = stack[-1]
             for key, node in items:
-                # The common values first: a state has hundreds of thousands of them.
+                # Check common values first, because a state has hundreds of thousands of them.
                 kind = type(node)
                 if kind is str or kind is int or node is None or kind is bool:
                     continue
@@ -95,7 +95,7 @@ class _StateCheck:
                     below = _Place(place, key)
                     if below.depth > MAX_DEPTH:
                         self.refuse(place, key, f"containers at most {MAX_DEPTH} deep", node)
-                    # Counted, not made: a few bytes of nesting can stand for names of gigabytes.
+                    # Names are counted, not created, because a few bytes of nesting can imply gigabytes of names.
                     self.names_left -= below.name_chars * len(node[1])
                     if self.names_left < 0:
                         self.refuse(place, key, f"names of at most {self.names_most} characters", "more", words=True)
@@ -105,7 +105,7 @@ class _StateCheck:
                 stack.pop()
 
     def array(self, node: list[Any], place: _Place, key: Any) -> _Children | None:  # noqa: RET503 - refuse
-        """Check a node that is an array; return what is in it if it is a container."""
+        """Check a node that is an array; return its children if it is a container."""
         tag, size = node[0], len(node)
         if tag == "leaf" and size == 2:
             self.leaf(node[1], place, key)

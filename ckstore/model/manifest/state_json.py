@@ -1,7 +1,7 @@
-"""Values of a state as JSON that people can read: what stands in ``state.json`` beside exported tensors.
+"""Values of a state as readable JSON for the ``state.json`` of an export, without I/O.
 
-Source: docs/how-to/export.md. None, booleans, strings, finite floats and integers within 2^53 stand for themselves,
-what JSON lacks is an object that says what it is, so nothing is lost but the types of containers. No I/O.
+Source: docs/how-to/export.md. None, booleans, strings, finite floats and integers within 2^53 are written directly. An
+object that names its type represents any other value, so that only the types of containers are lost.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _NAMED = {"7ff0000000000000": "inf", "fff0000000000000": "-inf", _NAN_BITS: "nan
 
 @dataclass(slots=True)
 class PlainValues:
-    """The values of a state that are not leaves; containers are there only when they are empty."""
+    """The values of a state that are not leaves. Containers are included only if they are empty."""
 
     values: list[tuple[str, Node]] = field(default_factory=list)  # name and node of each, in the order of the state
-    # The same for what was set on ordered dicts, the name is that of the dict and of the attribute; and for how tensors
-    # of several parts are put together: ``.kind`` and ``.extra``. Of objects, ``.class``.
+    # The same for attributes of ordered dicts, named by the dict and the attribute, for the assembly of tensors with
+    # several parts (``.kind`` and ``.extra``), and for ``.class`` of objects.
     attributes: list[tuple[str, Node]] = field(default_factory=list)
-    # Names of the ordered dicts whose ``_metadata`` says nothing but the versions of modules.
+    # Names of the ordered dicts whose ``_metadata`` has only the versions of modules.
     torch_versions: list[str] = field(default_factory=list)
 
 
 def plain_values(state: Node, leaves: tuple[LeafRecord, ...], keep: Callable[[str], bool] | None) -> PlainValues:
     """Return the values in `state` that are not leaves."""
-    # `keep`: Which names are wanted; None: all. Attributes go with their dict if anything in it is wanted.
+    # `keep` selects names, or all if it is not given. Attributes are included if any value in their dict is selected.
     found = PlainValues()
     _ValueCollector(found, leaves, keep).node(state, "")
     return found
@@ -57,7 +57,7 @@ class _ValueCollector:
         self._keep = keep
 
     def node(self, node: Node, path: str) -> bool:
-        """Collect what is at and below `node`; return whether anything of it is wanted, a leaf too."""
+        """Collect the values at and below `node`; return whether any of them, including leaves, is selected."""
         tag = node[0] if isinstance(node, list) else None
         if tag == "leaf":
             return self._keep is None or self._keep(self._leaves[node[1]].name)
@@ -100,7 +100,7 @@ class _ValueCollector:
 
 
 def _only_versions(node: Node) -> bool:
-    """Whether this is what torch keeps beside a state dict: ``{module: {"version": 1}}``."""
+    """Return whether a node has the versions that torch attaches to a state dict: ``{module: {"version": 1}}``."""
     if not isinstance(node, list) or node[0] not in DICTS or (node[0] == "odict" and node[2] is not None):
         return False
     return all(
@@ -110,7 +110,7 @@ def _only_versions(node: Node) -> bool:
 
 
 def json_of_node(node: Node) -> Any:
-    """Return the JSON value of a node that is neither a leaf nor a container with something in it."""
+    """Return the JSON value of a node that is neither a leaf nor a non-empty container."""
     if isinstance(node, str):
         return json_of_text(node)
     if not isinstance(node, list):
@@ -130,7 +130,7 @@ def json_of_node(node: Node) -> Any:
 
 
 def json_of_text(text: str) -> Any:
-    """Return a string as it is, unless JSON would change it."""
+    """Return a string unchanged, unless JSON would change it."""
     return text if fits_json(text) else {"utf-8": text_of_bytes(text.encode("utf-8", "surrogatepass"))}
 
 

@@ -1,4 +1,4 @@
-"""The files that a checkpoint has in its directory: its blobs, or what they are decoded from."""
+"""The files in the directory of a checkpoint: its blobs, or the files that these are decoded from."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ BLOB_MAX_BYTES = 2**31  # chunks have at most 1 GiB, and a pack little more than
 
 
 class BlobRecord(NamedTuple):
-    """A blob that a checkpoint needs: its digest and its size in bytes."""
+    """Digest and size in bytes of a blob that a checkpoint needs."""
 
     digest: str
     nbytes: int
 
 
 class EncodedBlob(NamedTuple):
-    """A blob that is there in encoded form."""
+    """A blob that is stored in encoded form."""
 
     nbytes: int  # size of the plain blob
     file: int  # index into the files of the directory
@@ -25,27 +25,27 @@ class EncodedBlob(NamedTuple):
 
 
 class OldPiece(NamedTuple):
-    """What is in memory where a piece of a newer checkpoint is to be: one as long, of an older one."""
+    """A piece of an older checkpoint in memory, at the place for a piece of the same length of a newer one."""
 
-    piece: str  # its digest, by which it is checked
-    blob: str  # digest of the blob in which it lies
-    offset: int  # where in it
+    piece: str  # its digest, for verification
+    blob: str  # digest of the blob that contains it
+    offset: int  # its offset in the blob
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How the blobs of a checkpoint are stored."""
+    """The stored forms of the blobs of a checkpoint."""
 
-    checkpoint: str  # its id
-    # Every blob in the directory, plain or an encoded form, by the digest of its own bytes.
+    checkpoint: str  # id of the checkpoint
+    # Every blob in the directory, plain or in encoded form, with the digest of its own bytes.
     files: tuple[BlobRecord, ...]
     encoded: Mapping[str, EncodedBlob]  # digest of a plain blob -> its encoded form
-    place: int = 0  # of the checkpoint in the chain of its run
-    # As `encoded`, with bases that need not be there; at a remote alone.
+    place: int = 0  # position of the checkpoint in the chain of its run
+    # As `encoded`, with bases that may be missing. Only on a remote.
     links: Mapping[str, EncodedBlob] = field(default_factory=dict)
 
     def path(self, digest: str) -> list[str]:
-        """Return the plain digests of all that a blob is decoded with, itself first, each once."""
+        """Return the plain digests of all blobs that a blob is decoded with, itself first, each once."""
         found, waiting = dict.fromkeys([digest]), [digest]
         while waiting:
             form = self.encoded.get(waiting.pop())
@@ -56,6 +56,6 @@ class Encoding:
         return list(found)
 
     def file_of(self, digest: str) -> str:
-        """Return the digest of the file in which a plain blob is."""
+        """Return the digest of the file that holds a plain blob."""
         form = self.encoded.get(digest)
         return digest if form is None else self.files[form.file].digest

@@ -1,14 +1,15 @@
-"""What trainer and saver say to each other, as values and as JSON. Session: docs/explanation/async.md.
+"""The messages between trainer and saver, as values and as JSON. docs/explanation/async.md describes a session.
 
-The trainer says `Open` once, then an `Order` for each save, with the descriptor of its snapshot, and `Close` or nothing
-at the end. The saver answers `Started`, and for each order `Taken`, `Status` as it goes on, `Publishing` before each
-rename that could publish it, `Committed` right behind it, and `Done` or `Failed` at the end.
+The trainer sends `Open` once, then an `Order` for each save, with the descriptor of its snapshot, and `Close` or
+nothing at the end. The saver answers with `Started`. For each order it sends `Taken`, `Status` during the save,
+`Publishing` before each rename that could publish it, `Committed` right after this rename, and `Done` or `Failed` at
+the end.
 
-`Publishing` is a question: the saver waits for `Answer`, or for the end of the trainer, which is a yes. A no also comes
-unasked, as soon as a save is given up, at any time: also before its order, or after it has ended. So a save that was
-given up is not published, whether or not the trainer is there when the saver asks.
+`Publishing` is a question. The saver waits for an `Answer`, or for the end of the trainer, which means yes. The trainer
+also sends a no without a question as soon as a save is given up. This may be at any time, even before its order or
+after its end. So an abandoned save is not published, whether or not the trainer is alive when the saver asks.
 
-Both sides are the same version of ckstore on one machine, so what is read here is not checked against an adversary.
+Both sides are the same version of ckstore on one machine, so messages are not checked against an adversary.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Open:
 
 
 class SnapshotSpan(NamedTuple):
-    """Where the bytes of one storage lie in the snapshot; an offset of -1: they do not, see `ReusedStorage`."""
+    """The location of the bytes of one storage in the snapshot. An offset of -1 marks a `ReusedStorage`."""
 
     name: str
     offset: int
@@ -61,29 +62,29 @@ class SnapshotSpan(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Bytes of a storage that is kept, which lie in the snapshot so that they can be compared."""
+    """Bytes of a reused storage that are in the snapshot for comparison."""
 
     storage: int  # index of the storage in the state
-    start: int  # where in it they start
-    offset: int  # where they lie in the snapshot
+    start: int  # offset of the bytes in the storage
+    offset: int  # offset of the bytes in the snapshot
     nbytes: int
 
 
 class ReusedStorage(NamedTuple):
-    """What an order takes from an earlier checkpoint of its run, since it was said to be unchanged."""
+    """The data that an order reuses from an earlier checkpoint of its run, because it is reported as unchanged."""
 
     step: int
     id: str
-    # Index of a storage in the state -> its index there, and the step for which it was last copied whole.
+    # Index of a storage in the state -> its index in that checkpoint, and the step of its last complete copy.
     storages: dict[int, tuple[int, int]]
-    samples: tuple[Sample, ...]  # what is to be compared
-    # Those of `storages` that the caller did not name: the device's fingerprints say that they are the same.
+    samples: tuple[Sample, ...]  # bytes to compare
+    # The `storages` that the caller did not name but that have equal fingerprints on the device.
     unnamed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Save what lies in a snapshot; its descriptor comes with it."""
+    """Save the data in a snapshot; the message carries its descriptor."""
 
     number: int  # grows with each order of a trainer
     run: str
@@ -91,38 +92,38 @@ class Order:
     about: Description  # its parent is None or an id
     tags: tuple[str, ...]
     if_exists: str
-    parent: str = ""  # a ref of the parent, which the saver resolves; empty: none was named
+    parent: str = ""  # a ref of the parent, which the saver resolves; empty if not given
     if_run_in_use: IfRunInUse = "append"
-    # What changed of `ProcessCache.last_parents` in the trainer since the last order.
+    # The changes of `ProcessCache.last_parents` in the trainer since the last order.
     last_parents: dict[str, Parent] = field(default_factory=dict)
     captured: Captured = field(default_factory=lambda: Captured(None, (), ()))  # the state; it has no sources
-    places: tuple[SnapshotSpan, ...] = ()  # where the bytes of the storages are
-    # The step at which an earlier saver may have published this order before it ended; None: at none.
+    places: tuple[SnapshotSpan, ...] = ()  # the locations of the bytes of the storages
+    # The step at which an earlier saver may have published this order before it ended, or None.
     tried_step: int | None = None
-    kept: ReusedStorage | None = None  # what is not in the snapshot; None: all is
+    kept: ReusedStorage | None = None  # the data that is not in the snapshot; None if all is
     patience: AskedPatience = AS_SET
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """There will be no more orders."""
+    """Announce that no more orders will follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The store is open."""
+    """Report that the store is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The saver has the snapshot of an order: the trainer may die."""
+    """Report that the saver has the snapshot of an order, so that the trainer may exit."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far an order is."""
+    """Report the progress of an order."""
 
     number: int
     state: SaverState
@@ -132,7 +133,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """May the next rename publish it, at this step?"""
+    """Ask whether the next rename may publish the order, at this step."""
 
     number: int
     step: int
@@ -140,7 +141,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Whether an order may be published."""
+    """Answer whether an order may be published."""
 
     number: int
     allowed: bool
@@ -148,7 +149,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """It is durable; tags, catalog and retention follow."""
+    """Report that the checkpoint is durable; tags, catalog and retention follow."""
 
     number: int
     info: CheckpointInfo
@@ -156,7 +157,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Everything of an order is done."""
+    """Report that an order is complete."""
 
     number: int
     info: CheckpointInfo
@@ -164,7 +165,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The save failed; `number` 0: the store could not be opened."""
+    """Report that the save failed, or with `number` 0 that the store could not be opened."""
 
     number: int
     error: CkstoreError
@@ -183,7 +184,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the message that `encode` made `data` of."""
+    """Return the message in a result of `encode`."""
     name, members = json.loads(data)
     kind = _KINDS[name]
     if kind is Order:
@@ -223,7 +224,7 @@ def _order_json(order: Order) -> dict[str, Any]:
     members["captured"] = [captured.state, captured.leaves, captured.name_chars]
     members["places"] = order.places
     kept = order.kept
-    # In pairs: the keys of a JSON object are texts.
+    # Storages are sent as pairs, because the keys of a JSON object are texts.
     members["kept"] = kept and [kept.step, kept.id, [*kept.storages.items()], kept.samples, kept.unnamed]
     return members
 
@@ -258,7 +259,7 @@ def _metrics(encoded: dict[str, Any]) -> dict[str, int | float]:
 
 
 def info_json(info: CheckpointInfo) -> dict[str, Any]:
-    """Return what is known of a checkpoint as JSON."""
+    """Return the information on a checkpoint as JSON."""
     members = {name: getattr(info, name) for name in info.__slots__}
     members["metrics"] = {name: encode_metric(value) for name, value in info.metrics.items()}
     members["metadata"] = encode_metadata(info.metadata)
@@ -268,7 +269,7 @@ def info_json(info: CheckpointInfo) -> dict[str, Any]:
 
 
 def info_from(members: dict[str, Any]) -> CheckpointInfo:
-    """Return what `info_json` was given."""
+    """Return the information in a result of `info_json`."""
     members["metrics"] = _metrics(members["metrics"])
     members["metadata"] = decoded_metadata(members["metadata"])
     members["notes"] = tuple(Note(*note) for note in members["notes"])
