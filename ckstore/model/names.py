@@ -1,8 +1,8 @@
-r"""Names of runs, tags, leaves and committed files: checked before they are stored, and again before they become paths.
+r"""Names of runs, tags, leaves and committed files. They are checked before storing, and again before use as paths.
 
-The name of a leaf is its path in the state, written so that no two paths have one name: ``{"a": {"b": t}}`` has ``a.b``
-and ``{"a.b": t}`` has ``a\.b``. That of a file is its relative path, made of the names of a Linux filesystem, which are
-bytes: those that are not UTF-8 are kept as lone surrogates, as `os.fsdecode` gives them.
+The name of a leaf is its path in the state, escaped so that no two paths have the same name. ``{"a": {"b": t}}`` has
+``a.b`` and ``{"a.b": t}`` has ``a\.b``. The name of a file is its relative path. Names in a Linux filesystem are bytes.
+Bytes that are not UTF-8 are stored as lone surrogates, as in `os.fsdecode`.
 Sources: docs/format/v1.md, "Names", "Files" and, for the sequence numbers at the end, "Order of commits".
 """
 
@@ -28,10 +28,10 @@ _ID_PATTERN = re.compile(r"(?:(?:xxh3|blake3)-)?[0-9a-fA-F]{6,}\Z")
 MAX_STEP = 2**53
 DEFAULT_RUN = "main"
 COMPUTED = ("latest", "latest-valid", "latest-healthy")
-"""Refs that are looked up at each use, so that no tag may have these names."""
+"""Refs that are resolved at each use, so that a tag may not have these names."""
 
 SHORT_DIGITS = 10
-"""How many hexadecimal digits of its id are in the name of a checkpoint's directory; more where two would be equal."""
+"""Number of hexadecimal digits of the id in the name of a checkpoint's directory; more if two would be equal."""
 _DIRECTORY_PATTERN = re.compile(r"(0|[1-9][0-9]{0,15})(?:\.([0-9a-f]{10,64})(?:\.([1-9][0-9]{0,5}))?)?\Z")
 
 
@@ -40,7 +40,7 @@ class DirectoryName(NamedTuple):
 
     step: int
     digits: str  # the first hexadecimal digits of the id; empty in a store of a draft
-    generation: int  # 0 at first; a compacted form, or one that replaces a damaged one, has the next number
+    generation: int  # starts at 0; a compacted form, or a replacement of a damaged one, has the next number
 
     def __str__(self) -> str:
         digits = f".{self.digits}" if self.digits else ""
@@ -48,7 +48,7 @@ class DirectoryName(NamedTuple):
 
 
 class CheckpointKey(NamedTuple):
-    """Where a checkpoint is published: its run, its step and the name of its directory in the run."""
+    """The key under which a checkpoint is published: run, step and the name of its directory in the run."""
 
     run: str
     step: int
@@ -56,7 +56,7 @@ class CheckpointKey(NamedTuple):
 
     @property
     def name(self) -> str:
-        """``RUN@STEP``, which also names the other checkpoints of the step."""
+        """``RUN@STEP``, which is the same for all checkpoints of the step."""
         return f"{self.run}@{self.step}"
 
     @property
@@ -65,42 +65,42 @@ class CheckpointKey(NamedTuple):
         return self.run, self.step
 
     def fits(self, run: str, step: int, id: str) -> bool:
-        """Whether a directory of this name may hold the checkpoint with this id of a run and a step."""
+        """Return whether a directory with this key may hold the checkpoint of a run and a step with an id."""
         name = parse_directory(self.directory)
         return name is not None and self.run_step == (run, step) and id.rpartition("-")[2].startswith(name.digits)
 
     @property
     def is_draft(self) -> bool:
-        """Whether the name gives the step alone, as stores of drafts have it."""
+        """Whether the name has only the step, as in stores of a draft format."""
         return "." not in self.directory
 
     @property
     def any_generation(self) -> CheckpointKey:
-        """The key of the first generation: the same for all forms of one checkpoint."""
-        # Two dots are in the name of a later generation only.
+        """The key of the first generation, which is the same for all forms of one checkpoint."""
+        # Only the name of a later generation has two dots.
         return self if self.directory.count(".") < 2 else self._replace(directory=self.directory.rpartition(".")[0])
 
     @property
     def next_generation(self) -> CheckpointKey:
-        """The key of the generation that follows."""
+        """The key of the next generation."""
         return self._replace(directory=f"{self.any_generation.directory}.{self.generation + 1}")
 
     @property
     def digit_count(self) -> int:
-        """How many digits of the id the name of the directory gives; 0: that of a draft, none."""
+        """Number of digits of the id in the name of the directory, 0 for a draft format."""
         name = parse_directory(self.directory)
         return 0 if name is None else len(name.digits)
 
     @property
     def generation(self) -> int:
-        """The generation that the name of the directory gives; that of a draft comes before all others."""
+        """The generation in the name of the directory, or -1 for a draft format, which sorts before all others."""
         if self.is_draft:
             return -1
         return int(self.directory.rpartition(".")[2]) if self.directory.count(".") == 2 else 0
 
 
 def parse_directory(name: str) -> DirectoryName | None:
-    """Return the parts of the name of a checkpoint's directory; None if no checkpoint can have it."""
+    """Return the parts of the name of a checkpoint's directory, or None for another name."""
     found = _DIRECTORY_PATTERN.match(name)
     if found is None or (step := int(found[1])) > MAX_STEP:
         return None
@@ -108,7 +108,7 @@ def parse_directory(name: str) -> DirectoryName | None:
 
 
 def key_of(run: str, directory: str) -> CheckpointKey | None:
-    """Return the key of a directory of a run; None if its name is not that of a checkpoint."""
+    """Return the key of a directory of a run, or None if its name is not that of a checkpoint."""
     found = parse_directory(directory)
     return None if found is None else CheckpointKey(run, found.step, directory)
 
@@ -120,21 +120,21 @@ def directory_of(step: int, id: str, *, digit_count: int = SHORT_DIGITS, generat
 
 def join_key(path: str, key: str) -> str:
     """Return the name of the value at string `key` of the dict named `path`."""
-    # Four calls, of which most find nothing: in a third of the time of str.translate, or less.
+    # Four calls that mostly find nothing take at most a third of the time of str.translate.
     escaped = key.replace("\\", "\\\\").replace(".", "\\.").replace("[", "\\[").replace("]", "\\]") or "\\0"
     return f"{path}.{escaped}" if path else escaped
 
 
 def plain(name: str) -> str:
-    r"""Return a name as people write it, not injective: ``model.0.weight`` for ``model.0\.weight``."""
+    r"""Return a name without escapes, such as ``model.0.weight`` for ``model.0\.weight``; not injective."""
     if "\\" not in name:
         return name
     return _ESCAPE.sub(r"\1", name) if "\\\\" in name or name[-1] == "\\" else name.replace("\\", "")
 
 
 def spellings(names: Iterable[str]) -> dict[str, str]:
-    """Return for each name how people write it: without backslashes, unless two would then be the same."""
-    # ``a\.b`` is ``a.b``, but stays where there is an ``a.b``, too. No two names have one spelling.
+    """Return the spelling of each name for users, without backslashes unless two names would then be equal."""
+    # ``a\.b`` is spelled ``a.b``, unless another name is ``a.b``. No two names have the same spelling.
     names = tuple(names)
     if not any("\\" in name for name in names):
         return dict(zip(names, names, strict=True))
@@ -147,7 +147,7 @@ def spellings(names: Iterable[str]) -> dict[str, str]:
 
 
 def spelled(names: Iterable[str]) -> list[str]:
-    """Return the names as people write them; see `spellings`."""
+    """Return the spellings of names for users; see `spellings`."""
     names = tuple(names)
     written = spellings(names)
     return [written[name] for name in names]
@@ -157,18 +157,18 @@ def join_index(path: str, index: int) -> str:
     """Return the name of the value at `index` of the list, tuple or int-keyed dict named `path`."""
     try:
         return f"{path}[{index}]"
-    except ValueError:  # of more digits than str() takes at once
+    except ValueError:  # more digits than str() accepts
         return f"{path}[{decimal_of_int(index)}]"
 
 
 AUTO = "auto"
-"""Given as a run, it stands for a free name made from that of the store handle."""
+"""A value for a run that stands for a free name based on that of the store handle."""
 CAPTURED = "training"
 """The key of the record in a state that `ckstore.training.capture` returned."""
 
 
 def check_run(run: object) -> str:
-    """Return `run`."""
+    """Return `run` if it is valid; raise otherwise."""
     if not isinstance(run, str) or not is_run(run):
         msg = f"a run name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {run!r}"
         raise BadInput(msg, hint="name one run: only the rules of config take globs" if "*" in str(run) else "")
@@ -176,7 +176,7 @@ def check_run(run: object) -> str:
 
 
 def check_own_run(run: object) -> str:
-    """Return `run`, where all must mean the same one: a name, and not ``auto``."""
+    """Return `run` if it is a valid name and not ``auto``, for calls that need a specific run."""
     if run == AUTO:
         msg = f'run="{AUTO}" takes a new run, and this needs the name of one'
         raise BadInput(msg, hint='one process takes it: Store.open(path, run="auto").run; give its name here')
@@ -184,33 +184,33 @@ def check_own_run(run: object) -> str:
 
 
 def is_run(name: str) -> bool:
-    """Whether `name` can be a run."""
+    """Return whether `name` is a valid run."""
     return RUN_PATTERN.match(name) is not None and name not in (".", "..")
 
 
 def step_of(name: str) -> int | None:
-    """Return the step whose directory has this name; None if no step can have it."""
+    """Return the step whose directory has this name, or None if it is no name of a step."""
     return int(name) if STEP_PATTERN.match(name) and int(name) <= MAX_STEP else None
 
 
 def check_step(step: object) -> int:
-    """Return `step`."""
+    """Return `step` as an int if it is valid; raise otherwise."""
     try:
         number = operator.index(step)  # type: ignore[arg-type]  # NumPy's integers too
     except TypeError:
         number = -1
-    # True would be step 1.
+    # Without this check, True would be step 1.
     if isinstance(step, bool) or not 0 <= number <= MAX_STEP:
         raise BadInput(f"a step is an integer from 0 to 2^53, got {step!r}")
     return number
 
 
 def check_tag(tag: object) -> str:
-    """Return `tag`."""
+    """Return `tag` if it is valid; raise otherwise."""
     if not isinstance(tag, str) or RUN_PATTERN.match(tag) is None or tag.startswith("."):
         msg = f"a tag has 1 to 100 of the characters A-Z a-z 0-9 . _ - and does not start with a dot, got {tag!r}"
         raise BadInput(msg)
-    # A ref must mean one thing: a tag 500 would hide the step 500, a tag abcdef an id.
+    # A ref must be unambiguous. A tag 500 would hide the step 500, and a tag abcdef an id.
     looks_like = "a step" if tag.isdigit() else "a ref that is computed" if tag in COMPUTED else "an id"
     if tag.isdigit() or tag in COMPUTED or _ID_PATTERN.match(tag):
         raise BadInput(f"a tag may not look like {looks_like}, got {tag!r}")
@@ -218,7 +218,7 @@ def check_tag(tag: object) -> str:
 
 
 def is_tag(name: str) -> bool:
-    """Whether `name` can be a tag; other names in ``refs/`` are left aside."""
+    """Return whether `name` is a valid tag; other names in ``refs/`` are ignored."""
     try:
         check_tag(name)
     except BadInput:
@@ -226,18 +226,18 @@ def is_tag(name: str) -> bool:
     return True
 
 
-# What ext4, XFS and btrfs take.
+# The limit of ext4, XFS and btrfs.
 NAME_MAX_BYTES = 255
-# Below PATH_MAX of Linux (4,096), which counts the way to the destination as well.
+# Below PATH_MAX of Linux (4,096), which also counts the path of the destination.
 PATH_MAX_BYTES = 4000
 MOST_LEVELS = 256
-"""How many directories a file may be in."""
+"""Most directories in the path of a file."""
 _DELETE = 0x7F
 _FIRST_PRINTABLE = 0x20
 
 
 def check_path(path: object, what: str = "a path") -> str:
-    """Return `path`, which is relative, goes down only, and can be made on any Linux filesystem."""
+    """Return `path` if it is relative, has no ``..``, and is possible on any Linux filesystem; raise otherwise."""
     if not isinstance(path, str) or not path:
         raise BadInput(f"{what} must be a text that is not empty, got {shown(path)}")
     try:
@@ -267,15 +267,15 @@ def _check_name(name: str, path: str, what: str) -> None:
 
 
 def parent_of(path: str) -> str:
-    """Return the path of the directory that holds `path`; empty at the top."""
+    """Return the path of the directory that contains `path`, empty at the top."""
     return path.rpartition("/")[0]
 
 
 def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
-    """Return two paths that a filesystem which ignores case takes for one; None if there are none."""
+    """Return two paths that are equal on a filesystem that ignores case, or None."""
     seen: dict[str, str] = {}
     for path in paths:
-        # As ext4 with casefold and macOS do: one of the two files would overwrite the other.
+        # On ext4 with casefold and on macOS, one of the two files would overwrite the other.
         other = seen.setdefault(path.casefold(), path)
         if other != path:
             return other, path
@@ -283,26 +283,26 @@ def differing_in_case(paths: Iterable[str]) -> tuple[str, str] | None:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return `path` with a leading ``~`` or ``~user`` replaced by that home, as a shell does it."""
-    # For a directory that is really called so give an absolute path.
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - that of a Path raises for a user who is unknown
+    """Return `path` with a leading ``~`` or ``~user`` replaced by the home directory, as in a shell."""
+    # Use an absolute path for a directory with such a name.
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - the method of Path raises for an unknown user
 
 
-# A number far beyond its neighbours is damage, or was made up: if it counted, the checkpoint would be the newest for
-# ever, and the numbers after it would soon be used up.
+# A number far beyond its neighbours is damaged or forged. If it counted, the checkpoint would be the newest forever,
+# and the numbers after it would soon be used up.
 MAX_SEQUENCE = 2**53 - 1
 """The greatest sequence number that a manifest may have."""
 
-# No store makes that many saves in its life: a number beyond it is a flipped bit, or made up.
+# No store has this many saves in its lifetime. A number beyond it has a flipped bit or is forged.
 WIDEST_GAP = 2**32
-"""How far beyond the next smaller number of the store, or beyond 0, one may be and still count."""
+"""Most distance of a sequence number that counts from the next smaller number of the store, or from 0."""
 
 
 def greatest_in_order(sequences: Iterable[int]) -> int:
-    """Return the greatest sequence number that counts, 0 if there is none: those beyond it do not."""
+    """Return the greatest sequence number that counts, or 0. Greater numbers do not count."""
     last = 0
     for sequence in sorted(sequences):
-        # Sorted, so one forged number does not carry others with it.
+        # The numbers are sorted, so that one forged number does not make others count.
         if sequence - last > WIDEST_GAP:
             break
         last = sequence
@@ -310,7 +310,7 @@ def greatest_in_order(sequences: Iterable[int]) -> int:
 
 
 def out_of_order(name: str, sequence: int, limit: int) -> str:
-    """Return what to say of a checkpoint whose sequence number does not count."""
+    """Return the message for a checkpoint whose sequence number does not count."""
     return (
         f"the sequence number of {name}, {sequence}, is more than 2^32 beyond the greatest that counts, {limit}: "
         "it does not count, so the checkpoint is listed before all others; it can be loaded by its step"
@@ -318,9 +318,9 @@ def out_of_order(name: str, sequence: int, limit: int) -> str:
 
 
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What torch.compile, DataParallel and DDP, FSDP, and activation checkpointing put into names."""
+"""Parts of names from torch.compile, DataParallel and DDP, FSDP, and activation checkpointing."""
 
 
 def unwrapped(name: str) -> str:
-    """Return the name of a parameter without what wrappers put into it."""
+    """Return the name of a parameter without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -1,6 +1,6 @@
-"""Leaves of a ``manifest.json``: the dtypes that the format holds, shapes, and that elements lie in their storages.
+"""Checks of the leaves of a ``manifest.json``: dtypes, shapes, and that elements are inside their storages.
 
-Source: docs/format/v1.md, "manifest.json" and "Leaves". The rest of the manifest is read by `model/manifest/parse`.
+Source: docs/format/v1.md, "manifest.json" and "Leaves". `model/manifest/parse` reads the rest of the manifest.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _ARRAYS = ("torch", "numpy", "numbers")  # kinds of leaves that have a dtype and
 
 
 def read_leaves(items: list[Any], storages: tuple[StorageRecord, ...], where: str) -> tuple[LeafRecord, ...]:
-    """Return the leaves that JSON says, whose storages were read before."""
-    # Raises BadInput: they are not as the format says; `where` is the file, for the message.
+    """Return the leaves in a JSON array, whose storages were read before."""
+    # Raises BadInput if they do not conform to the format. `where` is the file, for the message.
     return _Leaves([storage.nbytes for storage in storages], where).read(items)
 
 
 class _Leaves:
-    """Checks the leaves of one manifest."""
+    """Check the leaves of one manifest."""
 
     def __init__(self, sizes: list[int], where: str) -> None:
         self.sizes = sizes
         self.where = where
 
     def read(self, items: list[Any]) -> tuple[LeafRecord, ...]:
-        # A list: a generator costs a tenth of the time of all.
+        # Use a list, because a generator would take a tenth of the total time.
         leaves = tuple([self.leaf(item, i) for i, item in enumerate(items)])
-        # A set of all first: the loop that finds the name runs only for the message.
+        # Compare the count with a set first. The loop that finds the name runs only for the message.
         if len({leaf.name for leaf in leaves}) != len(leaves):
             seen: set[str] = set()
             for leaf in leaves:
@@ -46,7 +46,7 @@ class _Leaves:
         return leaves
 
     def check_alone(self, leaves: tuple[LeafRecord, ...]) -> None:
-        """Check that arrays, bytes and strings have a storage each: only tensors share, which takes no memory."""
+        """Check that only tensors share a storage, because sharing takes memory for arrays, bytes and strings."""
         owners = {leaf.storage: leaf.name for leaf in leaves if leaf.kind != "torch" and 0 not in leaf.shape}
         for leaf in leaves if owners else ():
             if owners.get(leaf.storage, leaf.name) != leaf.name and 0 not in leaf.shape:
@@ -92,7 +92,7 @@ class _Leaves:
         if kind == "numbers" and (len(shape) != 1 or strides is not None or offset):
             refuse(self.where, f"layout of leaf {shown(name)}", "one row from the start of its storage", item)
         low, high = _span_bytes(shape, strides, item_bytes)
-        # An element outside its storage would be of no piece, so no digest would cover it.
+        # An element outside its storage would belong to no piece, so no digest would cover it.
         if offset + low < 0 or (high and offset + high > storage_bytes):
             wanted = f"elements within the {storage_bytes} bytes of its storage"
             found = f"bytes {offset + low} to {offset + high}"
@@ -107,13 +107,13 @@ class _Leaves:
             if type(size) is not int or size < 0:
                 refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
             count *= size or 1
-            # Also beside a size of 0: torch and NumPy multiply the others anyway.
+            # Check this even if another size is 0, because torch and NumPy multiply the other sizes anyway.
             if count >= MAX_ELEMENTS:
                 refuse(self.where, f"shape of leaf {shown(name)}", "less than 2^63 elements", shape)
         return tuple(shape)
 
     def strides_of(self, strides: Any, name: str, kind: str, dimensions: int) -> tuple[int, ...]:
-        # torch knows no negative strides; NumPy does, and the elements are still inside.
+        # NumPy allows negative strides, and torch does not. The elements are inside the storage in both cases.
         if (
             type(strides) is not list
             or len(strides) != dimensions
@@ -125,7 +125,7 @@ class _Leaves:
 
 
 def _span_bytes(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int) -> tuple[int, int]:
-    """Return where the elements begin and end, from the first one; (0, 0) if there is none."""
+    """Return start and end of the elements in bytes, relative to the first one, or (0, 0) without elements."""
     if strides is None:
         count = 1
         for size in shape:

@@ -44,7 +44,7 @@ _EXPONENT = 0x7FF
 
 
 class NotStored(ValueError):
-    """A value of a type that is stored, which the format does not hold; the message says why, the hint what to do."""
+    """A value of a supported type that the format cannot store. The message has the reason, the hint the remedy."""
 
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ class NotStored(ValueError):
 
 
 def encode_int(value: int) -> Node:
-    """Return the node of an integer. Raises NotStored: it is too long to be read again in bounded time."""
+    """Return the node of an integer. Raise NotStored if it is too long to be read in bounded time."""
     if -SAFE_INT <= value <= SAFE_INT:
         return value
     if not is_storable_int(value):
@@ -61,7 +61,7 @@ def encode_int(value: int) -> Node:
 
 
 def encode_float(value: float) -> Node:
-    """Return the node of a float. All 64 bits are kept: -0.0, infinities, the payload of a nan."""
+    """Return the node of a float. It preserves all 64 bits, including -0.0, infinities and the payload of a NaN."""
     return ["float", _number(value)]
 
 
@@ -71,7 +71,7 @@ def encode_complex(value: complex) -> Node:
 
 
 def encode_bytes(value: bytes) -> Node:
-    """Return the node of a few bytes; many are better kept as a leaf."""
+    """Return the node of a few bytes. Longer bytes should be stored as a leaf."""
     return ["bytes", text_of_bytes(value)]
 
 
@@ -92,8 +92,8 @@ def decode_scalar(node: Node) -> object:
 
 
 def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
-    """Return the string that the bytes of a leaf are."""
-    # Raises DamagedBlob: they are not UTF-8 although their digest is right: they were no string before.
+    """Return the string in the bytes of a leaf."""
+    # Raises DamagedBlob if they are not UTF-8 although their digest is right, so that they never were a string.
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
@@ -102,7 +102,7 @@ def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
 
 
 def numpy_number(dtype: str, data: bytes) -> float | None:
-    """Return a NumPy scalar as a bool, an int or a float of Python, without NumPy; None if it is something else."""
+    """Return a NumPy scalar as a Python bool, int or float, without NumPy, or None for other scalars."""
     code = _NUMBERS.get(dtype[1:])
     if code is None:
         return None
@@ -111,25 +111,25 @@ def numpy_number(dtype: str, data: bytes) -> float | None:
 
 
 def text_of_bytes(value: bytes) -> str:
-    """Return bytes in base64."""
+    """Return bytes as base64."""
     return base64.b64encode(value).decode("ascii")
 
 
 def bytes_of_text(text: str) -> bytes:
-    """Return the bytes of base64."""
-    # Strict: characters that are passed over would give two texts for the same bytes.
+    """Return the bytes in a base64 text."""
+    # Decode strictly, because ignored characters would give two texts for the same bytes.
     return base64.b64decode(text, validate=True)
 
 
 def is_float(x: object) -> bool:
-    """Whether `x` is a number, or the bits of a float that is not finite."""
+    """Return whether `x` is a number, or the bits of a float that is not finite."""
     if type(x) is str:
         return _BITS_PATTERN.match(x) is not None and int(x[:4], 16) >> 4 & _EXPONENT == _EXPONENT
     return type(x) is float or type(x) is int
 
 
 def bytes_in(text: object) -> bytes | None:
-    """Return the bytes of strict base64; None if the text is something else."""
+    """Return the bytes in a strict base64 text, or None for another text."""
     if type(text) is not str:
         return None
     try:
@@ -150,13 +150,13 @@ def decode_float(x: float | str) -> float:
     return float(x)
 
 
-# Keys are hashed and compared by recursion in C, which has no limit of its own.
-MAX_KEY_DEPTH = 8  # so deep are tuples in a key nested
+# C code hashes and compares keys by recursion without a limit of its own.
+MAX_KEY_DEPTH = 8  # most levels of nested tuples in a key
 _ESCAPED = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]"})
 
 
 def encode_key(key: object, depth: int = 1) -> Any:
-    """Return the node of a key. Raises ValueError: the format does not hold it; the message says why."""
+    """Return the node of a key. Raise ValueError with the reason if the format cannot store it."""
     kind = type(key)
     if kind is str:
         if not (key.isascii() or fits_json(key)):  # type: ignore[attr-defined,arg-type]
@@ -169,7 +169,7 @@ def encode_key(key: object, depth: int = 1) -> Any:
     if key is None or kind is bool:
         return key
     if kind is float:
-        # nan is not equal to itself: the value could never be looked up again.
+        # NaN is not equal to itself, so the value could never be looked up.
         if math.isnan(key):  # type: ignore[arg-type]
             raise ValueError("is no number, and is not found again")
         return encode_float(key)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def encode_key(key: object, depth: int = 1) -> Any:
 
 
 def decode_key(node: Any) -> Any:
-    """Return the key that a node stands for, which `same_keys` has checked."""
+    """Return the key that a node represents, which `same_keys` has checked."""
     if not isinstance(node, list):
         return node
     if node[0] == "int":
@@ -192,13 +192,13 @@ def decode_key(node: Any) -> Any:
 
 
 def identity_of(node: Any, depth: int = 1) -> Any:
-    """Return what two keys have in common that are one in a dict, as 1, 1.0 and True; None: it is not a key."""
-    # No great integer is made of its digits.
+    """Return a value that is equal for keys that are equal in a dict, such as 1, 1.0 and True, or None for no key."""
+    # Large integers are compared as text, without converting their digits.
     if type(node) is str:
         return (node,)
     if node is None:
         return ("None",)
-    # 1, 1.0 and True are one key to a dict, so a manifest may have one of them only.
+    # 1, 1.0 and True are the same key in a dict, so a manifest may have only one of them.
     if type(node) is int or type(node) is bool:
         return int(node)
     if type(node) is not list or len(node) != 2:
@@ -240,4 +240,4 @@ def _text(key: Any) -> str:
         return json.dumps(key)
     if type(key) is int:
         return decimal_of_int(key)
-    return repr(key)  # of None, booleans and floats: the shortest digits that give the float back
+    return repr(key)  # for None, booleans and floats; the shortest digits that give the same float

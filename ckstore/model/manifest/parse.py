@@ -1,6 +1,6 @@
-"""Read ``manifest.json``: the digest first, then every type and number, before any of it is used.
+"""Read ``manifest.json``. The digest and then every type and number are checked before any value is used.
 
-Source: docs/format/v1.md, "manifest.json". Leaves are read by `leaf_records`, the tree of the state by `sections`.
+Source: docs/format/v1.md, "manifest.json". `leaf_records` reads leaves, and `sections` the tree of the state.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")
 def parse_manifest(
     data: bytes, *, where: str, hash_prefix: str = "", plain: Callable[[], bytes] | None = None
 ) -> tuple[Manifest, str]:
-    """Return what ``manifest.json`` says, and its id."""
-    # `plain` gives the bytes of the manifest proper, which lies beside the file where the checkpoint was compacted;
-    # without it such a checkpoint is refused. `hash_prefix`: with which the digests of the store begin that it lies in;
-    # empty: any. Returns: metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the
-    # JSON values; all of it keeps to the format, so that callers need not check again. Raises DamagedBlob: the file is
-    # not framed as a manifest, or its digest is not that of its bytes. Raises OtherHash: it is of a store with another
-    # hash. Raises BadInput: its bytes are as they were written, and what they say is not as the format says; or it is
-    # longer than `MANIFEST_MAX_BYTES`.
-    # Before it is hashed or parsed: a hostile file must not take the memory of the host.
+    """Return the manifest in ``manifest.json``, and its id."""
+    # `plain` returns the bytes of the plain manifest, which a compacted checkpoint has in another file. Without it, a
+    # compacted checkpoint is refused. `hash_prefix` is the prefix of the digests of the store, or empty for any.
+    # In the result, metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the JSON
+    # values. All of it conforms to the format, so that callers need not check again.
+    # Raises DamagedBlob if the file is not framed as a manifest, or its digest does not match its bytes. Raises
+    # OtherHash if it is from a store with another hash. Raises BadInput if its bytes are intact but do not conform to
+    # the format, or if it is longer than `MANIFEST_MAX_BYTES`.
+    # Check the size before hashing or parsing, because a hostile file must not exhaust the memory of the host.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
-    # The digest before the JSON: a flipped bit is reported as damage, not as a wrong member.
+    # Check the digest before the JSON, so that a flipped bit is reported as damage and not as a wrong member.
     manifest_id, body = _unframe(data, where, hash_prefix)
     with python_gc_paused():
         members = parse_object(body, where=where)
@@ -79,7 +79,7 @@ def parse_manifest(
 
 
 def parse_encoding(data: bytes, *, where: str) -> Encoding:
-    """Return what the ``manifest.json`` of a compacted checkpoint says, as `parse_manifest` checks it."""
+    """Return the encoding in the ``manifest.json`` of a compacted checkpoint, with the checks of `parse_manifest`."""
     _, body = _unframe(data, where, "")
     return encoding.parse(parse_object(body, where=where), where)
 
@@ -87,8 +87,8 @@ def parse_encoding(data: bytes, *, where: str) -> Encoding:
 def parse_facts(
     data: bytes, *, where: str, hash_prefix: str = "", plain: Callable[[], bytes] | None = None
 ) -> CheckpointInfo:
-    """Return what ``manifest.json`` says about the checkpoint as a whole; its values and blobs are not looked at."""
-    # That takes a fifth of the time of `parse_manifest`, and does not say that the checkpoint can be loaded.
+    """Return the facts in ``manifest.json`` on the whole checkpoint, without checking its values and blobs."""
+    # This takes a fifth of the time of `parse_manifest`, and does not imply that the checkpoint can be loaded.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
     manifest_id, body = _unframe(data, where, hash_prefix)
@@ -102,7 +102,7 @@ def parse_facts(
 
 
 def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview]:
-    """Return the id and the bytes of the manifest proper, which agree."""
+    """Return the id and the bytes of the manifest inside the frame, after checking that they match."""
     end = data.find(b'"', len(_HEAD), len(_HEAD) + _DIGEST_MAX_BYTES + 1)
     start = end + len(_MIDDLE)
     if not (data.startswith(_HEAD) and data.startswith(_MIDDLE, end) and data.endswith(_TAIL)):
@@ -110,10 +110,10 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
         found = f"{len(data)} bytes: {shown(data[:40])} … {shown(data[-10:])}"
         raise DamagedBlob(f"{where}: not framed as a manifest: wanted {wanted}, found {found}")
     claimed = data[len(_HEAD) : end].decode("latin-1")
-    # The algorithm is chosen by its prefix.
+    # The prefix selects the algorithm.
     if not is_digest(claimed):
         raise DamagedBlob(f"{where}: its digest: wanted xxh3-… or blake3-…, found {shown(claimed)}")
-    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # first: the package for its hash may be missing
+    if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # first, as the package for its hash may be missing
         found = claimed.partition("-")[0]
         msg = (
             f"{where} belongs to a store with another hash: wanted digests that begin with "
@@ -128,7 +128,7 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
 
 
 def read_metrics(metrics: object, where: str) -> dict[str, int | float]:
-    """Return metrics from JSON."""
+    """Return the metrics in a JSON value."""
     if not isinstance(metrics, dict):
         refuse(where, "metrics", "an object", metrics)
     decoded: dict[str, int | float] = {}
@@ -143,7 +143,7 @@ def read_metrics(metrics: object, where: str) -> dict[str, int | float]:
 
 
 class _Reader:
-    """Checks one parsed manifest, member by member."""
+    """Check one parsed manifest, member by member."""
 
     def __init__(self, members: dict[str, Any], manifest_id: str, where: str, nbytes: int) -> None:
         self.members = members
@@ -181,7 +181,7 @@ class _Reader:
         check_requires(self.members.get("requires", []), KNOWN_REQUIRES, self.where)
 
     def facts(self) -> Manifest:
-        """Return the manifest but for its blobs, storages, leaves, state, files and ranks."""
+        """Return the manifest without its blobs, storages, leaves, state, files and ranks."""
         members = self.members
         return Manifest(
             run=self.run(),
@@ -223,7 +223,7 @@ class _Reader:
         return value
 
     def own_digest(self, value: object, member: str) -> str:
-        """Return a digest by the algorithm of the manifest itself."""
+        """Return a digest that has the algorithm of the manifest itself."""
         if not isinstance(value, str) or self.is_own_digest(value) is None:
             refuse(self.where, member, self.wanted_digest, value)
         return value
@@ -262,7 +262,7 @@ class _Reader:
             self.own_digest(digest, f"blobs[{i}]")
             if type(nbytes) is not int or not 1 <= nbytes <= BLOB_MAX_BYTES:
                 refuse(self.where, f"size of blobs[{i}]", f"an integer from 1 to {BLOB_MAX_BYTES}", nbytes)
-            # Two entries of one blob would be two sizes for one file.
+            # Two entries of one blob would give two sizes for one file.
             if digest in seen:
                 refuse(self.where, f"blobs[{i}]", "each blob once", digest)
             seen.add(digest)
@@ -287,7 +287,7 @@ class _Reader:
                     refuse(self.where, f"extents of storages[{i}]", wanted, extents[-1].length)
                 extents.append(self.extent(extent_item, sizes, i))
                 total += extents[-1].length
-            # Memory is allocated by the size and filled by the extents: any difference leaves bytes undefined.
+            # Memory is allocated by the size and filled by the extents. Any difference would leave bytes undefined.
             if total != nbytes:
                 refuse(self.where, f"extents of storages[{i}]", f"lengths that add up to {nbytes}", total)
             tiling = read_tiling(item[2], nbytes, extents, f"storages[{i}]", self.where) if len(item) > 2 else None
@@ -303,7 +303,7 @@ class _Reader:
             refuse(self.where, f"blob of storages[{storage}]", f"an index below {len(sizes)}", blob)
         if type(offset) is not int or type(length) is not int or offset < 0 or length < 1:
             refuse(self.where, f"an extent of storages[{storage}]", "offset >= 0, length >= 1", item)
-        # Reads and mappings go by these numbers: beyond the end a mapping kills the process.
+        # Reads and mappings use these numbers. A mapping beyond the end would kill the process.
         if offset + length > sizes[blob]:
             wanted = f"an end within the {sizes[blob]} bytes of its blob"
             refuse(self.where, f"an extent of storages[{storage}]", wanted, offset + length)

@@ -1,4 +1,4 @@
-"""Read what a manifest says about shards and ranks. Source: docs/format/v1.md, "Shards" and "Ranks"."""
+"""Read the shards and ranks in a manifest. Source: docs/format/v1.md, "Shards" and "Ranks"."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATTEMPT_MOST_CHARS = 200
 
 
 def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], name: str, where: str) -> Tiling:
-    """Return how the extents of a storage make its bytes."""
+    """Return the arrangement of the extents of a storage."""
     if type(item) is not list or len(item) != 2 or type(item[1]) is not list:
         refuse(where, f"tiling of {name}", "[shape, blocks]", item)
     shape = _sizes(item[0], f"shape of the tiling of {name}", where)
@@ -46,7 +46,7 @@ def _sizes(item: Any, name: str, where: str) -> Sizes:
 
 
 def read_ranks(item: Any, where: str) -> RankRecord:
-    """Return how a checkpoint of several ranks was saved."""
+    """Return the record of a save by several ranks."""
     if type(item) is not dict:
         refuse(where, "ranks", "an object", item)
     world_size = item.get("world_size")

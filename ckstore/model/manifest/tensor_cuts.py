@@ -1,8 +1,8 @@
-"""How a tensor that several ranks hold in parts is cut, and how the parts make the whole again.
+"""Cut a tensor that several ranks hold in parts, and reassemble it from the parts.
 
-A *block* is a part of a tensor: where it begins in each dimension, and its sizes. The last dimension is counted in
-bytes, so that nothing here knows of dtypes. Cuts are at fixed places of the **whole** tensor, so that the same values
-give the same pieces however many ranks save them. Source: docs/format/v1.md, "Shards".
+A *block* is a part of a tensor, given by its start and its size in each dimension. The last dimension is counted in
+bytes, so that this module is independent of dtypes. Cuts are at fixed positions in the **whole** tensor, so that the
+same values give the same pieces with any number of ranks. Source: docs/format/v1.md, "Shards".
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TILE_DIMENSIONS_MOST = 64
 
 
 class Block(NamedTuple):
-    """A part of a tensor: its first place and its size in each dimension, the last one in bytes."""
+    """A part of a tensor, given by its start and size in each dimension, the last one in bytes."""
 
     offsets: Sizes
     sizes: Sizes
@@ -27,7 +27,7 @@ class Block(NamedTuple):
         return math.prod(self.sizes)
 
     def meet(self, other: Block) -> Block | None:
-        """Return what both have in common; None if that is nothing."""
+        """Return the intersection of both blocks, or None if it is empty."""
         offsets, sizes = [], []
         for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
             low, high = max(a, b), min(a + n, b + m)
@@ -39,19 +39,19 @@ class Block(NamedTuple):
 
 
 def in_bytes(shape: Sequence[int], item_bytes: int) -> Sizes:
-    """Return a shape with the last dimension in bytes; a scalar has one dimension then."""
+    """Return a shape with the last dimension in bytes. The result for a scalar has one dimension."""
     return (*shape[:-1], shape[-1] * item_bytes) if shape else (item_bytes,)
 
 
 def block_of(offsets: Sequence[int], sizes: Sequence[int], item_bytes: int) -> Block:
-    """Return the block of a tensor whose places are counted in elements."""
+    """Return the block of a tensor from a start and sizes in elements."""
     if not sizes:
         return Block((0,), (item_bytes,))
     return Block(in_bytes(offsets, item_bytes), in_bytes(sizes, item_bytes))
 
 
 def flat_start(shape: Sizes, block: Block) -> int | None:
-    """Return at which byte of the row-major tensor a block begins that lies there in one row; None if it does not."""
+    """Return the first byte of a block that is contiguous in the row-major tensor, or None if it is not."""
     first = next((i for i, size in enumerate(block.sizes) if size != 1), len(shape))
     if any(block.sizes[i] != shape[i] for i in range(first + 1, len(shape))):
         return None
@@ -61,23 +61,23 @@ def flat_start(shape: Sizes, block: Block) -> int | None:
 def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut bytes of a row-major tensor at the multiples of `chunk_bytes`."""
     while start < stop:
-        # At multiples in the whole tensor, not in the part: with another number of ranks the same values give the same
-        # pieces.
+        # Cut at multiples in the whole tensor and not in the part, so that the same values give the same pieces with
+        # another number of ranks.
         end = min(stop, (start // chunk_bytes + 1) * chunk_bytes)
         yield start, end
         start = end
 
 
 def cut_block(shape: Sizes, block: Block, chunk_bytes: int, dim: int = 0) -> Iterator[Block]:
-    """Cut a block that is no row of bytes, in the order of its own bytes: each piece is a row of bytes of the block."""
-    # It is cut where the rows of the whole tensor fill a chunk, so that the pieces of all blocks there make one chunk.
-    # Before `dim` it is cut already.
+    """Cut a block that is not contiguous in the tensor into pieces that are contiguous in the block, in its order."""
+    # The cuts are where the rows of the whole tensor fill a chunk, so that the pieces of all blocks in this range form
+    # one chunk. The dimensions before `dim` are already cut.
     row_bytes = math.prod(shape[dim + 1 :])
     step = max(1, chunk_bytes // row_bytes)
     first, count = block.offsets[dim], block.sizes[dim]
     for start, stop in cut_flat(first, first + count, step):
         piece = Block(_with(block.offsets, dim, start), _with(block.sizes, dim, stop - start))
-        if row_bytes > chunk_bytes:  # by the row of the whole, so that all blocks there are cut alike
+        if row_bytes > chunk_bytes:  # the size of whole rows decides, so that all blocks in this range are cut alike
             yield from cut_block(shape, piece, chunk_bytes, dim + 1)
         else:
             yield piece
@@ -88,9 +88,9 @@ def _with(sizes: Sizes, dim: int, value: int) -> Sizes:
 
 
 def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
-    """Whether the blocks cover a tensor without a gap and without lying over one another, in the way that grids do."""
-    # In each dimension, from the first on, those that begin together must end together; so a grid of ranks with
-    # boundaries of its own in each dimension fits. Before `dim` they are alike.
+    """Return whether blocks cover a tensor without gaps or overlaps, like a grid."""
+    # In each dimension, starting with the first, blocks with the same start must have the same end. A grid of ranks
+    # with its own boundaries in each dimension satisfies this. The blocks are alike in the dimensions before `dim`.
     if dim == len(shape):
         return len(blocks) == 1
     groups: dict[tuple[int, int], list[Block]] = {}
@@ -98,7 +98,7 @@ def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
         groups.setdefault((block.offsets[dim], block.sizes[dim]), []).append(block)
     at = 0
     for start, size in sorted(groups):
-        # A gap would be bytes of other memory in a tensor, an overlap two values for one element.
+        # A gap would leave bytes of other memory in a tensor. An overlap would give two values for one element.
         if start != at or size < 1:
             return False
         at += size
@@ -106,7 +106,7 @@ def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
 
 
 class Band(NamedTuple):
-    """Blocks that have the same place and size in the first dimension: which rows, and the numbers of the blocks."""
+    """Blocks with the same start and size in the first dimension, given by their rows and their indexes."""
 
     start: int
     rows: int
@@ -114,7 +114,7 @@ class Band(NamedTuple):
 
 
 def bands(blocks: Sequence[Block]) -> list[Band]:
-    """Return the bands of blocks that fill a tensor exactly, by rising start."""
+    """Return the bands of blocks that fill a tensor exactly, in ascending order of their start."""
     found: dict[int, Band] = {}
     for i, block in enumerate(blocks):
         start = block.offsets[0]
