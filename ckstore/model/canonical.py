@@ -1,4 +1,4 @@
-"""Canonical JSON and the numbers it holds. Source: docs/format/v1.md. Imports little, since every command needs it."""
+"""Canonical JSON and its numbers. It imports little, as every command needs it. Source: docs/format/v1.md."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Mapping
 from json.encoder import encode_basestring_ascii
 
 SAFE_INT = 2**53
-# Python refuses 4,300 digits at once, against texts that take minutes to convert.
+# Python refuses more than 4,300 digits at once, to prevent conversions that take minutes.
 PART_DIGITS = 4000
-"""Below the digits that int() and str() take at once (sys.set_int_max_str_digits)."""
+"""A number of digits below the limit of int() and str() (sys.set_int_max_str_digits)."""
 MAX_INT_BITS = 100_000
-"""Of an integer that is saved. To make digits into an integer takes time by the square of their number."""
+"""Most bits of a saved integer. Converting digits to an integer takes quadratic time."""
 MAX_NUMBER_DIGITS = 30_103
-"""Characters of any number that a document may hold, but for the sign: those of `MAX_INT_BITS`."""
+"""Most characters of a number in a document, without the sign, for an integer of `MAX_INT_BITS`."""
 TOO_LONG_INT = f"an integer of more than {MAX_INT_BITS:,} bits ({MAX_NUMBER_DIGITS:,} digits)"
 LONG_INT_HINT = (
     'store value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True); '
     'int.from_bytes(data, "little", signed=True) gives it back'
 )
 quoted = encode_basestring_ascii
-"""A string as `canonical_text` writes it; called for each leaf and extent, so there is no function around it."""
+"""Quote a string as in `canonical_text`. It has no wrapper, because it is called for each leaf and extent."""
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
@@ -32,18 +32,18 @@ def canonical_json(value: object) -> bytes:
 
 
 def canonical_text(value: object) -> str:
-    """Return `value` as `canonical_json` does, before it becomes bytes."""
-    # One text for one value: digests are of these bytes, so spaces or another order would be another checkpoint.
+    """Return the text of `canonical_json` before it is encoded to bytes."""
+    # A value has exactly one text. Digests cover these bytes, so spaces or another order would give another checkpoint.
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def object_of(members: Mapping[str, str]) -> bytes:
-    """Return the canonical JSON of an object whose members are canonical texts already."""
+    """Return the canonical JSON of an object whose members are already canonical texts."""
     return f"{{{','.join(f'{quoted(name)}:{members[name]}' for name in sorted(members))}}}".encode("ascii")
 
 
 def encode_metric(value: float) -> int | float | str:
-    """Return a metric as JSON holds it: numbers that JSON lacks become ``"nan"``, ``"inf"`` or ``"-inf"``."""
+    """Return a metric for JSON. Numbers that JSON lacks become ``"nan"``, ``"inf"`` or ``"-inf"``."""
     return value if math.isfinite(value) else str(value)
 
 
@@ -59,7 +59,7 @@ def is_storable_int(value: int) -> bool:
 
 
 def decimal_of_int(value: int) -> str:
-    """Return an integer of any size in decimal; str() refuses more than 4300 digits."""
+    """Return the decimal text of an integer of any size. str() refuses more than 4300 digits."""
     if value < 0:
         return "-" + decimal_of_int(-value)
     parts = []

@@ -1,4 +1,4 @@
-"""Digests: the names of bytes. Source: docs/format/v1.md, "Terms"."""
+"""Digests, which name bytes by their content. Source: docs/format/v1.md, "Terms"."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunningDigest(Protocol):
     """A digest of bytes that arrive in parts."""
 
     def update(self, data: Buffer, /) -> object:
-        """Add `data`."""
+        """Add `data` to the digest."""
 
     def hexdigest(self) -> str:
         """Return the hexadecimal digits for all bytes so far."""
@@ -28,12 +28,12 @@ class RunningDigest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """A hash algorithm that a store can be made with."""
+    """A hash algorithm that a store can use."""
 
     name: str  # as in ``store.json``: ``xxh3_128`` or ``blake3``
     prefix: str  # first part of its digests: ``xxh3`` or ``blake3``
     collision_resistant: bool  # whether equal digests mean equal bytes even when an adversary chose them
-    # Begins a running digest. One-shot and running digests of more than 64 KiB release the GIL.
+    # Starts a running digest. One-shot and running digests of more than 64 KiB release the GIL.
     start: Callable[[], RunningDigest]
 
     def digest(self, data: Buffer) -> str:
@@ -43,13 +43,13 @@ class Algorithm:
         return f"{self.prefix}-{running.hexdigest()}"
 
     def digest_of_parts(self, running: RunningDigest) -> str:
-        """Return the digest of everything that was given to `running`."""
+        """Return the digest of all bytes that were added to `running`."""
         return f"{self.prefix}-{running.hexdigest()}"
 
 
 def _start_blake3() -> RunningDigest:
     try:
-        # An extra: stores with xxh3 work without it.
+        # This package is an extra. Stores with xxh3 work without it.
         import blake3  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         msg = "this store is hashed with blake3, but the package blake3 is not installed"
@@ -66,7 +66,7 @@ _BY_PREFIX = {algorithm.prefix: algorithm for algorithm in ALGORITHMS.values()}
 
 
 def algorithm_named(name: object) -> Algorithm:
-    """Return the algorithm that ``store.json`` calls `name`."""
+    """Return the algorithm with a name from ``store.json``."""
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise BadInput(f"hash must be one of {', '.join(ALGORITHMS)}, got {name!r}")
     return ALGORITHMS[name]
@@ -78,18 +78,18 @@ def algorithm_of(digest: str) -> Algorithm:
 
 
 def is_digest(text: object) -> bool:
-    """Whether `text` has the form of a digest."""
+    """Return whether `text` has the form of a digest."""
     return isinstance(text, str) and DIGEST_PATTERN.match(text) is not None
 
 
 def fan_out(digest: str) -> str:
-    """Return the directory of a blob below ``blobs/``: the first two hexadecimal digits."""
-    # Every path of a blob is made with it, so a digest from a manifest becomes a path here: "../.." must not.
+    """Return the directory of a blob below ``blobs/``, the first two hexadecimal digits."""
+    # Every path of a blob is made with this function. A digest such as "../.." from a manifest must not become a path.
     if not is_digest(digest):
         raise BadInput(f"the name of a blob must be a digest such as xxh3-0123…, got {digest!r}")
     return digest.partition("-")[2][:2]
 
 
 def short_id(digest: str, digits: int = 10) -> str:
-    """Return the first hexadecimal digits of a digest, for people."""
+    """Return the first hexadecimal digits of a digest, for display."""
     return digest.partition("-")[2][:digits]

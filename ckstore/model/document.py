@@ -1,7 +1,7 @@
-"""What all JSON documents of a store have in common: strict JSON, a version, times.
+"""Common rules of all JSON documents of a store: strict JSON, a version, and times.
 
-Strict: ASCII, no name twice in an object, no number that JSON readers disagree about. What else a
-document must hold is checked by `model/manifest/parse` and `model/settings/settings`.
+Strict JSON is ASCII, without a repeated name in an object and without numbers that JSON readers disagree on.
+`model/manifest/parse` and `model/settings/settings` check the other content of a document.
 Source: docs/format/v1.md.
 """
 
@@ -23,24 +23,24 @@ _MAX_DIGITS = len(str(SAFE_INT))
 _LONG = b"," + b"0" * _MAX_DIGITS
 _BEFORE_NUMBER = b"[,:- \t\r\n"
 _KINDS = bytes(ord("0" if b in b"0123456789" else "," if b in _BEFORE_NUMBER else "x") for b in range(256))
-"""For each byte whether it is a digit, may stand before a number, or neither."""
+"""For each byte, whether it is a digit, may precede a number, or neither."""
 _BIG_PATTERN = re.compile(r"-?[1-9][0-9]{15,}\Z")
 CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
 
 
-# Far below where Python's C parser reaches the end of its stack, and the process dies.
+# Far below the depth at which Python's C parser overflows its stack and the process dies.
 MAX_LEVELS = 500
-"""Levels of a document; a state of `manifest.MAX_DEPTH` takes three for each of its own."""
+"""Most levels of a document. A state of `manifest.MAX_DEPTH` takes three for each of its own."""
 _REST = bytes(set(range(256)) - set(b'[]{}"'))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _STEPS = {ord("["): 1, ord("]"): -1}
 _QUICK_LEVELS = 8
-# `split` needs a hundred bytes for each quote: of a whole manifest of 512 MiB that is the host's memory.
+# `split` needs a hundred bytes for each quote, which for a manifest of 512 MiB would exhaust the host's memory.
 _PIECE_BYTES = 2**18
 
 
 class _Refused(ValueError):
-    """Raised inside the parser's hooks, where the name of the document is not known."""
+    """An error in the parser's hooks, where the name of the document is unknown."""
 
 
 _SHORT = reprlib.Repr()
@@ -49,7 +49,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 
 def shown(value: object) -> str:
-    """Return `value` as a message shows it: cut to a line, however long or deep it is."""
+    """Return the text of `value` for a message, cut to a line."""
     try:
         return _SHORT.repr(value)
     except ValueError:  # an integer of more digits than str() takes
@@ -57,20 +57,20 @@ def shown(value: object) -> str:
 
 
 def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = False) -> NoReturn:
-    """Raise the error for content that is not as the format says."""
-    # `found`: the value that is there; with `words`, what to say of it.
+    """Raise the error for content that does not conform to the format."""
+    # `found` is the value, or with `words` a text about it.
     raise BadInput(f"{where}: {what}: wanted {wanted}, found {found if words else shown(found)}")
 
 
 def is_big_decimal(text: object) -> bool:
-    """Whether `text` is an integer outside ±2^53 in decimal, as `decimal_of_int` writes it."""
+    """Return whether `text` is an integer outside ±2^53 in the decimal form of `decimal_of_int`."""
     if not isinstance(text, str) or len(text) > MAX_NUMBER_DIGITS + 1 or _BIG_PATTERN.match(text) is None:
         return False
     return len(text) > _MAX_DIGITS + 1 or abs(int(text)) > SAFE_INT
 
 
 def int_of_decimal(text: str) -> int:
-    """Return the integer that `decimal_of_int` wrote or `is_big_decimal` approved, which bounds its length."""
+    """Return the integer in a text from `decimal_of_int` or accepted by `is_big_decimal`, of bounded length."""
     digits = text.removeprefix("-")
     value = 0
     for i in range(0, len(digits), PART_DIGITS):
@@ -80,7 +80,7 @@ def int_of_decimal(text: str) -> int:
 
 
 def check_requires(requires: object, known: Collection[str], where: str) -> None:
-    """Raise if a document asks its reader for something that this ckstore does not know."""
+    """Raise if a document requires a feature that this ckstore does not support."""
     if not isinstance(requires, list) or not all(isinstance(name, str) for name in requires):
         refuse(where, "requires", "an array of strings", requires)
     unknown = [name for name in requires if name not in known]
@@ -91,7 +91,7 @@ def check_requires(requires: object, known: Collection[str], where: str) -> None
 
 
 def check_created(created: object, where: str) -> str:
-    """Return `created`."""
+    """Return `created` if it is a valid time; raise otherwise."""
     if not isinstance(created, str) or CREATED_PATTERN.match(created) is None:
         refuse(where, "created", "YYYY-MM-DDTHH:MM:SS.ffffffZ", created)
     try:
@@ -102,17 +102,17 @@ def check_created(created: object, where: str) -> str:
 
 
 def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
-    """Return the JSON object in `data`: all integers are within ±2^53, all floats finite."""
-    # Raises BadInput: it is not such an object, or nested deeper than `MAX_LEVELS` or than the interpreter can follow.
-    # `translate` and `replace` below are of bytes, not of a view.
+    """Return the JSON object in `data`, with all integers within ±2^53 and all floats finite."""
+    # Raises BadInput if it is no such object, or is nested deeper than `MAX_LEVELS` or than the interpreter supports.
+    # A view has no `translate` and `replace`, which are used below.
     data = bytes(data)
-    # Before the parser: beyond the end of its stack the process dies, and no exception says so.
+    # Check the depth first. If the parser overflowed its stack, the process would die without an exception.
     if _is_deep(data):
         raise BadInput(f"{where}: wanted JSON of at most {MAX_LEVELS} levels, found it nested deeper")
     try:
         text = str(data, "ascii")
-        # Hooks, not a walk afterwards: the scanner has thrown the second of two names away by then,
-        # and int() of a million digits takes as long as an attacker likes. None is asked about short ones.
+        # Use hooks instead of a later traversal, because the scanner drops one of two equal names, and int() of
+        # millions of digits takes very long. No hook is called if all integers are short.
         value = json.loads(
             text,
             object_pairs_hook=_object,
@@ -133,21 +133,21 @@ def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
 
 
 def parse_document(data: bytes, format: str, newest: int, where: str) -> dict[str, Any]:  # noqa: A002 - the member
-    """Return the JSON object in `data`, which says that it is of that format, in a version up to `newest`."""
+    """Return the JSON object in `data` after checking its format and that its version is at most `newest`."""
     members = parse_object(data, where=where)
     check_format(members, format, newest, where)
     return members
 
 
 def check_format(members: Mapping[str, Any], format: str, newest: int, where: str) -> None:  # noqa: A002 - the member
-    """Check what a document says that it is."""
+    """Check the format and the version of a document."""
     if members.get("format") != format:
         refuse(where, "format", repr(format), members.get("format"))
     version = members.get("version")
     # `type`, since True is an `int`, and `1 == True`.
     if type(version) is not int or version < 1:
         refuse(where, "version", "an integer from 1", version)
-    # A newer writer may have given members another meaning: reading on would be guessing.
+    # In a newer version, members may have another meaning, so do not guess.
     if version > newest:
         raise NewerFormat(
             f"{where}: this ckstore reads versions up to {newest}, found version {version}",
@@ -156,7 +156,7 @@ def check_format(members: Mapping[str, Any], format: str, newest: int, where: st
 
 
 def parse_foreign(data: bytes) -> Any:
-    """Return the JSON that another program wrote, with Python's own rules but for the length of its numbers."""
+    """Return the value of JSON from another program, by Python's own rules except for the length of numbers."""
     # Only a document with long digits takes the slower hook. Python's own limit can be switched off.
     return json.loads(data, parse_int=_foreign_integer if _has_long_numbers(data) else None)
 
@@ -169,16 +169,16 @@ def _foreign_integer(digits: str) -> int:
 
 
 def _has_long_numbers(data: bytes) -> bool:
-    """Whether JSON may hold an integer that `_integer` has to look at; text in a string may look like one."""
+    """Return whether JSON may have an integer that `_integer` must check. Text in a string may look like one."""
     return _LONG in (b"," + data).translate(_KINDS)
 
 
 def _is_deep(data: bytes) -> bool:
-    """Whether JSON is nested deeper than `MAX_LEVELS`."""
-    # The parser is recursive: how deep it may go is up to the interpreter and to the program that raised its limit, and
-    # beyond the end of the stack the process dies.
+    """Return whether JSON is nested deeper than `MAX_LEVELS`."""
+    # The parser is recursive. Its depth limit depends on the interpreter and on a program that raised it, and the
+    # process dies beyond the end of the stack.
     if rb"\"" in data:
-        data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs from the left; what is odd escapes what follows
+        data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs from the left; a single one escapes
     left = _outside_strings(data.translate(_ONE_KIND, _REST))
     for _ in range(_QUICK_LEVELS):  # the innermost pairs, which are most of them, all at once
         left = left.replace(b"[]", b"")
@@ -187,8 +187,8 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _outside_strings(marks: bytes) -> bytes:
-    """Return the brackets of `marks`, which holds brackets and quotes alone, that no two quotes enclose."""
-    # By pieces: Python needs a hundred bytes for each that it splits off or joins, and an attacker may send millions.
+    """Return the brackets outside of strings in `marks`, which has only brackets and quotes."""
+    # Work in pieces, because Python needs a hundred bytes for each split part, and an attacker may send millions.
     found, inside = [], False
     for at in range(0, len(marks), _PIECE_BYTES):
         parts = marks[at : at + _PIECE_BYTES].split(b'"')
@@ -198,7 +198,7 @@ def _outside_strings(marks: bytes) -> bytes:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON readers disagree about a name that is there twice: the first or the second could be what was sealed.
+    # JSON readers disagree on a repeated name. The sealed value could be the first or the second.
     members = dict(pairs)
     if len(members) != len(pairs):
         seen: set[str] = set()

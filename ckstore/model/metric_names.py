@@ -1,4 +1,4 @@
-"""Whether the smallest or the greatest number of a metric is best, as far as the metric's name says it."""
+"""Derive from the name of a metric whether its smallest or its greatest number is best."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SCORE_WORDS = _words_of("""
     score scores reward rewards acc accuracy accuracies precision recall f1 auc auroc auprc map iou miou dice
     bleu sacrebleu rouge meteor chrf psnr ssim ndcg mrr mcc r2
 """)
-# Beside one of the words above each of these reverses the order, or makes the name that of another quantity: the
-# negative of an error, the spread of a reward, the scale of a loss in mixed precision, the reward of a rejected answer.
+# Together with a word above, each of these reverses the order or names another quantity, such as the negative of an
+# error, the spread of a reward, the scale of a loss in mixed precision, or the reward of a rejected answer.
 OTHER_SENSE_WORDS = _words_of("""
     neg negative minus inverse inv not no non without rejected std stddev stderr var variance gap diff difference
     delta drop change decrease increase reduction improvement scale weight threshold
@@ -40,7 +40,7 @@ def mode_by_name(metric: str) -> Mode | None:
     """Return ``min`` for the plain name of a loss, ``max`` for that of a score, and None for any other name."""
     words = set(_words_in(metric))
     is_loss, is_score = not words.isdisjoint(LOSS_WORDS), not words.isdisjoint(SCORE_WORDS)
-    # What is kept as best outlives the rest, so a name that may mean either is not guessed.
+    # The best checkpoints outlive the others, so do not guess for an ambiguous name.
     if is_loss == is_score or not words.isdisjoint(OTHER_SENSE_WORDS) or _MINUS_SIGN.search(metric):
         return None
     return "min" if is_loss else "max"
@@ -49,16 +49,16 @@ def mode_by_name(metric: str) -> Mode | None:
 def _words_in(metric: str) -> Iterator[str]:
     """Return the known words of a name, in lower case."""
     for piece in _SEPARATORS.split(metric):
-        # In another script a part of a word may look like a word of English.
+        # In another script, a part of a word may look like an English word.
         if not piece.isascii():
             continue
-        if (whole := _known(piece)) is not None:  # before it is cut: mAP, IoU and F1 are one word
+        if (whole := _known(piece)) is not None:  # before splitting, because mAP, IoU and F1 are one word
             yield whole
         else:
             yield from (word for part in _CAMEL_CASE.findall(piece) if (word := _known(part)) is not None)
 
 
 def _known(text: str) -> str | None:
-    """Return the word that equals a text, with or without the digits at its end as in ``acc5``; None without one."""
+    """Return the known word equal to a text, with or without trailing digits as in ``acc5``, or None."""
     lower = text.lower()
     return next((word for word in (lower, lower.rstrip(digits)) if word in _KNOWN), None)

@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``32MiB``, ``5GB``."""
+"""Sizes in the form that users write, such as ``32MiB`` and ``5GB``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import re
 from ckstore.errors import BadInput
 
 PACK_BELOW_BYTES = 2**20
-"""Storages that are smaller share packs; the others are cut into chunks."""
+"""Size below which storages share packs. Larger storages are cut into chunks."""
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
 }
 _WRITTEN = ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB", "B")
-# Python refuses to read thousands of digits as a number, with an error of its own.
+# Python rejects numbers with thousands of digits with an error of its own.
 _SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of ``32MiB``, ``32M``, ``32 MB`` (10^6 each) or ``33554432``."""
+    """Return the number of bytes in a text such as ``32MiB``, ``32M``, ``32 MB`` (10^6 each) or ``33554432``."""
     match = re.fullmatch(_SIZE, text.strip())
     factor: int | None = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
 
 
 def exact_size(nbytes: int) -> str:
-    """Return a size in the shortest way that `parse_size` reads: ``2TB``, ``1.5GiB``, ``1000001B``."""
+    """Return the shortest text of a size for `parse_size`, such as ``2TB``, ``1.5GiB`` or ``1000001B``."""
     found = []
     for unit in _WRITTEN:
         tenths, rest = divmod(nbytes * 10, _FACTORS[unit.upper()])
@@ -43,25 +43,25 @@ def exact_size(nbytes: int) -> str:
 
 
 def size_text(nbytes: float) -> str:
-    """Return a size as ``512 B``, ``1.0 KiB``, ``37.4 MiB``: one decimal, powers of 1024."""
+    """Return a size with one decimal and powers of 1024, such as ``512 B``, ``1.0 KiB`` or ``37.4 MiB``."""
     if nbytes < 1024:
         return f"{int(nbytes)} B"
     value, power = nbytes / 1024, 0
-    while value >= 1023.95 and power < len(_UNITS) - 1:  # or it would be written as 1024.0
+    while value >= 1023.95 and power < len(_UNITS) - 1:  # otherwise the text would be 1024.0
         value, power = value / 1024, power + 1
     return f"{value:.1f} {_UNITS[power]}"
 
 
 def sizes_apart(first: int, second: int) -> tuple[str, str]:
-    """Return two different sizes as texts that differ: where `size_text` gives the same, the bytes."""
+    """Return two different sizes as different texts, in bytes if `size_text` gives equal texts."""
     texts = size_text(first), size_text(second)
     return texts if texts[0] != texts[1] else (f"{first} B", f"{second} B")
 
 
 def needed_and_free(needed_bytes: int, free_bytes: int) -> str:
-    """Return ``3.8 MiB, 336.0 KiB are free``: what something needs, and there is not."""
+    """Return a needed size and the free size, such as ``3.8 MiB, 336.0 KiB are free``."""
     return "{}, {} are free".format(*sizes_apart(needed_bytes, free_bytes))
 
 
 DEVICE_SMALL_BYTES = 256 * 2**10
-"""Smaller ones on a device go together: PCIe takes this in 5 µs, as long as it takes to ask for a transfer."""
+"""Size below which storages on a device are transferred together. PCIe moves this in 5 µs, the cost of a request."""

@@ -1,6 +1,6 @@
 """Values of Python's standard library, and plain ones of torch and NumPy, as nodes. Source: docs/format/v1.md, "Nodes".
 
-Neither torch nor NumPy is imported: what is theirs is checked here, and made in `tensors`.
+This module imports neither torch nor NumPy. It checks their values, and `tensors` creates them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ckstore.model.manifest.nodes import (
 )
 
 _KINDS = (list, dict, tuple, set, frozenset, str, bytes, bool, int, float, complex, deque, Counter, OrderedDict)
-FACTORIES: dict[str, type] = {kind.__name__: kind for kind in _KINDS}  # what a defaultdict may make its values with
+FACTORIES: dict[str, type] = {kind.__name__: kind for kind in _KINDS}  # allowed factories of a defaultdict
 FACTORY_NAMES = {kind: name for name, kind in FACTORIES.items()}
 
 _PATHS: dict[str, type[PurePath]] = {kind.__name__: kind for kind in (PosixPath, PurePosixPath, PureWindowsPath)}
@@ -46,7 +46,7 @@ _TORCH_NAMES = {
     "torch.qscheme": re.compile(r"per_(?:tensor|channel)_(?:affine(?:_float_qparams)?|symmetric)\Z"),
 }
 TORCH_NAMED = tuple(_TORCH_NAMES)
-"""Classes of torch whose values are known by their names in it, such as ``torch.qint8``."""
+"""Classes of torch whose values are identified by their names in torch, such as ``torch.qint8``."""
 
 
 def encode_decimal(value: decimal.Decimal) -> Any:
@@ -85,7 +85,7 @@ def _zone(zone: dt.tzinfo) -> str:
 
 
 def encode_path(value: PurePath) -> Any:
-    """Return the node of a path. Raises NotStored: JSON would change it."""
+    """Return the node of a path. Raise NotStored if JSON would change it."""
     text = str(value)
     if not fits_json(text):
         raise NotStored("a path with two surrogates that JSON would join", "store os.fsencode(value)")
@@ -93,9 +93,9 @@ def encode_path(value: PurePath) -> Any:
 
 
 def encode_set(value: set[Any] | frozenset[Any]) -> Any:
-    """Return the node of a set, whose elements are in an order that only depends on them."""
+    """Return the node of a set, with its elements in an order that depends only on the elements."""
     nodes = []
-    for item in [*value]:  # at once: another thread may add an element meanwhile
+    for item in [*value]:  # copied first, because another thread may add an element meanwhile
         try:
             nodes.append(encode_key(item))
         except ValueError as error:
@@ -113,13 +113,13 @@ def encode_held_bytes(kind: str, data: bytes) -> Any:
 
 
 def is_python_value(node: list[Any]) -> bool:
-    """Whether this is a node that `decode_value`, or `tensors`, makes a value of; its tag is a string."""
+    """Return whether `decode_value` or `tensors` can decode a node with a string as tag."""
     check = _CHECKS.get(node[0])
     return check is not None and check(node[1:])
 
 
 def decode_value(node: Any) -> object:
-    """Return the value of a node that is neither a container nor a leaf, and not one of torch or NumPy."""
+    """Return the value of a node that is no container, no leaf, and no value of torch or NumPy."""
     if not isinstance(node, list) or node[0] not in _CHECKS:
         return decode_scalar(node)
     make = _MAKE.get(node[0])
@@ -216,7 +216,7 @@ def _named_as(pattern: re.Pattern[str]) -> Callable[[list[Any]], bool]:
 
 
 def is_class_name(text: object) -> bool:
-    """Whether `text` may name a class or a function."""
+    """Return whether `text` can be the name of a class or a function."""
     return type(text) is str and 1 <= len(text) <= CLASS_MOST
 
 

@@ -20,9 +20,9 @@ from ckstore.model.manifest.python_values import CLASS_MOST, FACTORIES, is_class
 from ckstore.model.names import check_path, join_key, parent_of
 
 _INDEX_CHARS = 3
-_ATTRIBUTES = object()  # stands for the key of an ordered dict's attributes: they have no name, so no leaf is in them
+_ATTRIBUTES = object()  # represents the key of an ordered dict's attributes, which have no name and so no leaves
 
-_STATE = object()  # stands for the key of the state itself
+_STATE = object()  # represents the key of the state itself
 
 _Children = Iterable[tuple[Any, Any]]
 
@@ -70,7 +70,7 @@ class _Place:
 
 
 class _StateCheck:
-    """Checks each node once."""
+    """Check each node once."""
 
     def __init__(self, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
         self.names_most = self.names_left = names_most
@@ -137,7 +137,7 @@ class _StateCheck:
             self.refuse(place, key, "no leaf among the attributes of a dict", self.leaves[index].name)
         if self.leaves[index].name != name:
             self.refuse(place, key, f"the leaf of that name, {shown(name)}", self.leaves[index].name)
-        self.named[index] = True  # once: no two nodes have one name, as keys are there once
+        self.named[index] = True  # set once, because keys are unique and so are names
 
     def pairs(self, node: list[Any], place: _Place, key: Any) -> _Children:
         pairs = node[1]

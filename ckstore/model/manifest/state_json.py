@@ -94,7 +94,7 @@ class _ValueCollector:
         self._add_attributes(inner)
 
     def _add_attributes(self, inner: PlainValues) -> None:
-        # Attributes of attributes are written like the others: only a test has them.
+        # Attributes of attributes are written like the others. Only a test has them.
         self._found.attributes += inner.values + inner.attributes
         self._found.torch_versions += inner.torch_versions
 
@@ -150,6 +150,6 @@ def _float(x: float | str) -> Any:
 
 
 def _readable(dtype: str, data: bytes) -> dict[str, Any]:
-    """Return a NumPy scalar as a plain number beside its bytes, where JSON has it."""
+    """Return the plain number of a NumPy scalar, in addition to its bytes, if JSON supports it."""
     value = numpy_number(dtype, data)
     return {} if value is None or not math.isfinite(value) else {"value": value}
