@@ -187,7 +187,7 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _outside_strings(marks: bytes) -> bytes:
-    """Return the brackets outside of strings in `marks`, which has only brackets and quotes."""
+    """Return the brackets outside strings in `marks`, which has only brackets and quotes."""
     # Work in pieces, because Python needs a hundred bytes for each split part, and an attacker may send millions.
     found, inside = [], False
     for at in range(0, len(marks), _PIECE_BYTES):
