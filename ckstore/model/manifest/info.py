@@ -84,8 +84,8 @@ class CheckpointInfo:
     """One published checkpoint.
 
     A save, a load and a listing return equal values for the same checkpoint. `==` ignores the fields that describe a
-    single call (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`, `training`) and how the checkpoint
-    is stored (`compacted`).
+    single call (`catalogued`, `warnings`, `oldest_reading`, `counters`, `remotes`, `training`), where and how the
+    checkpoint is stored (`directory`, `compacted`), and `superseded`.
 
     Attributes:
         id: Digest of its manifest.

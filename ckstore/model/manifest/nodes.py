@@ -181,7 +181,7 @@ def encode_key(key: object, depth: int = 1) -> Any:
 
 
 def decode_key(node: Any) -> Any:
-    """Return the key that a node represents, which `same_keys` has checked."""
+    """Return the key that a node represents, from a manifest whose keys were checked with `identity_of`."""
     if not isinstance(node, list):
         return node
     if node[0] == "int":
