@@ -78,20 +78,20 @@ an info."""
 
 
 class Store:
-    """An open store. It may be used from several threads; it holds no file open between calls, so `close` is optional.
+    """An open store. Several threads may use it. It holds no file open between calls, so `close` is optional.
 
-    Opening it for writing moves what killed saves left to trash and brings the catalog up to date.
+    Opening a store for writing moves the leftovers of killed saves to trash and updates the catalog.
 
-    Beside what is said at a method, each raises a `CkstoreError` when the system refuses something or memory is short,
-    `UnsafePlace` when something else has the place of a directory of the store, and `InUse` when it is called in the
-    middle of another call of the same thread, as from a signal handler. Those that change the store raise `SaveFailed`
-    when it was opened for reading.
+    In addition to the errors listed at each method, every method raises `CkstoreError` if the system refuses an
+    operation or memory runs out, `UnsafePlace` if a directory of the store was replaced by something else, and `InUse`
+    if it is called during another call of the same thread, for example from a signal handler. Methods that change the
+    store raise `SaveFailed` if it was opened for reading.
 
     Attributes:
         path: Directory of the store.
         run: The run that the handle is bound to, or None; see `open`.
-        background: The saves of `save_async` that have not ended: to wait for them, to finish or give them up before
-            the end, to have memory and the saver ready before the first.
+        background: The unfinished saves of `save_async`. Its methods wait for them, finish or abandon them before the
+            process ends, and prepare memory and the saver before the first save.
     """
 
     @short_tracebacks
@@ -115,7 +115,7 @@ class Store:
             catalog_path=None if catalog_path is None else expanded(catalog_path),
         )
         self.background = BackgroundSaves(self._context, self.path)
-        # Of a remote that was opened by its URL: what may list there what is new.
+        # For a remote opened by URL: the writable context that lists new checkpoints.
         self._listing: Context | None = None
         self._auto_run: str | None = None
         if run == AUTO:
@@ -135,17 +135,17 @@ class Store:
         chunk_bytes: int | None = None,
         catalog_path: str | os.PathLike[str] | None = None,
     ) -> Store:
-        """Make a new store in the directory `path` and open it.
+        """Create a new store in the directory `path` and open it.
 
         Args:
-            path: A directory that is empty or does not exist. Missing parents are made, and removed if this fails.
-            hash: ``xxh3_128``, or ``blake3`` for stores that take data from people who are not trusted.
-            run: As in `open`; it is not kept in the store.
-            chunk_bytes: Tensors are cut into chunks of this size, a multiple of 1 MiB; default 32 MiB.
-            catalog_path: As in `open`; it is not kept in the store.
+            path: An empty or missing directory. Missing parents are created, and removed if this fails.
+            hash: ``xxh3_128``, or ``blake3`` for stores that receive data from untrusted people.
+            run: As in `open`. The store does not record it.
+            chunk_bytes: Tensors are split into chunks of this size, a multiple of 1 MiB (default: 32 MiB).
+            catalog_path: As in `open`. The store does not record it.
 
         Raises:
-            BadInput: There is a store or something else at `path`, or an argument is invalid.
+            BadInput: `path` holds a store or something else, or an argument is invalid.
             UnsafePlace: The filesystem cannot hold a store.
         """
         root = _resolved(path)
@@ -166,31 +166,31 @@ class Store:
     ) -> Store:
         """Open the store at `path`; the same as ``Store(path)``.
 
-        A catalog that is missing, damaged or of an older ckstore is made right, with a `CkstoreWarning`.
+        A catalog that is missing, damaged or of an older ckstore is repaired with a `CkstoreWarning`.
 
         Args:
-            path: Its directory; or the URL of a remote (``s3://…``), which is opened for reading: what it has by now is
-                listed, `follow` also gives what is new there, and loads fetch what they read.
-            run: Binds this handle to a run: saves and commits go to it, and where a call or a ref names no run, this
-                one is meant. Tags and ids name a checkpoint of any run. None: saves go to ``main``, and
-                ``latest`` without a run is refused when the store has several runs. ``auto`` makes a new run: ``main``,
-                or the first of ``main-2``, ``main-3`` … that no process has taken. `run` of the handle is its name.
+            path: The directory of the store, or the URL of a remote (``s3://…``), which is opened for reading. Existing
+                checkpoints of the remote are listed, `follow` yields new ones, and loads download what they read.
+            run: Binds this handle to a run. Saves and commits use it, and so do calls and refs that name no run.
+                Tags and ids name a checkpoint of any run. If None, saves use ``main``, and ``latest`` without a run is
+                refused if the store has several runs. ``auto`` creates a new run: ``main``, or the first of
+                ``main-2``, ``main-3`` … that no process has taken. `run` of the handle is its name.
             readonly: Change nothing, now and later.
-            recover: False: leave everything as it is found now; for `reindex`, which sets it right itself.
-            catalog_path: The file of the index, on a disk of this host; its directory is made. None: ``catalog.db`` in
-                the store, or where that is on a shared filesystem, or other users may write to it,
-                ``ckstore/UUID/catalog.db`` in the user's cache. A path outside the store says that other hosts are
-                at work with theirs: see `gc`.
+            recover: If False, opening repairs nothing. Use it before `reindex`, which makes the repairs itself.
+            catalog_path: The file of the index, on a disk of this host. Its directory is created. If None, it is
+                ``catalog.db`` in the store. If the store is on a shared filesystem or other users may write to it,
+                it is ``ckstore/UUID/catalog.db`` in the user's cache. A path outside the store declares that other
+                hosts use the store with catalogs of their own: see `gc`.
             continue_from: The checkpoint that saves of this handle continue, as if it had been loaded. It also applies
                 to frameworks that save through the handle.
 
         Raises:
-            StoreNotFound: There is none.
+            StoreNotFound: `path` holds no store.
             NoSuchRef: The checkpoint `continue_from` does not exist.
-            NewerFormat: It was made by a newer ckstore.
-            UnsafePlace: It is to be written to, and the filesystem cannot do what a store needs; or the catalog would
-                lie on a shared filesystem.
-            BadInput: `catalog_path` cannot be, or is the catalog of another store.
+            NewerFormat: A newer ckstore made the store.
+            UnsafePlace: The store is opened for writing and the filesystem lacks a feature that a store needs, or the
+                catalog would be on a shared filesystem.
+            BadInput: `catalog_path` is not usable, or is the catalog of another store.
         """
         if isinstance(path, str) and "://" in path:
             return cls._open_there(path, run)
@@ -205,7 +205,7 @@ class Store:
 
     @classmethod
     def _open_there(cls, url: str, run: str | None) -> Store:
-        """Open a remote for reading: a clone lies in a temporary directory as long as the handle lives."""
+        """Open a remote for reading, through a clone in a temporary directory that lives as long as the handle."""
         import weakref
 
         from ckstore.remote.remote_only.temporary import make_temporary
@@ -234,28 +234,28 @@ class Store:
         mirror: str | os.PathLike[str] | None = None,
         continue_from: RefLike | None = None,
     ) -> Store:
-        """Open the store at `path`; make it if there is none. Several processes may do so at once.
+        """Open the store at `path`, or create it if it does not exist. Several processes may do this at once.
 
         A new store is logged. If a store of a similar name exists in the same directory, a `CkstoreWarning` names it,
-        since a mistyped path would otherwise begin a training again.
+        since a mistyped path would otherwise restart a training.
 
         Args:
-            path: Its directory. Missing parents of a new store are made.
+            path: The directory of the store. Missing parents of a new store are created.
             run: See `open`.
-            hash: Of a new store: see `init`.
-            chunk_bytes: Of a new store: see `init`.
+            hash: For a new store, as in `init`.
+            chunk_bytes: For a new store, as in `init`.
             catalog_path: See `open`.
-            mirror: What gets every checkpoint after it is durable here: a URL (``s3://BUCKET/PREFIX``), a directory,
-                which is made if it is missing, or the name of a remote of the store. A new store lists the checkpoints
-                of the remote at once, like one made by `clone`, and has the same hash and chunk size. So a training
-                continues on another machine. The mirror is stored as the setting `StoreConfig.mirror`. If it is already
-                set, no request is made. If None, the setting applies.
+            mirror: Where each checkpoint is copied once it is durable locally. It is a URL (``s3://BUCKET/PREFIX``), a
+                directory, which is created if missing, or the name of a remote of the store. A new store lists the
+                checkpoints of the remote immediately, like a store made by `clone`, and has the same hash and chunk
+                size, so a training can continue on another machine. The mirror is stored as the setting
+                `StoreConfig.mirror`. If it is already set, no request is made. If None, the setting applies.
             continue_from: See `open`.
 
         Raises:
             RemoteError: The store is new, or the mirror is new to it, and the mirror does not answer.
             NoSuchRemote: `mirror` is a name, and there is no remote of that name.
-            NewerFormat: A newer ckstore made the store that is there.
+            NewerFormat: A newer ckstore made the existing store.
             UnsafePlace: The filesystem cannot hold a store.
             BadInput: Something else is at `path`, no directory can be made there, or an argument is out of range.
         """
@@ -288,24 +288,24 @@ class Store:
         endpoint: str | None = None,
         region: str | None = None,
     ) -> Store:
-        """Make a store at `path` that lists every checkpoint of a remote, at once; loads fetch what they read.
+        """Create a store at `path` that lists every checkpoint of a remote. Loads download the data they read.
 
-        Manifests, tags, pins and annotations are brought, no blobs: these are *elsewhere*, as after `evict`, and `pull`
-        brings them. Where a clone of that remote is already, what is new at the remote is added to it.
+        Manifests, tags, pins and annotations are downloaded, but no blobs. The blobs remain on the remote, as after
+        `evict`, and `pull` downloads them. An existing clone of that remote is updated with its new checkpoints.
 
         Args:
-            source: What `remotes.add` takes: a URL, the directory of a remote, or that of a store.
-            path: As in `init`, or such a clone.
+            source: As in `remotes.add`: a URL, the directory of a remote, or the directory of a store.
+            path: As in `init`, or an existing clone of the remote.
             run: As in `open`.
-            remote: What the new store calls the remote.
+            remote: The name of the remote in the new store.
             endpoint: As in `remotes.add`.
             region: As in `remotes.add`.
 
         Raises:
-            BadInput: There is something else at `path`, or an argument is invalid.
+            BadInput: `path` holds something else, or an argument is invalid.
             StoreNotFound: There is no store in the directory `source`.
             UnsafePlace: The filesystem cannot hold a store.
-            RemoteError: There is no remote at that URL, or it does not answer; calling it again goes on.
+            RemoteError: There is no remote at that URL, or it does not answer. A repeated call continues.
         """
         store = None
         with suppress(StoreNotFound):  # as in `open_or_init`
@@ -358,15 +358,15 @@ class Store:
 
         The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and
         None; objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
-        state dict. It must not be changed until this returns. Bytes that the store has are not written again. After a
-        transient failure of the storage the save is retried: see `SaveOptions` and `StoreConfig.save_retries`.
+        state dict. It must not be changed until this returns. Data that the store already has is not written again.
+        A save is retried after a transient storage failure: see `SaveOptions` and `StoreConfig.save_retries`.
 
         Args:
-            state: What to save.
-            step: Step number; None: one more than the highest of the run.
-            run: Name of the run. If None, that of `open`, otherwise ``main``. ``auto`` makes a new run from that name,
-                and all saves of this handle with ``auto`` use it.
-            progress: Called now and then with the bytes that are stored and those to be stored.
+            state: The state to save.
+            step: Step number. If None, one more than the highest of the run.
+            run: Name of the run. If None, that of `open`, otherwise ``main``. ``auto`` creates a new run from that
+                name, and all saves of this handle with ``auto`` use it.
+            progress: Called periodically with the number of bytes stored and the total to store.
             ranks: This process is one of several that each save a part, without a process group.
             on_failure: Reaction to a failure of the storage after all retries. ``raise`` raises it. ``warn`` warns and
                 returns `NotSaved`, until more than `StoreConfig.failed_saves_most` saves in a row have failed. Other
@@ -375,21 +375,21 @@ class Store:
                 `SaveOptions`.
 
         Returns:
-            What was saved; for ``keep``, and the same content, what was there. Its `warnings` say what else the user
-            should know; the logger ``ckstore`` logs them, too. `NotSaved` with ``on_failure="warn"``, if it failed.
+            The new checkpoint, or the existing one if its content is identical or ``if_exists="keep"``. Its `warnings`
+            are also logged by the logger ``ckstore``. A failed save with ``on_failure="warn"`` returns `NotSaved`.
 
         Raises:
-            CannotStore: A value in the state cannot be stored; nothing was written.
-            StateChanged: The state was changed meanwhile.
+            CannotStore: A value in the state cannot be stored. Nothing was written.
+            StateChanged: The state was changed during the save.
             StepExists: The run has another checkpoint at that step.
             RunInUse: The checkpoint that it would replace, or the run, belongs to another training. See `SaveOptions`.
-            InsufficientSpace: Not enough bytes or inodes; says what is needed, what is free, and what would free how
-                much. See `StoreConfig.make_room`.
-            MissingRanks: With `ranks`: others did not come in time; it says which.
-            RankMismatch: With `ranks`: two processes are one rank, or the ranks do not mean the same checkpoint.
-            RankFailed: With `ranks`: the save failed at another one.
-            SaveFailed: Something else failed. After any of these nothing was published and every earlier checkpoint
-                is intact.
+            InsufficientSpace: Not enough bytes or inodes. The message has the required and the free space, and how much
+                each possible action would free. See `StoreConfig.make_room`.
+            MissingRanks: With `ranks`, other ranks did not join in time. The message names them.
+            RankMismatch: With `ranks`, two processes have the same rank, or the ranks save different checkpoints.
+            RankFailed: With `ranks`, the save failed on another rank.
+            SaveFailed: Something else failed. After any of these errors nothing was published and every earlier
+                checkpoint is intact.
         """
         _of_training(state, options)
         request = self._requested(self.save, run, step, options, progress)
@@ -423,43 +423,42 @@ class Store:
         on_failure: OnFailure = "raise",
         **options: Unpack[SaveOptions],
     ) -> PendingSave:
-        """Copy a state and save it in the background; when this returns, the state may be changed.
+        """Copy a state and save it in the background. When this returns, the state may be changed.
 
-        A process of its own, the saver, does the work: this process does not touch the filesystem of the store. Its
-        saves become visible in the order in which they were asked for. What `save` says of its arguments holds here.
-        See docs/explanation/async.md.
+        A separate process, the saver, does the work. This process does not touch the filesystem of the store. Saves
+        become visible in the order of the calls. The arguments work as in `save`. See docs/explanation/async.md.
 
         Args:
-            state: As in `save`; it is copied once, to memory shared with the saver.
-            step: As in `save`; the saver finds the next step.
+            state: As in `save`. It is copied once, to memory shared with the saver.
+            step: As in `save`. The saver finds the next step.
             run: As in `save`.
-            unchanged: What has not changed since the `save_async` before this one of the run, as `select` of `load`
-                names it: globs, where a name also means everything below it, or a function of a name. It is taken from
-                that checkpoint and not copied. That is your word: one chunk in 32 is compared in each save, and what
-                is not compared, and has changed, is saved with its old bytes.
-            max_in_flight: So many saves, each with a copy of its state in memory, are under way at most.
-            when_busy: What to do when so many are: ``wait`` for one of them, ``skip`` this save (see
+            unchanged: The tensors that have not changed since the previous `save_async` of the run, in the form of
+                `select` of `load`: globs, where a name also selects everything below it, or a function of a name. They
+                are taken from that checkpoint and not copied. The caller is responsible for this: each save compares
+                only one chunk in 32, and a changed chunk that is not compared is saved with its old bytes.
+            max_in_flight: Maximum number of unfinished saves, each with a copy of its state in memory.
+            when_busy: What to do at that maximum: ``wait`` for one of them, ``skip`` this save (see
                 `PendingSave.skipped`), or raise an ``error``.
-            timeout_s: How long ``wait`` waits.
-            stall_timeout_s: A saver that neither says anything nor uses the processor for so long is stuck: it is
-                killed and its saves are given up.
-            nice: Niceness of a saver that is started now, 0 to 19: how far it makes way for others.
-            after: A `torch.cuda.Event`: what lies on a GPU is copied behind that event, as work of the current stream,
-                and this call does not wait for it. What the current stream does next follows the copy; another stream
-                that changes the state must wait for the current one. Without it this waits for everything that was
-                queued on the devices, and for the copy.
-            on_failure: As in `save`: with ``warn`` a failure of the storage is logged, and later calls do not raise it.
+            timeout_s: Maximum time that ``wait`` waits, in seconds.
+            stall_timeout_s: A saver that sends no message and uses no processor time for this many seconds is stuck.
+                It is killed and its saves are abandoned.
+            nice: Niceness of a saver that this call starts, 0 to 19. A higher number lowers its priority.
+            after: A `torch.cuda.Event`. GPU tensors are copied after that event, as work of the current stream, and
+                this call does not wait for the copy. Later work of the current stream follows the copy. Another stream
+                that changes the state must wait for the current one. Without `after`, this call waits for all work
+                queued on the devices and for the copy.
+            on_failure: As in `save`. With ``warn``, a storage failure is logged, and later calls do not raise it.
                 `PendingSave.result` does.
             options: As in `save`. The saver retries from its copy.
 
         Returns:
-            The save under way: `PendingSave.result` waits for its end.
+            The unfinished save. `PendingSave.result` waits for its end.
 
         Raises:
-            BadInput: `unchanged` selects nothing, or another argument cannot be meant.
+            BadInput: `unchanged` selects nothing, or another argument is invalid.
             CannotStore: A value in the state cannot be stored.
             StateChanged: The state was changed while it was being copied.
-            InUse: Too many saves are under way, and `when_busy` says so or `timeout_s` is over.
+            InUse: Too many saves are unfinished, and `when_busy` is ``error`` or `timeout_s` has passed.
             InsufficientSpace: There is no memory for the copy.
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
@@ -485,7 +484,7 @@ class Store:
                 from ckstore.ops.read.load import as_filter
 
                 selects = as_filter(unchanged, "unchanged")
-            # By this process: what the saver warns of is not shown.
+            # This process warns, since warnings of the saver are not shown.
             tell_not_durable(self._context.not_durable_because, self._context.settings)
             named = UnchangedNames(selects, self._context.settings.chunk_bytes)
             return self.background._submit(state, order_of(request, ref), limits, named, on_failure)  # noqa: SLF001 - its own
@@ -495,17 +494,18 @@ class Store:
 
     @api_call_in_memory
     def write_metrics(self, path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> None:
-        """Write what the saves of this handle did so far to a file, as text of OpenMetrics.
+        """Write the metrics of the saves of this handle to a file, in the OpenMetrics text format.
 
-        The file is replaced at once, so that a reader, such as the textfile collector of Prometheus' node exporter,
-        never sees half of it. The store is not touched.
+        The file is replaced atomically, so that a reader, such as the textfile collector of Prometheus' node exporter,
+        never sees a partial file. The store is not touched.
 
         Args:
-            path: The file; its directory is there.
-            labels: For each sample, beside ``store``, the directory of the store: what tells several trainers apart.
+            path: The file. Its directory must exist.
+            labels: Labels added to each sample, for example to distinguish several trainers. Each sample also has
+                ``store``, the directory of the store.
 
         Raises:
-            BadInput: A label cannot be one.
+            BadInput: A label is invalid.
         """
         from ckstore.ops.report.metrics import write_metrics
 
@@ -557,39 +557,40 @@ class Store:
     ) -> CheckpointInfo | NotSaved:
         """Commit files as they are: a checkpoint directory of any framework, or any other files.
 
-        They come back byte for byte, with their permission bits (`checkout`). Files of safetensors and torch are cut
-        where their tensors lie, without unpickling anything: a tensor is stored once, whatever file it came in, or in
-        a state that was saved. Such tensors can be listed, loaded, sliced and compared by name.
+        `checkout` restores them byte for byte, with their permission bits. Safetensors and torch files are split at
+        tensor boundaries without unpickling. Each tensor is stored once, even if it also occurs in other files or in
+        saved states. Such tensors can be listed, loaded, sliced and compared by name.
 
         Args:
-            paths: One directory, whose content is kept at the root; or several paths, kept under their names. Below
-                them no symlink is followed; it is kept as a symlink. Several directories that are named as checkpoints
-                are, or one that holds such, are refused without a step.
-            step: Step number; None: the one in the name of a single path (``checkpoint-500``, ``step-500``,
-                ``global_step500``, ``iter_0000500``, ``epoch=1-step=500``), else one more than the highest of the run.
-            run: Name of the run; None: that of `open`, else ``main``.
+            paths: One directory, whose content is stored at the root, or several paths, stored under their names.
+                Symlinks below them are stored as symlinks and not followed. Without a step, several directories with
+                names of checkpoints are refused, and so is a directory that contains such directories.
+            step: Step number. If None, the number in the name of a single path (``checkpoint-500``, ``step-500``,
+                ``global_step500``, ``iter_0000500``, ``epoch=1-step=500``), otherwise one more than the highest of the
+                run.
+            run: Name of the run. If None, that of `open`, otherwise ``main``.
             progress: As in `save`.
             ranks: As in `save`.
-            times: Keep modification times as well.
-            allow_incomplete: Take files that say of themselves that their writer was not done.
+            times: Also store modification times.
+            allow_incomplete: Accept files that are marked as incomplete by their writer.
             on_failure: As in `save`.
             options: As in `save`.
 
         Returns:
-            What was committed; `warnings` names files that look like containers and are not.
+            The committed checkpoint. `warnings` names files that look like containers but are not.
 
         Raises:
-            BadInput: A path is not there, is empty, cannot be read, is incomplete, or overlaps with the store; or there
-                are several checkpoints.
-            CannotStore: There is a socket, a pipe or a device, or a name that cannot be kept.
+            BadInput: A path is missing, empty, unreadable or incomplete, or overlaps with the store, or the paths hold
+                several checkpoints.
+            CannotStore: The paths contain a socket, a pipe, a device or a name that cannot be stored.
             StateChanged: A file was changed while it was read.
             StepExists: The run has another checkpoint at that step.
             RunInUse: The checkpoint that it would replace belongs to another training. See `SaveOptions`.
-            InsufficientSpace: Not enough bytes or inodes; says what is needed and what is free.
-            MissingRanks: With `ranks`: others did not come in time; it says which.
-            RankMismatch: With `ranks`: two processes are one rank, or the ranks do not mean the same checkpoint.
-            RankFailed: With `ranks`: the save failed at another one.
-            SaveFailed: Something else failed. After any of these nothing was published.
+            InsufficientSpace: Not enough bytes or inodes. The message has the required and the free space.
+            MissingRanks: With `ranks`, other ranks did not join in time. The message names them.
+            RankMismatch: With `ranks`, two processes have the same rank, or the ranks commit different checkpoints.
+            RankFailed: With `ranks`, the commit failed on another rank.
+            SaveFailed: Something else failed. After any of these errors nothing was published.
         """
         from ckstore.ops.save.commit import CommitOptions, commit
 
@@ -619,24 +620,26 @@ class Store:
         only: str | Iterable[str] | None = None,
         progress: Progress | None = None,
     ) -> CheckoutReport:
-        """Write the files of a committed checkpoint; of a saved state, its safetensors export.
+        """Write the files of a committed checkpoint, or the safetensors export of a saved state.
 
-        They are built beside `destination`, checked byte by byte, made durable, and appear by one rename.
+        The files are written to a directory next to `destination`, checked byte by byte, made durable, and appear by
+        one rename.
 
         Args:
             ref: Which checkpoint.
             destination: A directory that does not exist yet, or is empty.
-            link: ``auto``: share blocks with the store where the filesystem can (reflink), else copy. ``reflink``:
-                refuse where it cannot. ``copy``. ``hardlink``: files that are one blob become names of that blob,
-                read-only; writing into one (root can) damages every checkpoint that uses it.
-            only: Globs of the paths to write, in which ``*`` also stands for slashes; None: all.
-            progress: Called with the bytes that are done and those to be done.
+            link: ``auto`` shares blocks with the store if the filesystem supports it (reflink), and otherwise copies.
+                ``reflink`` is refused if the filesystem does not support it. ``copy`` always copies. ``hardlink``
+                makes files that consist of one blob read-only hard links to that blob. Writing to such a file, which
+                root can do, damages every checkpoint that uses the blob.
+            only: Globs of the paths to write, in which ``*`` also matches slashes. If None, all.
+            progress: Called with the number of bytes done and the total.
 
         Raises:
-            NoSuchRef: There is no such checkpoint, or no file fits `only`.
-            BadInput: The destination is not empty, its parent is not there, or `link` cannot be done.
-            DamagedBlob: Some bytes are damaged or missing; nothing was written.
-            InsufficientSpace: Says what is needed and what is free; nothing was written.
+            NoSuchRef: There is no such checkpoint, or no file matches `only`.
+            BadInput: The destination is not empty, its parent does not exist, or `link` is not supported.
+            DamagedBlob: Some data is damaged or missing. Nothing was written.
+            InsufficientSpace: The message has the required and the free space. Nothing was written.
         """
         from ckstore.ops.read.checkout import checkout
 
@@ -1896,31 +1899,31 @@ class Store:
         raise TypeError("a Store has no len(): len(store.checkpoints()) counts its checkpoints")
 
     def __bool__(self) -> bool:
-        """Say that it is there; else Python would ask for its length."""
+        """Return True, since Python would otherwise call `__len__`."""
         return True
 
     def _mirror_to(self, mirror: str | os.PathLike[str]) -> None:
-        """Have a place as the mirror; a store without bytes of its own lists what is there."""
+        """Set the mirror. A store without local data lists the checkpoints of the mirror."""
         from ckstore.remote.mirror.mirror_address import entry_of, free_name, learn_mirror
 
         entry = entry_of(self._context, mirror)
-        # No request where it is set already: a training must begin again whether the mirror answers or not.
+        # If it is already set, make no request: a training must restart even if the mirror does not answer.
         if entry is not None and self.config.mirror == entry.name:
             return
         if entry is None:
             entry = self.remotes.add(free_name(self._context, mirror), mirror)
-        # Also one that an earlier call began to list; what was saved here must not be mixed with what others saved.
+        # This also covers an interrupted listing. Local checkpoints must not be mixed with those of other stores.
         if all(info.elsewhere for info in self.checkpoints()):
             self._list_remote(entry.name)
         else:
             learn_mirror(self._context, entry.name)
-        # Last: until then another call does all of it.
+        # This comes last, so that a repeated call redoes all steps if one failed.
         self.config.mirror = entry.name
         wake_mirror(self._context, "saved")
 
     @api_call
     def mirror_status(self) -> MirrorStatus | None:
-        """Return how far the mirror of the store is behind; None: it has no mirror.
+        """Return how far the mirror of the store is behind, or None if it has no mirror.
 
         Raises:
             BadInput: The settings are damaged.
@@ -1955,7 +1958,7 @@ class Store:
         options: SaveOptions,
         progress: Progress | None,
     ) -> Callable[[], Request]:
-        """Return what gives the request, once the saves in the background of that run have ended."""
+        """Return a function that waits for the background saves of the run and returns the request."""
         from ckstore.ops.save.options import SaveOptions, request_of
 
         check_options(method, options, SaveOptions)
@@ -1969,7 +1972,7 @@ class Store:
     def _log_warnings(
         self, save: Callable[[], CheckpointInfo], on_failure: OnFailure, run: str | None, step: int | None
     ) -> CheckpointInfo | NotSaved:
-        """Return what was saved, once its notes are logged; with ``warn`` what stands for a save that failed."""
+        """Save, log the notes and return the checkpoint. With ``warn``, a failed save returns a `NotSaved`."""
         from ckstore.ops.save.tolerance import or_not_saved
 
         info = or_not_saved(self._context, save, on_failure, self._effective_run(run), step)
@@ -1978,7 +1981,7 @@ class Store:
         return info
 
     def _run_named(self, run: str | None) -> str:
-        """As `_effective_run`; where that is a guess, it is said once."""
+        """Return `_effective_run`, and log once if no run was named."""
         if run is None:
             self._context.notices.tell_unnamed_run()
         return self._effective_run(run)
@@ -1994,7 +1997,7 @@ class Store:
         return self._effective_run(run)
 
     def _new_run(self) -> str:
-        """Return the run of ``run="auto"``, which this handle takes when it is first asked for."""
+        """Return the run of ``run="auto"``. The handle takes it at the first call."""
         if self._auto_run is None:
             from ckstore.ops.save.continuation import take_free_run
 
@@ -2020,7 +2023,7 @@ class Store:
 
 
 def context_of(store: Store) -> Context:
-    """Return what the verbs of an open store share: the seam for what keeps checkpoints of a framework in it."""
+    """Return the context that the operations of an open store share. Framework integrations use it."""
     return store._context  # noqa: SLF001 - its own
 
 
@@ -2039,14 +2042,14 @@ def _opened_again(  # noqa: PLR0917 - a pickle has no names
 
 
 def _refuse_ranks(world_size: str) -> None:
-    """Refuse a run of this process's choice if there are several ranks."""
+    """Refuse ``run="auto"`` if there are several ranks."""
     if world_size.isdecimal() and int(world_size) > 1:
         msg = f'run="auto": each of {world_size} ranks would take a run of its own'
         raise BadInput(msg, hint='have one rank take it: Store.open(path, run="auto").run, and give it to all')
 
 
 def _of_training(state: object, options: SaveOptions) -> None:
-    """Let a captured state refuse a run of another training, unless the caller says otherwise."""
+    """Set ``if_run_in_use="error"`` for a captured state, unless the caller chose a value."""
     if options.get("if_run_in_use") is None and isinstance(state, dict):
         record = state.get(CAPTURED)
         if isinstance(record, str) and record.startswith("{") and '"conditions"' in record:
@@ -2074,7 +2077,7 @@ def _open(
     context.remote_copies = partial(_remote_copies, context)
     context.rescuer = _LazyRescue(context)
     if not context.readonly:
-        # Now, since `save_async` asks the filesystem nothing.
+        # Read these settings now, since `save_async` does not access the filesystem.
         vars(context).update(failed_saves_most=context.failed_saves_most, on_failed_save=context.on_failed_save)
         context.evict = partial(_evict_mirrored, context)
         wake_mirror(context, "opened")
@@ -2088,7 +2091,7 @@ def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictR
 
 
 def _fetching(context: Context) -> Callable[..., int | None]:
-    """Return what reads bytes that are elsewhere; remotes are imported when the first are."""
+    """Return the function that reads remote data. It imports the remotes at the first read."""
 
     @cache
     def reader() -> RemoteReader:
@@ -2109,7 +2112,7 @@ def _remote_copies(context: Context, urls: Sequence[str]) -> RemoteCopySource:
 
 
 class _LazyRescue:
-    """Repairs what loads find damaged; what that takes is imported when the first damage is met."""
+    """Repairs damage that loads detect. The modules for this are imported at the first damage."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -2160,7 +2163,7 @@ def _create(
     *,
     exist_ok: bool,
 ) -> bool:
-    """Make a store; False: there is one already, which `exist_ok` allows."""
+    """Create a store and return True, or return False if one exists and `exist_ok` allows it."""
     from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
     from ckstore.ops.open.opening import check_new, create
     from ckstore.ops.settings_file import NO_DIRECTORY_HINT
@@ -2196,12 +2199,12 @@ def open_checkpoint(path: str | os.PathLike[str], *, max_bytes: int | None = Non
     """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
 
     Args:
-        path: Its directory.
+        path: The directory of the checkpoint.
         max_bytes: As with `Store.open_checkpoint`.
 
     Raises:
         BadInput: There is no such directory.
-        DamagedBlob: It has no valid manifest.
+        DamagedBlob: The directory has no valid manifest.
     """
     return _open_checkpoint(_resolved(path), max_bytes)
 
