@@ -790,40 +790,42 @@ class Store:
         file: str | None = None,
         max_bytes: int | None = None,
     ) -> Any:
-        """Return a state, identical in bits, dtype, shape and structure. Parameters come back as tensors.
+        """Return a state, identical in bits, dtype, shape and structure. Parameters are returned as tensors.
 
         If a blob is damaged or missing and a remote of the store has it, it is downloaded and the store is repaired,
-        with a `CkstoreWarning`. Where the store cannot be written, the load uses the downloaded bytes.
+        with a `CkstoreWarning`. If the store cannot be written, the load uses the downloaded bytes.
 
         Args:
-            ref: Which checkpoint. ``latest-valid`` is the newest that turns out to be whole: newer ones that are
-                damaged are marked and passed over with a `CkstoreWarning` that says what was wrong with them, as are
-                those that another process has locked for longer than 10 s (see `warnings`, too).
-            device: Where tensors go: what ``map_location`` of `torch.load` takes. A device; a dict, in which every
-                tensor is at ``"cpu"``, since devices are not stored; or a function of a storage and ``"cpu"``.
-            select: Glob, globs, or a function of the name: load only these. Others are left out of dicts and are
-                None in lists.
-            mmap: Map the blobs copy-on-write instead of reading them: tensors share the page cache until they are
+            ref: Which checkpoint. ``latest-valid`` is the newest whole checkpoint. Newer checkpoints that are damaged
+                are marked and skipped with a `CkstoreWarning` that describes the damage. Checkpoints that another
+                process has locked for longer than 10 s are also skipped (see also `warnings`).
+            device: The target device of tensors, in the form of ``map_location`` of `torch.load`. It is a device, a
+                dict, in which every tensor is at ``"cpu"``, since devices are not stored, or a function of a storage
+                and ``"cpu"``.
+            select: Glob, globs, or a function of the name. Only matching values are loaded. Others are left out of
+                dicts and are None in lists.
+            mmap: Map the blobs copy-on-write instead of reading them. Tensors share the page cache until they are
                 written to.
-            verify: Check every byte against its digest. With `mmap` this reads everything once, now; with
-                ``verify=False`` a mapped tensor is never checked.
-            progress: Called from time to time with the number of bytes read and the total.
-            rank: Of a checkpoint that ranks saved with ``save(ranks=…)``: the state of this one; None: a dict of
-                rank -> state. `select` names what is in it.
-            file: Of a checkpoint of files: the path of one that `torch.save` or safetensors wrote. What it holds is
-                loaded, as ``torch.load(weights_only=True)`` would. Its pickle is read and never run. None: only the
-                tensors of the files, a dict of path -> name -> tensor. Names are flat (``state[0].step``); all other
-                values are left out, such as ``param_groups`` of an optimizer, and so are files without tensors. To
-                resume, give the file, ``load(500, file="optimizer.pt")``, or write all files with `checkout`.
-            max_bytes: Refuse a state of more bytes before any memory is taken. For checkpoints of people whom you do
-                not trust: a small one can name one blob many times.
+            verify: Check every byte against its digest. With `mmap`, this call reads all data once. With
+                ``verify=False``, a mapped tensor is never checked.
+            progress: Called periodically with the number of bytes read and the total.
+            rank: For a checkpoint saved with ``save(ranks=…)``, the rank whose state is loaded. `select` takes names
+                within it. If None, the result is a dict of rank -> state.
+            file: For a checkpoint of files, the path of a file that `torch.save` or safetensors wrote. Its state is
+                loaded as by ``torch.load(weights_only=True)``. Its pickle is read and never run. If None, only the
+                tensors of all files are loaded, as a dict of path -> name -> tensor. Names are flat
+                (``state[0].step``). All other values, such as ``param_groups`` of an optimizer, and files without
+                tensors are left out. To resume, pass the file, ``load(500, file="optimizer.pt")``, or write all files
+                with `checkout`.
+            max_bytes: Refuse a state of more bytes before allocating memory. Use it for checkpoints from people you do
+                not trust, since a small checkpoint can refer to one blob many times.
 
         Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint; or it has no such file.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or the checkpoint has no such file.
             NoWholeCheckpoint: The newest checkpoint was requested, and no existing one is whole.
-            CannotLoad: The file holds no state, or values that are not loaded; the error has the paths of all.
-            DamagedBlob: Bytes are damaged or missing, and no remote has them; the message names the tensor, and what
-                each remote said.
+            CannotLoad: The file holds no state, or values that are not loaded. The error has the paths of all of them.
+            DamagedBlob: Data is damaged or missing, and no remote has it. The message names the tensor and the answer
+                of each remote.
             InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`.
         """
         from ckstore.ops.read.load import load
@@ -860,40 +862,42 @@ class Store:
         """Read a state into `target`, without a second copy in memory.
 
         `target` is a dict of modules, optimizers, other objects with ``load_state_dict`` and plain values, or one of
-        them, or a state dict. Tensors are read straight into the memory that they have; then ``load_state_dict`` of the
-        objects is called. Names, shapes and dtypes of tensors, modules and optimizers are compared before anything is
-        touched; if a blob turns out to be damaged, the target holds a part of the new state (with ``latest-valid`` the
-        checkpoint before is then read into it).
+        them, or a state dict. Tensors are read directly into their existing memory. Then ``load_state_dict`` of the
+        objects is called. Names, shapes and dtypes of tensors, modules and optimizers are compared before the target
+        is changed. If a blob is damaged, the target holds a part of the new state. With ``latest-valid``, the previous
+        checkpoint is then read into it.
 
         Args:
-            target: What to load into.
-            ref: Which checkpoint; as in `load`.
+            target: The object to load into.
+            ref: Which checkpoint, as in `load`.
             strict: If False, load the values that fit, leave the others unchanged and report them. If globs, as in
                 `select`, these parts must fit, and the others may differ: ``strict="model"``. Another dtype, tensors on
                 the meta device, and a module without a matching name, are always refused.
-            select: As in `load`, by the names in the checkpoint; everything else in the target stays as it is. What has
-                a ``load_state_dict``, modules apart, is loaded whole or not at all.
-            rename: Beginnings of the checkpoint's names -> what replaces them: ``{"_orig_mod.": "", "module.": ""}``.
-                These are the keys of a module's state and of tensors in a dict. Of the keys of `rename` that a name
-                begins with the longest is replaced; what follows may begin with another one, and each is used once.
-                What ``""`` stands for is put in front of the others. Keys that begin with a dot are replaced wherever
-                they stand: ``{"._orig_mod.": "."}``.
-            cast: Convert tensors to the dtype that they have in the target, as ``torch.can_cast`` allows it.
-            assign: Give memory on the CPU to tensors of the target that are on the meta device; parameters stay
-                parameters, with their ``requires_grad``, and tied ones stay tied.
+            select: As in `load`, by the names in the checkpoint. The rest of the target remains unchanged. Objects with
+                ``load_state_dict``, except modules, are loaded completely or not at all.
+            rename: Prefixes of the checkpoint's names -> their replacements: ``{"_orig_mod.": "", "module.": ""}``.
+                They apply to the keys of a module's state and of tensors in a dict. The longest matching prefix is
+                replaced. Matching continues on the rest of the name, using each rule once. The replacement of ``""``
+                is put in front of names that match no other prefix. Keys that begin with a dot are replaced at any
+                position: ``{"._orig_mod.": "."}``.
+            cast: Convert tensors to their dtype in the target, if ``torch.can_cast`` allows it.
+            assign: Allocate CPU memory for tensors of the target that are on the meta device. Parameters remain
+                parameters, with their ``requires_grad``, and tied ones remain tied.
             verify: As in `load`.
-            since: What the target holds: what the load before it returned, or the checkpoint. Only what differs from it
-                is read and written, so a target that was changed meanwhile keeps its changes. None: everything is.
-            progress: Called from time to time with the number of bytes read and the total.
-            file: Of a checkpoint of files: the path of the one to load, as in `load`.
+            since: The current content of the target, as the report of the previous load or as a checkpoint. Only
+                differences from it are read and written, so later changes of the target are kept. If None, everything
+                is read and written.
+            progress: Called periodically with the number of bytes read and the total.
+            file: For a checkpoint of files, the path of the file to load, as in `load`.
 
         Raises:
             CannotLoad: `file` holds no state, or values that are not loaded.
-            DoesNotFit: Names (with `strict`), shapes or dtypes differ; nothing was touched. The message has twenty
-                names of each kind, the error all of them.
-            BadInput: `rename` makes two names equal, or `select` takes a part of what is loaded whole: nothing was
-                touched. Or an object's own ``load_state_dict`` raised: what came before it is loaded.
-            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+            DoesNotFit: Names (with `strict`), shapes or dtypes differ. The target is unchanged. The message has twenty
+                names of each kind. The error has all of them.
+            BadInput: `rename` makes two names equal, or `select` selects a part of an object that is loaded
+                completely. The target is unchanged. It is also raised if ``load_state_dict`` of an object raised. In
+                this case, the objects before it are loaded.
+            DamagedBlob: Data is damaged or missing. The message names the tensor.
         """
         from ckstore.ops.read.load_into import IntoRequest, load_into
 
@@ -930,7 +934,7 @@ class Store:
 
     @api_call
     def info(self, ref: RefLike = "latest") -> CheckpointInfo:
-        """Return what the store says about a checkpoint.
+        """Return the information that the store has about a checkpoint.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
@@ -942,22 +946,22 @@ class Store:
 
     @api_call
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
-        """Return the newest checkpoint of a run by order of commits; None if there is none.
+        """Return the newest checkpoint of a run by order of commits, or None if there is none.
 
-        With `valid` it is complete, its blobs have their sizes and times, and no read or verification found it
-        damaged; newer ones are passed over with a `CkstoreWarning`. Its data is not read.
+        With `valid`, the checkpoint is complete, its blobs have their sizes and times, and no read or verification
+        found damage in it. Newer ones are skipped with a `CkstoreWarning`. The data is not read.
 
         Args:
-            run: None: that of `open`, else the only one.
+            run: Name of the run. If None, that of `open`, otherwise the only one.
             valid: See above.
 
         Raises:
             NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole. This is an error and not
-                None, so that no training begins again at step 1. If an older checkpoint is whole, a `CkstoreWarning`
-                names the newer ones.
-            AmbiguousRef: No run is given, and the store has several; ``checkpoints(newest=1)`` looks at all of them.
-            InUse: There would be one if a save that replaces it had finished.
-            BadInput: `run` has no form of a run's name.
+                None, so that no training restarts at step 1. If an older checkpoint is whole, a `CkstoreWarning` names
+                the newer ones.
+            AmbiguousRef: No run is given, and the store has several. ``checkpoints(newest=1)`` covers all of them.
+            InUse: An unfinished save is replacing the only checkpoint.
+            BadInput: `run` is not a valid run name.
         """
         from ckstore.ops.refs.find import latest
 
@@ -967,14 +971,14 @@ class Store:
     def best(
         self, metric: str, run: str | None = None, *, mode: Literal["min", "max"] | None = None
     ) -> CheckpointInfo | None:
-        """Return the checkpoint of a run with the best number of a metric; of equal ones the newest; None without one.
+        """Return the checkpoint of a run with the best value of a metric, the newest of equal ones, or None.
 
         As a ref it is ``RUN@best:METRIC``, ``RUN@best:METRIC:min`` or ``RUN@best:METRIC:max``. A checkpoint that is
         marked as damaged is skipped if another one has the metric.
 
         Args:
-            metric: Its name, as given to `save` or `annotate`; nan never counts.
-            run: None: that of `open`, else the only one.
+            metric: The name of the metric, as given to `save` or `annotate`. nan never counts.
+            run: Name of the run. If None, that of `open`, otherwise the only one.
             mode: With ``min`` the smallest number is best, with ``max`` the greatest. If None, the name decides:
                 ``min`` for a loss or an error, ``max`` for an accuracy or another score.
 
@@ -992,13 +996,13 @@ class Store:
     ) -> list[CheckpointInfo]:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
 
-        Without `run` those of the run that `open` was given, else of all. With `newest` at most so many, the newest:
-        what that takes hardly depends on how many there are. With `superseded` also those whose step has a newer
-        checkpoint. With `newest`, and where nothing is returned, a `CkstoreWarning` names newer directories that are
-        not whole.
+        If `run` is None, the run of `open` is used, or all runs if it has none. `newest` limits the result to this
+        number of newest checkpoints, and its cost hardly depends on the number of existing ones. `superseded` adds
+        checkpoints whose step has a newer checkpoint. With `newest`, or if nothing is returned, a `CkstoreWarning`
+        names newer directories that are not whole.
 
         Raises:
-            BadInput: `newest` is below 1, or `run` has no form of a run's name.
+            BadInput: `newest` is below 1, or `run` is not a valid run name.
         """
         from ckstore.ops.refs.incomplete import tell_torn
         from ckstore.ops.refs.listing import infos
@@ -1016,7 +1020,7 @@ class Store:
     def runs(self) -> list[RunSummary]:
         """Return all runs that have a complete checkpoint, in the order of their newest commits, oldest first.
 
-        A handle that is bound to a run gives all of them, too.
+        A handle that is bound to a run also returns all runs.
 
         Raises:
             CkstoreError: A directory of the store cannot be read.
