@@ -1042,12 +1042,13 @@ class Store:
         newest_first: bool = False,
         attempts: int | None = 3,
     ) -> Follower:
-        """Give each checkpoint of a run as it becomes durable: for evaluators, and for processes that take new weights.
+        """Yield each checkpoint of a run as it becomes durable, for evaluators and processes that load new weights.
 
-        First those that are there, by order of commits, then each new one. It costs a look at what is new, however many
-        there are. A checkpoint that is dropped before its turn is not given; with `lacking` a warning names it.
-        Together with ``load_into(target, info, since=report)`` only what differs from the one before is read. It is an
-        iterator, and holds a descriptor until it ends, is closed (also by ``with``), or is freed.
+        Existing checkpoints are yielded first, in the order of their commits, then each new one. The cost of a check
+        for new checkpoints does not depend on the number of existing ones. A checkpoint that is dropped before its turn
+        is not yielded. With `lacking`, a warning names it. ``load_into(target, info, since=report)`` then reads only
+        differences from the previous checkpoint. The result is an iterator, and holds a descriptor until it ends, is
+        closed (also by ``with``), or is freed.
 
         With `lacking` only checkpoints without that metric are yielded, each to one evaluator of the store, in any
         process on any host. The evaluator adds the metric (`annotate`) before it requests the next checkpoint. If it
@@ -1055,14 +1056,15 @@ class Store:
         do not remove it during the evaluation, for at most `StoreConfig.evaluation_patience_s`.
 
         Args:
-            run: None: that of `open`, else the only one, else ``main``; it need not be there yet.
-            after: Give only what was committed after this one; ``latest``: only what is new. An info may be of one that
-                is no longer there.
-            timeout_s: End when there was none for so long. None: go on until it is closed.
-            remote: Give also what is new at this remote, or in the store of this directory: it is listed here as by
-                `clone`, and loads fetch what they read. None: only what is here; of a store that was opened by a URL,
-                what is there.
-            poll_s: Ask the remote so often, by one request when nothing is new. None: every 5 seconds.
+            run: Name of the run, which need not exist yet. If None, that of `open`, otherwise the only one, otherwise
+                ``main``.
+            after: Yield only checkpoints committed after this one. ``latest`` yields only new ones. An info may be of a
+                checkpoint that no longer exists.
+            timeout_s: End if there was no new checkpoint for this many seconds. If None, continue until closed.
+            remote: Also yield new checkpoints of this remote, or of the store in this directory. They are listed
+                locally, as by `clone`, and loads download the data they read. If None, only local checkpoints are
+                yielded, or those of the remote if the store was opened by a URL.
+            poll_s: Interval of requests to the remote, in seconds. If nothing is new, this is one request. If None, 5.
             lacking: Yield only checkpoints that lack this metric, or at least one of these metrics. A checkpoint has
                 only one evaluation for a metric at a time.
             newest_first: Yield the newest checkpoint that lacks the metric first, not the oldest.
@@ -1071,7 +1073,7 @@ class Store:
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
-            NoSuchRef: `after` names none.
+            NoSuchRef: `after` names no checkpoint.
             BadInput: An argument is invalid, or `lacking` is given for a remote, which does not record evaluators of
                 other stores.
             ReadOnlyStore: `lacking` is given, and the store was opened for reading only.
@@ -1586,22 +1588,22 @@ class Store:
 
     @api_call
     def gc(self, *, dry_run: bool = False, exclusive: bool = False, now: bool = False) -> GcReport:
-        """Free what no checkpoint needs and no process has open, what killed saves left, and what was fetched.
+        """Delete unreferenced blobs, leftovers of killed saves, and the download cache.
 
-        Savers and readers go on meanwhile. What a process has open is reported with its holder, and freed by the
-        next gc after it was closed.
+        Savers and readers can continue during gc. Data that a process has open is kept and reported with its holder.
+        The first gc after it was closed deletes it.
 
         Args:
-            dry_run: Change nothing; report what would be freed.
-            exclusive: Says that no other host has the store in use, saving, reading or collecting. On a shared
-                filesystem, where open files of other hosts cannot be seen, only what has waited for
-                `StoreConfig.grace_s` is freed without it. Elsewhere it changes nothing.
-            now: Free what could be brought back by `undelete`, too.
+            dry_run: Change nothing, and report the data that would be deleted.
+            exclusive: Declares that no other host saves, reads or collects in the store. On a shared filesystem, open
+                files of other hosts are not visible. Without `exclusive`, only data that has waited for
+                `StoreConfig.grace_s` is deleted there. On other filesystems it has no effect.
+            now: Also delete data that `undelete` could restore.
 
         Raises:
-            InUse: Another gc is at work: nothing was changed.
+            InUse: Another gc is running. Nothing was changed.
             BadInput: A tag or a pin cannot be read.
-            CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
+            CatalogUnavailable: The catalog cannot be used. `reindex` makes a new one.
         """
         from ckstore.ops.free.gc import gc
 
@@ -1609,9 +1611,9 @@ class Store:
 
     @api_call
     def dropped(self) -> tuple[Waiting, ...]:
-        """Return the dropped and replaced checkpoints that `undelete` can bring back, the one dropped last first.
+        """Return the dropped and replaced checkpoints that `undelete` can restore, the one dropped last first.
 
-        What is left of one that lacks a blob is among them, with a `problem`: it is freed at the same time.
+        A checkpoint that lacks a blob is listed with a `problem`. It is freed at the same time as the others.
         See `StoreConfig.undo_by_hand_s` and `StoreConfig.undo_by_rule_s`.
 
         Raises:
@@ -1623,15 +1625,16 @@ class Store:
 
     @api_call
     def undelete(self, ref: RefLike = "latest") -> CheckpointInfo:
-        """Bring back a checkpoint that was dropped or replaced, durably, every bit as it was.
+        """Restore a checkpoint that was dropped or replaced, durably and with identical bits.
 
         Args:
-            ref: ``RUN@STEP``, an id, or an info, of what `dropped` lists; ``latest``: the one dropped last.
+            ref: ``RUN@STEP``, an id, or an info of a checkpoint that `dropped` lists. ``latest`` is the one dropped
+                last.
 
         Raises:
-            NoSuchRef: It is not there any more, or gc is freeing it.
-            DamagedBlob: It lacks a blob, or its manifest is damaged: it has a `problem` in `dropped`.
-            BadInput: It has no form of such a ref, or several runs have one.
+            NoSuchRef: The checkpoint no longer exists, or gc is freeing it.
+            DamagedBlob: The checkpoint lacks a blob, or its manifest is damaged. It has a `problem` in `dropped`.
+            BadInput: The ref is not valid for `undelete`, or several runs have such a checkpoint.
         """
         from ckstore.ops.free.waiting import undelete
 
@@ -1639,18 +1642,18 @@ class Store:
 
     @api_call
     def rename_run(self, old: str, new: str) -> list[CheckpointInfo]:
-        """Give all checkpoints of a run another name, durably; return them, the oldest first.
+        """Rename a run durably and return its checkpoints, the oldest first.
 
-        Their bytes are not copied. Each has a new id, since the name of the run is in it; metrics, notes, times, tags,
-        pins and the rules of the run go along. After a kill the same call goes on.
+        Data is not copied. Each checkpoint gets a new id, since the id depends on the name of the run. Metrics, notes,
+        times, tags, pins and the rules of the run are kept. After a kill, the same call continues.
 
         Raises:
             NoSuchRef: There is no such run.
-            InUse: A save to it is under way, or one of its checkpoints is open.
+            InUse: A save to the run is in progress, or one of its checkpoints is open.
             StepExists: The run `new` has checkpoints of its own.
-            DamagedBlob, BytesElsewhere: One of them is not whole here; nothing was changed.
-            BadInput: A name cannot be that of a run, or both names have rules in `config.retention_by_run`.
-            SaveFailed, InsufficientSpace: The store cannot be written; the old names are all there.
+            DamagedBlob, BytesElsewhere: A checkpoint is not whole locally. Nothing was changed.
+            BadInput: A name is not a valid run name, or both names have rules in `config.retention_by_run`.
+            SaveFailed, InsufficientSpace: The store cannot be written. All checkpoints still have their old names.
         """
         from ckstore.ops.rename_run import rename_run
 
@@ -1669,10 +1672,10 @@ class Store:
 
     @api_call
     def doctor(self) -> DoctorReport:
-        """Look at what the store and its place are able to keep: each finding that is not ok says what to do.
+        """Check the store and its filesystem for problems. Each finding that is not ok says what to do.
 
-        Nothing is changed; links and the sharing of blocks are tried with names that are removed at once, where this
-        user may write.
+        The store is not changed. If this user may write, links and block sharing are tested with temporary names that
+        are removed immediately.
 
         Raises:
             CkstoreError: A directory of the store cannot be read.
@@ -1683,10 +1686,10 @@ class Store:
 
     @api_call
     def tag(self, name: str, ref: RefLike = "latest") -> CheckpointInfo:
-        """Give a checkpoint a name, durably; a tag that exists moves. What has a tag is never dropped.
+        """Tag a checkpoint durably. An existing tag moves. Tagged checkpoints are never dropped.
 
         Raises:
-            BadInput: `name` cannot be a tag.
+            BadInput: `name` is not a valid tag name.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             InUse: Another process is deleting it.
         """
@@ -1698,11 +1701,11 @@ class Store:
 
     @api_call
     def untag(self, name: str) -> None:
-        """Take a tag away, durably, also one that cannot be read; the checkpoint stays.
+        """Remove a tag durably, even if it cannot be read. The checkpoint remains.
 
         Raises:
             NoSuchRef: There is no such tag.
-            BadInput: A directory has the place of the tag.
+            BadInput: There is a directory at the path of the tag.
         """
         from ckstore.ops.refs.labels import untag
 
@@ -1710,7 +1713,7 @@ class Store:
 
     @api_call
     def tags(self) -> list[Tag]:
-        """Return all tags by name; those that dangle say so, and a warning names those that cannot be read.
+        """Return all tags by name. Dangling tags are marked, and a warning names tags that cannot be read.
 
         Raises:
             CkstoreError: A directory of the store cannot be read.
@@ -1725,8 +1728,8 @@ class Store:
 
         Args:
             ref: The checkpoint. It is protected by its id, so it is also kept when its step is saved again.
-            reason: Why; shown wherever it is kept because of the pin.
-            expires: ``36h``, ``7d`` and the like, seconds, or a datetime with a time zone; None: never.
+            reason: The reason, which is shown whenever the pin protects the checkpoint.
+            expires: A duration such as ``36h`` or ``7d``, seconds, or a datetime with a time zone. If None, never.
 
         Raises:
             BadInput: `reason` or `expires` is invalid.
@@ -1752,10 +1755,10 @@ class Store:
 
     @api_call
     def pins(self) -> list[Pin]:
-        """Return all pins in the order in which they were made; those that expired or dangle say so.
+        """Return all pins in the order of their creation. Expired and dangling pins are marked.
 
         Raises:
-            BadInput: A pin cannot be read; nothing is dropped until it is repaired or removed.
+            BadInput: A pin cannot be read. Nothing is dropped until it is repaired or removed.
         """
         from ckstore.ops.refs.labels import pins
 
@@ -1765,13 +1768,12 @@ class Store:
     def annotate(
         self, ref: RefLike, metrics: Mapping[str, Any] | None = None, note: str | None = None
     ) -> CheckpointInfo:
-        """Add metrics (of an evaluation, say) and a note to a checkpoint, durably; retention goes by them.
+        """Add metrics, for example of an evaluation, and a note to a checkpoint, durably. Retention rules use them.
 
-        A metric that the checkpoint has already gets the new value. Of two callers that annotate at once, neither's
-        words are lost.
+        An existing metric gets the new value. If two callers annotate at once, both annotations are kept.
 
         Returns:
-            What the store says about it now.
+            The updated information about the checkpoint.
 
         Raises:
             BadInput: A metric is not a number, or there is nothing to add.
@@ -1786,14 +1788,14 @@ class Store:
 
     @property
     def remotes(self) -> Remotes:
-        """The places outside that checkpoints are pushed to and pulled from, by name: add, probe, remove, list."""
+        """The remotes that checkpoints are pushed to and pulled from, by name: add, probe, remove or list them."""
         from ckstore.remote.remotes import Remotes
 
         return Remotes(self._context)
 
     @property
     def config(self) -> StoreConfig:
-        """What the store does by itself; settings are read and set: ``store.config.retention = policy``."""
+        """The settings of the store, which can be read and set: ``store.config.retention = policy``."""
         from ckstore.ops.config import StoreConfig
 
         return StoreConfig(self._context)
