@@ -660,36 +660,37 @@ class Store:
         sums: bool | Literal["model-signing"] = False,
         progress: Progress | None = None,
     ) -> ExportReport:
-        """Write a checkpoint as files that others read; a state that many ranks saved is consolidated.
+        """Export a checkpoint to files for other programs. A state that many ranks saved is consolidated.
 
-        They are built beside `destination`, checked byte by byte, made durable, read back, and appear at once. However
-        large the state is, this takes at most 256 MiB of memory.
+        The files are written next to `destination`, checked byte by byte, made durable, read back, and appear at once.
+        An export uses at most 256 MiB of memory, independent of the size of the state.
 
         Args:
-            ref: Which checkpoint; as in `load`, ``latest-valid`` passes over damaged ones.
-            destination: A directory that does not exist yet, or is empty; for ``torch`` a file that does not exist yet.
-            format: ``safetensors``: as `export_safetensors`. ``torch``: one file that `torch.load` reads, with the
-                structure of the state, ties and strides. ``dcp``: a directory that `torch.distributed.checkpoint`
-                loads, on any number of ranks. ``pretrained``, ``peft``: a directory that ``from_pretrained`` or
-                ``PeftModel.from_pretrained`` opens, of a state dict that was saved, or of what a trainer wrote and
-                `commit` took, without what only a resume needs.
-            max_shard_bytes: As in `export_safetensors`; not for ``torch`` and ``peft``.
-            select: As in `load`; for ``pretrained`` and ``peft`` it names the state dict.
+            ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged ones.
+            destination: A directory that does not exist yet, or is empty. For ``torch``, a file that does not exist.
+            format: ``safetensors`` is `export_safetensors`. ``torch`` is one file that `torch.load` reads, with the
+                structure of the state, ties and strides. ``dcp`` is a directory that `torch.distributed.checkpoint`
+                loads, on any number of ranks. ``pretrained`` and ``peft`` are directories that ``from_pretrained`` or
+                ``PeftModel.from_pretrained`` opens. They are made from a saved state dict or from committed files of a
+                trainer, and omit data that only a resume needs.
+            max_shard_bytes: As in `export_safetensors`. Not for ``torch`` and ``peft``.
+            select: As in `load`. For ``pretrained`` and ``peft``, it names the state dict.
             strip_prefix: As in `export_safetensors`, and only there.
-            add: For ``pretrained`` and ``peft``: files to put beside the weights, such as ``config.json``, and
-                directories, of which all files but weights are taken.
-            sums: Also write the SHA-256 of every file, as ``sha256sum -c`` reads it, and which checkpoint the export
-                came from, for `verify_export`: ``SHA256SUMS`` and ``ckstore-export.json`` in the directory; beside a
-                torch file ``FILE.sha256`` and ``FILE.ckstore-export.json``. With ``"model-signing"`` a directory also
-                gets ``model.intoto.json``, the unsigned statement of OpenSSF's model-signing about all these files.
-            progress: Called now and then with the bytes that are done and those to be done.
+            add: For ``pretrained`` and ``peft``, files to add to the weights, such as ``config.json``, and directories,
+                whose files are all added except weights.
+            sums: Also write the SHA-256 of every file, in the format of ``sha256sum -c``, and the origin of the export,
+                for `verify_export`. A directory gets ``SHA256SUMS`` and ``ckstore-export.json``. A torch file gets
+                ``FILE.sha256`` and ``FILE.ckstore-export.json`` in its directory. With ``"model-signing"``, a directory
+                also gets ``model.intoto.json``, the unsigned statement of OpenSSF's model-signing about these files.
+            progress: Called periodically with the number of bytes done and the total.
 
         Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or `select` fits nothing.
-            BadInput: There is something at the destination, two values would have the same name, or the format cannot
-                hold something; the message names it.
-            DamagedBlob: Some bytes are damaged or missing.
-            InsufficientSpace: Says what is needed and what is free. After any of these nothing is left behind.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or `select` matches nothing.
+            BadInput: The destination exists and is not empty, two values would have the same name, or the format cannot
+                store a value. The message names it.
+            DamagedBlob: Some data is damaged or missing.
+            InsufficientSpace: The message has the required and the free space. After any of these errors no files
+                remain.
         """
         from ckstore.ops.read.export_formats import export
 
@@ -718,29 +719,31 @@ class Store:
         sums: bool | Literal["model-signing"] = False,
         progress: Progress | None = None,
     ) -> ExportReport:
-        """Write the tensors of a saved state as ``model.safetensors``, or as shards with an index, as the hub has them.
+        """Write the tensors of a saved state as ``model.safetensors``, or as shards with an index, as on the hub.
 
-        They are built beside `destination`, checked byte by byte, made durable, read back, and appear by one rename.
-        Names are the paths in the state with plain dots. Of tied tensors the first is written; the metadata says which
-        names were left out for it. What safetensors cannot hold is in ``state.json``, and the report lists it.
+        The files are written next to `destination`, checked byte by byte, made durable, read back, and appear by one
+        rename. Names are the paths in the state with plain dots. Only the first of several tied tensors is written, and
+        the metadata lists the omitted names. Values that safetensors cannot store are written to ``state.json``, and
+        the report lists them.
 
         Args:
-            ref: Which checkpoint; as in `load`, ``latest-valid`` passes over damaged ones.
+            ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged ones.
             destination: A directory that does not exist yet, or is empty.
-            max_shard_bytes: Most bytes of tensors in one file: a number, or a size such as ``5GB`` (10^9) or ``5GiB``.
-                A tensor that is larger has a file of its own.
+            max_shard_bytes: Maximum bytes of tensors in one file, as a number, or a size such as ``5GB`` (10^9) or
+                ``5GiB``. A larger tensor gets a file of its own.
             select: As in `load`.
-            strip_prefix: Leave the path that `select` names out of the names of tensors: with ``select="model"``
+            strip_prefix: Remove the path given by `select` from the names of tensors. With ``select="model"``,
                 ``model.layers.0.weight`` becomes ``layers.0.weight``.
             sums: As in `export`.
-            progress: Called now and then with the bytes that are done and those to be done.
+            progress: Called periodically with the number of bytes done and the total.
 
         Raises:
-            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or `select` fits nothing.
-            BadInput: The destination is not empty, two tensors would have the same name, there is no prefix, or
-                something that safetensors cannot hold is too large for a JSON file.
-            DamagedBlob: Some bytes are damaged or missing.
-            InsufficientSpace: Says what is needed and what is free. After any of these nothing is left behind.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or `select` matches nothing.
+            BadInput: The destination is not empty, two tensors would have the same name, there is no prefix, or a value
+                that safetensors cannot store is too large for a JSON file.
+            DamagedBlob: Some data is damaged or missing.
+            InsufficientSpace: The message has the required and the free space. After any of these errors no files
+                remain.
         """
         from ckstore.ops.read.export_formats import export
 
@@ -760,7 +763,7 @@ class Store:
     def verify_export(export: str | os.PathLike[str], *, progress: Progress | None = None) -> ExportCheck:
         """Read every file of an export that was made with ``sums=True``, and compare it with its SHA-256.
 
-        It needs no store, so a recipient of the files can run it. The report names the files that differ, the
+        No store is needed, so a recipient of the files can run it. The report names the files that differ, the
         tensors in them, and the checkpoint that the export came from. Files that were added later are not checked.
 
         Args:
@@ -916,17 +919,17 @@ class Store:
 
     @api_call
     def open_checkpoint(self, ref: RefLike = "latest", *, max_bytes: int | None = None) -> OpenCheckpoint:
-        """Open a checkpoint to look at it lazily; a context manager. While it is open it is not taken apart.
+        """Open a checkpoint for lazy reading; a context manager. An open checkpoint is not deleted.
 
         Args:
-            ref: Which one.
-            max_bytes: Refuse each read of more bytes, a tensor, a slice or a load, before any memory is taken. As
-                with `load`, for checkpoints of people whom you do not know.
+            ref: Which checkpoint.
+            max_bytes: Refuse each read of more bytes (a tensor, a slice or a load) before allocating memory. As with
+                `load`, use it for checkpoints from people you do not know.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: It has no form of a ref.
-            DamagedBlob: Its manifest is damaged.
+            BadInput: `ref` is not a valid ref.
+            DamagedBlob: The manifest of the checkpoint is damaged.
         """
         from ckstore.ops.read.open_checkpoint import open_ref
 
@@ -960,7 +963,7 @@ class Store:
                 None, so that no training restarts at step 1. If an older checkpoint is whole, a `CkstoreWarning` names
                 the newer ones.
             AmbiguousRef: No run is given, and the store has several. ``checkpoints(newest=1)`` covers all of them.
-            InUse: An unfinished save is replacing the only checkpoint.
+            InUse: An unfinished save is replacing a checkpoint, and no other one exists.
             BadInput: `run` is not a valid run name.
         """
         from ckstore.ops.refs.find import latest
