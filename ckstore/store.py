@@ -686,8 +686,8 @@ class Store:
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or `select` matches nothing.
-            BadInput: The destination exists and is not empty, two values would have the same name, or the format cannot
-                store a value. The message names it.
+            BadInput: The destination exists and is not an empty directory, two values would have the same name, or the
+                format cannot store a value. The message names it.
             DamagedBlob: Some data is damaged or missing.
             InsufficientSpace: The message has the required and the free space. After any of these errors no files
                 remain.
@@ -1103,17 +1103,17 @@ class Store:
 
     @api_call
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
-        """Delete a checkpoint durably; `undelete` brings it back for a day, then the bytes that only it used go.
+        """Delete a checkpoint durably. `undelete` can restore it for a day. Then its unshared data is freed.
 
         ``RUN@STEP`` also deletes a checkpoint that is not whole. That cannot be undone.
 
         Args:
             ref: Which checkpoint.
-            dry_run: Delete nothing: only raise what deleting it now would raise.
-            now: Free its bytes at once: it cannot be brought back (see `StoreConfig.undo_by_hand_s`).
+            dry_run: Delete nothing, and only raise the errors that deleting it now would raise.
+            now: Free its data immediately. It cannot be restored (see `StoreConfig.undo_by_hand_s`).
 
         Raises:
-            InUse: It is open for reading or being evaluated (see `follow`), a tag names it, or it is pinned.
+            InUse: The checkpoint is open for reading, being evaluated (see `follow`), tagged or pinned.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
         from ckstore.ops.free.drop import delete
@@ -1135,22 +1135,22 @@ class Store:
     ) -> VerifyReport:
         """Read every byte of a checkpoint, or of all, past the page cache, and compare it with its digest.
 
-        Directories that are not complete checkpoints are damage, too. What is found damaged is remembered:
-        ``latest-valid`` does not choose it, saving it again replaces it. A checkpoint that is found whole is trusted
-        again. When all checkpoints are verified, the store itself is looked at as well: links, canonical names,
-        unused blobs, the catalog, settings, tags, pins; lost names and a wrong catalog are set right. A
-        store that was opened for reading remembers and mends nothing.
+        Directories that are not complete checkpoints also count as damage. Damage is recorded: ``latest-valid`` skips
+        a damaged checkpoint, and saving it again replaces it. A checkpoint without damage is trusted again. If all
+        checkpoints are verified, the store itself is also checked: links, canonical names, unused blobs, the catalog,
+        settings, tags and pins. Lost names and a wrong catalog are repaired. If the store was opened for reading,
+        nothing is recorded or repaired.
 
         Bytes that are only on a remote are not read. The remote is listed instead.
 
         Args:
-            ref: Which checkpoint; None: all.
-            sample: Read only this part of the blobs, above 0, those that were read longest ago first; what is
-                missing or has another size is still found. None: all of them.
-            quick: Read no blobs: only sizes, times, links, names, the catalog and small files.
-            budget_s: Read, those first that were read longest ago, what can be done in so many seconds; at least one
-                blob. Repeated, it comes round to all of them.
-            rate_bytes_s: Limit of the reading, in bytes a second.
+            ref: Which checkpoint. If None, all.
+            sample: Read only this fraction of the blobs, above 0, the least recently read first. Missing blobs and
+                wrong sizes are still detected. If None, all blobs are read.
+            quick: Read no blobs, and check only sizes, times, links, names, the catalog and small files.
+            budget_s: Read for this many seconds, the least recently read blobs first, and at least one blob. Repeated
+                calls cover all blobs.
+            rate_bytes_s: Maximum read rate, in bytes per second.
             repair: Move damaged blobs into ``quarantine/``, and replace them with intact copies from the store or one
                 of its remotes.
             repair_from: Another store, any directory, or the URL of a remote, or several, with intact copies of
@@ -1161,7 +1161,7 @@ class Store:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
             BadInput: An option is out of range, two do not go together, or a directory cannot be read.
             RemoteError: A URL of `repair_from` has no remote, or the remote does not answer.
-            SaveFailed: A repair was asked for and the store cannot be written.
+            SaveFailed: A repair was requested and the store cannot be written.
         """
         from ckstore.ops.verify.verify import Options, verify
 
@@ -1361,7 +1361,7 @@ class Store:
         remote: RemoteLike | None = None,
         **options: Unpack[TransferOptions],
     ) -> TransferPlan:
-        """Say what `push` would send now; nothing is changed here or there. The arguments are those of `push`.
+        """Return what `push` would send now, without changing anything. The arguments are those of `push`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
@@ -1381,22 +1381,22 @@ class Store:
         remote: RemoteLike | None = None,
         **options: Unpack[TransferOptions],
     ) -> TransferReport:
-        """Bring checkpoints to a remote, the newest first: only what is missing there is sent, by digest.
+        """Push checkpoints to a remote, the newest first. Only blobs that the remote lacks are sent, by digest.
 
-        Metrics, tags, pins and annotations come along. A push that was cut off goes on where it ended when it is made
-        again. When this returns, each of the checkpoints is whole at the remote: every blob was seen there after its
-        manifest was written.
+        Metrics, tags, pins and annotations are also pushed. A repeated call continues an interrupted push. When this
+        returns, each checkpoint is whole at the remote: the presence of every blob was checked after the manifest was
+        written.
 
         Args:
-            ref: Which checkpoint, or several; None: the newest, unless an option says which.
+            ref: Which checkpoint, or several. If None, the newest, unless an option selects others.
             remote: Name of a remote. If None, the only remote.
             options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
             BadInput: The remote uses another hash, it is a store, or the arguments contradict each other.
-            DamagedBlob: Bytes are damaged here; they were not sent.
-            RemoteError: There is no such remote, or it does not take something.
+            DamagedBlob: Local data is damaged and was not sent.
+            RemoteError: There is no such remote, or it rejects an upload.
         """
         from ckstore.remote.choice import TransferOptions
         from ckstore.remote.transfer import push
@@ -1411,7 +1411,7 @@ class Store:
         remote: RemoteLike | None = None,
         **options: Unpack[TransferOptions],
     ) -> TransferPlan:
-        """Say what `pull` would fetch now; nothing is changed. The arguments are those of `pull`.
+        """Return what `pull` would download now, without changing anything. The arguments are those of `pull`.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
@@ -1433,16 +1433,16 @@ class Store:
         if_exists: IfExists = "error",
         **options: Unpack[TransferOptions],
     ) -> TransferReport:
-        """Bring checkpoints of a remote into the store: only what is missing here is fetched, by digest.
+        """Pull checkpoints of a remote into the store. Only blobs that the store lacks are downloaded, by digest.
 
-        Each blob is compared with its digest before it gets its name. A checkpoint appears at once, whole and durable,
-        with the same id and the same place in the order of commits; its metrics, annotations, tags and pins come
-        along, but no tag that is here moves. A pull that was cut off goes on where it ended when it is made again,
-        unless gc ran between.
+        Each blob is compared with its digest before it gets its name. A checkpoint appears atomically, whole and
+        durable, with the same id and the same position in the order of commits. Its metrics, annotations, tags and pins
+        are also pulled, but local tags do not move. A repeated call continues an interrupted pull, unless gc ran
+        between them.
 
         Args:
-            ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id; None:
-                the newest there, unless an option says which.
+            ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id. If None,
+                the newest of the remote, unless an option selects others.
             remote: As in `push`.
             if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops newer ones,
                 which can be undone for `undo_by_rule_s`. If a tag, a pin or a reader
@@ -1452,12 +1452,12 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
             BadInput: The arguments contradict each other.
-            StepExists: Another checkpoint has that run and step here.
+            StepExists: Another local checkpoint has that run and step.
             InUse: Another process has the run locked.
-            InsufficientSpace: Says what is needed and what is free.
-            RemoteError: There is no such remote, or something at it is missing or damaged.
-            SaveFailed: Something else failed. After any of these the checkpoint is not there, and every other is
-                intact.
+            InsufficientSpace: The message has the required and the free space.
+            RemoteError: There is no such remote, or data at the remote is missing or damaged.
+            SaveFailed: Something else failed. After any of these errors the checkpoint does not exist locally, and
+                every other one is intact.
         """
         from ckstore.remote.choice import TransferOptions
         from ckstore.remote.transfer import pull
@@ -1475,22 +1475,23 @@ class Store:
         dry_run: bool = False,
         **options: Unpack[ChoiceOptions],
     ) -> EvictReport:
-        """Let go of local bytes of checkpoints that a remote has. They stay listed, and loads fetch what they read.
+        """Free the local data of checkpoints that are stored on a remote. Loads then download the data they read.
 
-        Before anything goes, every blob is known to be at the remote: it was sent from here to a service that refuses
-        damaged bodies, or it is read back now and compared with its digest; and the remote still lists it. `pull`
-        brings the bytes back.
+        The checkpoints remain listed. Before any data is freed, every blob is confirmed at the remote. Either this
+        store sent it to a service that refuses damaged bodies, or it is read back now and compared with its digest. In
+        both cases the remote must still list it. `pull` restores the local data.
 
         Args:
             ref: Which checkpoint, or several, unless an option says which.
             remote: As in `push`.
-            rule: Those that `StoreConfig.keep_local` does not keep here, as after each push of the mirror.
-            dry_run: Change nothing, and read nothing back; say what would be let go.
+            rule: Evict the checkpoints that `StoreConfig.keep_local` does not keep locally, as after each push of the
+                mirror.
+            dry_run: Change nothing, read nothing back, and report the data that would be freed.
             options: run, all, tagged: see `ChoiceOptions`.
 
         Returns:
-            What was let go; a checkpoint that keeps its bytes is in `skipped`, with the reason: it is not at the
-            remote, it is open, or other bytes are there.
+            The freed data. A checkpoint that keeps its data is in `skipped`, with the reason: it is not at the remote,
+            it is open, or the remote has other bytes.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
@@ -1564,23 +1565,23 @@ class Store:
         keep_newest: int = 3,
         dry_run: bool = False,
     ) -> CompactionReport:
-        """Keep checkpoints in less space, without loss: most of their bytes as differences to newer ones.
+        """Compact checkpoints without loss, by storing most of their data as differences to newer ones.
 
-        What they hold does not change, nor do their ids; loads take longer. A plain blob goes only after its encoded
-        form was written, made durable, read back, decoded and compared. Checkpoints that have a tag, are pinned or in
-        use stay as they are. It needs the packages of ``ckstore[compact]``, and so does who reads what was compacted.
+        Contents and ids do not change. Loads take longer. A plain blob is deleted only after its encoded form was
+        written, made durable, read back, decoded and compared. Checkpoints that are tagged, pinned or in use are not
+        changed. Writing and reading compacted checkpoints requires the packages of ``ckstore[compact]``.
 
         Args:
-            refs: Only these checkpoints; none: all.
-            run: Only this one; None: that of `open`, else each run by itself.
-            keep_newest: So many of the newest of a run stay plain; at least 1.
-            dry_run: Change nothing; report what would be encoded against what.
+            refs: Only these checkpoints. If none are given, all.
+            run: Only this run. If None, that of `open`, otherwise each run by itself.
+            keep_newest: Number of the newest checkpoints of a run that remain plain, at least 1.
+            dry_run: Change nothing, and report which blobs would be encoded against which.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
             BadInput: `keep_newest` is below 1.
             UnsafePlace: The packages of ``ckstore[compact]`` are not installed.
-            SaveFailed: The store cannot be written, or does not give back what was written.
+            SaveFailed: The store cannot be written, or written data does not read back identically.
         """
         from ckstore.model.reports.compaction import CompactionReport
         from ckstore.ops.compact.compact import compact
@@ -1883,7 +1884,7 @@ class Store:
 
     # A new user tries these first, and Python would only say that there is no such thing.
     def __getitem__(self, ref: object) -> NoReturn:
-        """Refuse ``store[ref]``, and name what does it.
+        """Refuse ``store[ref]``, and name the method to use.
 
         Raises:
             TypeError: Always.
