@@ -1187,20 +1187,20 @@ class Store:
         """Rebuild the catalog from the directories, keep the old one aside, and say what was found.
 
         Only the times at which saves last read each blob are not in the directories. The old catalog becomes
-        ``catalog.db.old-N``; the three newest are kept. Others may work in the store meanwhile. Blobs that lost their
-        name in ``blobs/`` get it again, and those that no checkpoint needs are found by the next gc.
+        ``catalog.db.old-N``, and the three newest are kept. Other processes may use the store during the rebuild. Lost
+        names in ``blobs/`` are restored, and the next gc finds unreferenced blobs.
 
         Args:
-            relink: Make files that hold the same blob one again, in a store that was copied without its hardlinks.
-                Each file that is kept for others is read whole first.
+            relink: Restore the hardlinks between files of the same blob, in a store that was copied without them. Each
+                file that replaces others is read completely first.
             progress: Called from time to time with the number of bytes read and the total.
 
         Raises:
-            InUse: Others hold the lock of the catalog all the time.
-            InsufficientSpace: There is no room for a second catalog; nothing was changed.
-            NewerFormat: A newer ckstore made the catalog; nothing was changed.
-            CatalogUnavailable: The catalog cannot be written. The checkpoints are as they were, and the next opening
-                goes on.
+            InUse: Other processes keep the catalog locked.
+            InsufficientSpace: There is no room for a second catalog. Nothing was changed.
+            NewerFormat: A newer ckstore made the catalog. Nothing was changed.
+            CatalogUnavailable: The catalog cannot be written. The checkpoints are unchanged, and the next opening
+                continues.
         """
         from ckstore.ops.open.reindex import reindex
 
@@ -1255,10 +1255,10 @@ class Store:
         values: bool = False,
         file: str | tuple[str | None, str | None] | None = None,
     ) -> Diff:
-        """Say which tensors and other values differ from one checkpoint to another.
+        """Return the tensors and other values that differ between two checkpoints.
 
-        The names, shapes and pieces in the manifests are compared; no data is read. With `values`, changed tensors of
-        floating or complex numbers are read, one after another, and how far they are apart is said too.
+        The names, shapes and pieces in the manifests are compared, and no data is read. With `values`, changed tensors
+        of floating or complex numbers are read, one at a time, and the size of their differences is also reported.
 
         Args:
             before: The first checkpoint.
@@ -1278,7 +1278,7 @@ class Store:
 
     @api_call
     def du(self) -> Usage:
-        """Say what each checkpoint takes on the disk, and what dropping it would free; no data is read.
+        """Return the disk usage of each checkpoint and the space that dropping it would free. No data is read.
 
         Raises:
             CkstoreError: A directory of the store cannot be read.
@@ -1289,10 +1289,10 @@ class Store:
 
     @api_call
     def metrics(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return what the store and each run hold, as text of OpenMetrics; `write_metrics` is of this handle's saves.
+        """Return metrics of the store and each run as OpenMetrics text. `write_metrics` covers saves of this handle.
 
         Args:
-            path: A file that is replaced by it in one step, for the textfile collector of node_exporter.
+            path: A file that is atomically replaced with this text, for the textfile collector of node_exporter.
 
         Raises:
             BadInput: The file cannot be written.
@@ -1309,7 +1309,7 @@ class Store:
         tensors changed, and what `doctor` finds. Nothing is changed.
 
         Args:
-            path: A file to write it to; what is there is replaced.
+            path: A file to write the page to. An existing file is replaced.
 
         Raises:
             BadInput: The file cannot be written.
@@ -1321,13 +1321,13 @@ class Store:
 
     @api_call
     def events(self, since: str | float | timedelta | datetime | None = None, run: str | None = None) -> list[Event]:
-        """Return what happened in the store, the oldest first: saves, drops and by which rule, damage, failures.
+        """Return the events of the store, the oldest first: saves, drops with their rule, damage and failures.
 
-        They are a log that is bounded and may be lost, and decide nothing.
+        The log of events is bounded and may be lost. No decision depends on it.
 
         Args:
-            since: ``1d``, ``36h`` and the like, seconds, or a datetime with a time zone; None: all that are there.
-            run: Only those of this run; None: of all.
+            since: A duration such as ``1d`` or ``36h``, seconds, or a datetime with a time zone. If None, all events.
+            run: Only events of this run. If None, of all runs.
 
         Raises:
             BadInput: `since` is invalid.
@@ -1338,17 +1338,17 @@ class Store:
 
     @api_call
     def why(self, digest: str) -> list[Use]:
-        """Say which checkpoints, and which tensors in them, use a blob or a piece; the oldest commit first.
+        """Return the checkpoints, and the tensors in them, that use a blob or a piece, the oldest commit first.
 
-        Nothing is returned for a blob that is in the store and that no checkpoint uses: gc frees it.
+        The result is empty for a blob of the store that no checkpoint uses. gc frees such blobs.
 
         Args:
-            digest: Its digest, or the first 6 or more of its hexadecimal digits.
+            digest: The digest, or the first 6 or more of its hexadecimal digits.
 
         Raises:
             NoSuchRef: There is no such blob and no such piece.
-            AmbiguousRef: There are several.
-            BadInput: It has no form of a digest.
+            AmbiguousRef: Several blobs or pieces match.
+            BadInput: `digest` is not a valid digest.
         """
         from ckstore.ops.report.why import why
 
@@ -1507,12 +1507,12 @@ class Store:
 
     @api_call
     def plan_gc(self) -> GcPlan:
-        """Say what `gc` would free at this moment, and what it would not; change nothing.
+        """Return the data that `gc` would free now, and the data that it would keep, without changing anything.
 
-        On a shared filesystem: what an exclusive one would free.
+        On a shared filesystem, the plan is that of an exclusive gc.
 
         Raises:
-            CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
+            CatalogUnavailable: The catalog cannot be used. `reindex` makes a new one.
         """
         from ckstore.ops.free.gc import planned
 
@@ -1530,26 +1530,26 @@ class Store:
     ) -> GcReport:
         """Drop the checkpoints that a policy does not keep, durably, then free the space as `gc` does.
 
-        Tags, pins, readers and the newest valid checkpoint are looked at again for each that is dropped.
+        Tags, pins, readers and the newest valid checkpoint are checked again before each drop.
 
         Args:
-            policy: What to keep, or a plan of `plan_retention`, which is carried out and not made again. None: the
-                policy that is kept in the store.
-            run: Only this one; None: that of `open`, else each run by itself, or as the plan has it.
-            dry_run: Change nothing; report what would be dropped and freed.
+            policy: The policy, or a plan of `plan_retention`, which is carried out as it is. If None, the policy of the
+                store.
+            run: Only this run. If None, that of `open`, otherwise each run by itself, or the runs of the plan.
+            dry_run: Change nothing, and report the checkpoints and data that would be dropped and freed.
             exclusive: As in `gc`.
-            now: Free it at once: what is dropped cannot be brought back.
+            now: Free the data immediately. Dropped checkpoints cannot be restored.
 
         Returns:
-            What `gc` returns; its `retention` has the plan, and what was dropped and skipped.
+            The report of `gc`. Its `retention` has the plan, and the dropped and skipped checkpoints.
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
             BadInput: There is no policy, no checkpoint has a metric that it names, or a tag or a pin cannot be read.
-            InUse: Another gc is at work, and nothing was to be dropped. Else a `CkstoreWarning` says that the space of
-                what was dropped is not free yet.
+            InUse: Another gc is running, and no checkpoint had to be dropped. If some were dropped, a `CkstoreWarning`
+                says instead that their space is not free yet.
             SaveFailed: The store cannot be written.
-            CatalogUnavailable: The catalog cannot be used; `reindex` makes a new one.
+            CatalogUnavailable: The catalog cannot be used. `reindex` makes a new one.
         """
         from ckstore.ops.free.gc import prune
 
@@ -1808,13 +1808,13 @@ class Store:
     def plan_retention(
         self, policy: RetentionPolicy | None = None, run: str | None = None, *, shown_only: bool = False
     ) -> RetentionPlan:
-        """Say which checkpoints a policy keeps and drops now, and why; nothing is changed.
+        """Return the checkpoints that a policy keeps and drops now, with the reasons, without changing anything.
 
         Args:
-            policy: None: the one that is kept in the store.
-            run: Only this one; None: that of `open`, else each run by itself.
-            shown_only: The catalog is believed where it knows a checkpoint, instead of reading the manifest of each
-                that goes. Of 20,000 that takes 2 s instead of 8.
+            policy: The policy. If None, the policy of the store.
+            run: Only this run. If None, that of `open`, otherwise each run by itself.
+            shown_only: Trust the catalog for the checkpoints in it, instead of reading the manifest of each dropped
+                one. For 20,000 checkpoints this takes 2 s instead of 8.
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
@@ -1825,16 +1825,16 @@ class Store:
         return plan_asked(self._context, policy, self.run if run is None else run, sure=not shown_only)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Let the saver go, if there is one; nothing else is held open between calls.
+        """Release the saver, if there is one. Nothing else is held open between calls.
 
-        Saves in the background are waited for so long, to hear how they end. What has not ended by then is finished by
-        the saver, whether this process lives or not; `background.wait` waits longer.
+        This waits at most `timeout_s` for the results of background saves. The saver finishes the remaining saves, even
+        if this process ends. `background.wait` waits longer.
 
         Args:
-            timeout_s: How long.
+            timeout_s: Maximum time to wait, in seconds.
 
         Raises:
-            CkstoreError: One of them failed, and its `result` was not read.
+            CkstoreError: A background save failed, and its `result` was not read.
         """
         try:
             self.background._close(timeout_s)  # noqa: SLF001 - its own
@@ -1854,14 +1854,14 @@ class Store:
             self._tell_failures()
 
     def _tell_failures(self) -> None:
-        """Tell once more of the saves that failed while the training went on, if there are any."""
+        """Log again the saves that failed while the training continued, if there are any."""
         from ckstore.ops.save.tolerance import tell_failures
 
         tell_failures(self._context.totals)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know about the place and what was found in the store; one sentence each."""
+        """The warnings about the filesystem and the state of the store, one sentence each."""
         return tuple(dict.fromkeys((*self._notes, *self._context.notices.problems.values())))
 
     @property
@@ -1870,7 +1870,7 @@ class Store:
         return self._context.settings
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle it as what it was opened with: a spawned worker opens the store again."""
+        """Pickle the arguments of opening, so that a spawned worker opens the store again."""
         context, known = self._context, self._context.known
         # With what it continues: where rank 0 of `ddp_spawn` saves, this process has loaded.
         continues = dict(known.last_parents), known.declared
