@@ -1184,7 +1184,7 @@ class Store:
 
     @api_call
     def reindex(self, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
-        """Rebuild the catalog from the directories, keep the old one aside, and say what was found.
+        """Rebuild the catalog from the directories, keep the old one aside, and report the results.
 
         Only the times at which saves last read each blob are not in the directories. The old catalog becomes
         ``catalog.db.old-N``, and the three newest are kept. Other processes may use the store during the rebuild. Lost
@@ -1866,7 +1866,7 @@ class Store:
 
     @property
     def settings(self) -> StoreSettings:
-        """What the store is: uuid, hash, chunk size, time of its making."""
+        """The identity of the store: uuid, hash, chunk size, time of creation."""
         return self._context.settings
 
     def __reduce__(self) -> tuple[object, ...]:
