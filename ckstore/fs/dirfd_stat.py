@@ -1,4 +1,4 @@
-"""Reach places in a store, or elsewhere, and look at them: rule N of the design (`ckstore.fs.store_path`)."""
+"""Open and stat paths inside or outside a store by directory descriptor. Source: rule N (`ckstore.fs.store_path`)."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def conditions(config: Any) -> Conditions:
         rng_ranks=(),
         dataloader=used,
         settings=_plain_members(config, "optimizer_name", "optimizer_params"),
-        # From a checkpoint its schedulers load only their step number, so these settings come from the program.
+        # Its schedulers load only their step number from a checkpoint, so these settings come from the program.
         options={"precision": precision, **_plain_members(config, "gradient_clipping", *_SCHEDULER)},
     )
 

@@ -61,7 +61,7 @@ class Verdict:
 
 
 def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None = None) -> Verdict:
-    """Say what is in the directory of a checkpoint: every link of it is looked at, no data is read."""
+    """Return the verdict on a checkpoint directory, from its manifest and the status of every blob; read no data."""
     # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it. This must not
     # wait for the lock: the caller may hold the lock of the catalog, and a compaction that holds the lock of a former
     # generation may be waiting for the catalog.

@@ -66,9 +66,9 @@ class RemoteState(NamedTuple):
 
 
 def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord) -> RemoteState:
-    """As `inspect_remote`, for checkpoints that a remote lacks, by what was seen there before: nothing is listed.
+    """As `inspect_remote`, but from the local record of the remote, without listing it.
 
-    It says what may have to be sent. What is sent, and that all of it is there, a push finds by asking.
+    The result is an estimate for checkpoints that the remote lacks. A push asks the remote before it sends a blob.
     """
     check_takes(remote, context.settings)
     blobs, unreadable = _blobs_of_each(context, infos)

@@ -218,12 +218,12 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "who found a checkpoint before it was compacted reads its latest generation",
+        "a reader that found a checkpoint before its compaction reads its latest generation",
         "reader-of-a-former-generation-refused",
         "find.open_directory",
         "            if find(context, ref).key == info.key:\n                raise\n",
         "            raise\n",
-        f"{_COMPACT}::test_who_found_a_checkpoint_before_it_was_compacted_reads_its_new_form",
+        f"{_COMPACT}::test_a_reader_that_found_a_checkpoint_before_its_compaction_reads_the_new_form",
         "InUse",
     ),
 ]

@@ -79,7 +79,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         self._depth = 1 if fs._intrans else 0  # noqa: SLF001 - start_transaction of fsspec has set it
         self._failed = False
         self._lock = threading.Lock()
-        self.staging: TransactionFiles | None = None  # what waits; None: nothing was written yet
+        self.staging: TransactionFiles | None = None  # the uncommitted files, or None before the first write
 
     def start(self) -> None:
         """Begin, or go one deeper."""

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Parents:
-    """What a saver knows of `ProcessCache.last_parents` when it has made the saves that it was sent.
+    """The entries of `ProcessCache.last_parents` that a saver has after the saves that it was sent.
 
     Each order carries what is new since the order before it. A saver that takes the place of another has not heard
     those orders, so its first one also carries what was settled by the saves that have ended.

@@ -104,7 +104,7 @@ class SnapshotPlan:
     """Where a state goes in a snapshot."""
 
     places: tuple[SnapshotSpan, ...]  # of each of its storages
-    kept: ReusedStorage | None  # what is taken from an earlier checkpoint; None: nothing is
+    kept: ReusedStorage | None  # the storage of an earlier checkpoint that is used again, if any
     # What is copied of that, to be compared.
     parts: tuple[RangeSource, ...]
     part_places: tuple[SnapshotSpan, ...]

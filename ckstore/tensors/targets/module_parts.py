@@ -41,9 +41,8 @@ class Loader:
 class ModuleParts:
     """A module as torch loads it."""
 
-    places: dict[str, StateSlot] = field(
-        default_factory=dict
-    )  # key -> where its value goes; also of what is in a loader
+    # Key -> the destination of its value, also for keys below a loader.
+    places: dict[str, StateSlot] = field(default_factory=dict)
     # Prefix -> loader, in the order of torch; none lies in one that loads all below it.
     loaders: dict[str, Loader] = field(default_factory=dict)
     shared: set[int] = field(default_factory=set)  # the `id` of tensors that loaders load

@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_compacted_under_the_look_at_the_catalog_agrees_wit
 def in_between(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: int, look: Callable[[CheckpointInfo], object]
 ) -> None:
-    """Call `look` once: the next generation of that step is published, and the former one is still there, locked."""
+    """Call `look` once, while a compaction of the step has published the next generation and locks the former one."""
     former = store.checkpoints()[step]
     enter = reconcile.reconcile_one
     looked: list[Exception | None] = []
@@ -159,7 +159,7 @@ def test_listing_does_not_wait_for_a_compaction_that_has_a_former_generation_loc
     def look(_former: CheckpointInfo) -> None:
         with Store.open(store.path) as other:
             assert other.checkpoints() == infos
-            # It has the lock of the catalog meanwhile, for which the compaction waits.
+            # The compaction waits for the lock of the catalog, which this call holds.
             other.reindex()
             assert other.checkpoints() == infos
         with Store.open(store.path, readonly=True) as other:
@@ -177,11 +177,12 @@ def test_a_look_at_a_locked_directory_counts_if_it_is_still_there_afterwards(
 ) -> None:
     saved(store, 3)
     judge = checkpoints.judge_blobs
-    moved: list[str] = []
+    is_moved = False
 
     def judging(directory: StorePath, fd: int, manifest: Manifest) -> checkpoints.Judgement:
-        if manifest.step == 1 and is_dropped and not moved:
-            moved.append("")
+        nonlocal is_moved
+        if manifest.step == 1 and is_dropped and not is_moved:
+            is_moved = True
             here = checkpoint_dir(store.path, "main", 1)
             os.rename(here, store.path / "trash" / here.name)
             shutil.rmtree(store.path / "trash" / here.name / "blobs")
@@ -195,7 +196,7 @@ def test_a_look_at_a_locked_directory_counts_if_it_is_still_there_afterwards(
         assert [info.step for info in other.checkpoints()] == ([0, 2] if is_dropped else [0, 1, 2])
 
 
-def test_who_found_a_checkpoint_before_it_was_compacted_reads_its_new_form(
+def test_a_reader_that_found_a_checkpoint_before_its_compaction_reads_the_new_form(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = saved(store, 3)
@@ -210,6 +211,7 @@ def test_who_found_a_checkpoint_before_it_was_compacted_reads_its_new_form(
             assert found == []
 
     in_between(store, monkeypatch, 1, look)
+    check_store(store.path)
 
 
 # ---------------------------------------------------------------------------------------- how it is read

@@ -164,7 +164,7 @@ def test_no_descriptor_is_left(store: Store) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     list(store.follow("gpt", timeout_s=0))
-    gc.collect()  # what earlier tests left in cycles is not closed in between
+    gc.collect()  # so that garbage of earlier tests closes no descriptor during the count
     before = count()
     for _ in range(20):
         list(store.follow("gpt", timeout_s=0))
