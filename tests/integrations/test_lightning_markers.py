@@ -22,12 +22,13 @@ import torch
 from ckstore import BadInput, NoSuchRef, RetentionPolicy, Store
 from tests.integrations.marks import TRAINS
 from tests.integrations.tiny_lightning import fit
+from tests.support.examples import examples
 from tests.support.requirements import require
 from tests.support.states import assert_same
 from tests.support.stores import check_store
 
 pytestmark = TRAINS
-ROUNDS = 20
+ROUNDS = examples(25)
 
 
 @pytest.fixture
@@ -375,6 +376,7 @@ def test_the_pin_that_a_kill_left_goes_with_the_next_marker_at_its_path(
     assert (store.checkpoints(superseded=True), store.pins()) == ([], [])
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("background", [False, True])
 def test_whatever_callbacks_save_and_remove_each_marker_loads_its_own(
     tmp_path: Path, store: Store, background: bool
@@ -382,11 +384,14 @@ def test_whatever_callbacks_save_and_remove_each_marker_loads_its_own(
     draw = random.Random(54)
     wanted: dict[Path, str] = {}
     io = checkpoint_io(store, background=background)
+    reader = checkpoint_io(Store.open(store.path))
     reached = 0  # only a load goes back to an earlier step
     for number in range(ROUNDS):
         if draw.random() < 0.2:
             io.teardown()
             io = checkpoint_io(store, background=background)  # a new process, which resumes
+            for path, way in wanted.items():
+                assert reader.load_checkpoint(path)["way"] == way
             if store.latest() is not None:
                 io.load_checkpoint("ckstore:latest")
                 reached = 0

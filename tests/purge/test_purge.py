@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from ckstore.fs import blob_time, dirfd_stat
 from tests.purge import histories
 from tests.support.coverage import covered, lane_seed
 from tests.support.loopfs import loop_filesystem
-from tests.support.requirements import CRASH_FULL
+from tests.support.requirements import CRASH_FULL, require
 from tests.support.shared_folder import shared_folder
 from tests.support.stores import check_store
 
@@ -71,6 +72,7 @@ def purge(path: Path, by: str, days: int) -> list[str]:
 def test_no_history_loses_what_was_used_within_the_window(
     place: Path, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    require(shutil.which("rsync") is not None, "needs rsync")
     torch.set_num_threads(1)
     count, seed = (_FULL_COUNT if CRASH_FULL else _COUNT), lane_seed()
 
