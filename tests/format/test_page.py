@@ -144,13 +144,8 @@ def test_the_frame_of_a_manifest_is_that_of_the_page() -> None:
 
 
 def test_the_torch_dtypes_of_the_page_are_those_of_the_code() -> None:
-    _, _, text = section("Leaves").partition("`torch` dtypes (little-endian, sizes in bytes): ")
-    match = re.match(r"(.*?)\. `numpy` dtypes", text, re.DOTALL)
-    assert match is not None
-    listed = {}
-    for group in match[1].split(";"):
-        size = int(group.split()[-1])
-        listed.update({name: size for part in re.findall(r"`([^`]+)`", group) for name in part.split()})
+    rows = re.findall(r"^\| ([0-9]+) \| `([^`]+)` \|$", section("Leaves"), re.MULTILINE)
+    listed = {name: int(size) for size, names in rows for name in names.split()}
 
     assert listed == TORCH_ITEMSIZE
 
