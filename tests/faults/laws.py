@@ -17,24 +17,30 @@ from tests.faults.survivors import PUBLISHED, Path
 from tests.faults.weakfs import Directory, Node, Opening, Tree
 
 LAWS = {
-    "D1": "bytes are durable, by an fsync on the descriptor that wrote them, before others see a name of the file",
-    "D2": "an fsync that failed is not repeated on the same file",
+    "D1": (
+        "the bytes of a file are durable, by an fsync on the descriptor that wrote them, before another "
+        "process can see a name of the file"
+    ),
+    "D2": "a failed fsync is not repeated on the same file",
     "D3": "a blob has its mode and time before its fsync",
-    "N1": "what may have the name of a checkpoint after a power cut is whole",
-    "N2": "what is acknowledged has its name after a power cut, whatever others have made durable",
-    "N3": "what is acknowledged has one name only",
-    "N4": "of a rename the new parent is made durable first",
+    "N1": "every directory that may have the name of a checkpoint after a power cut is whole",
+    "N2": "an acknowledged result has its name after a power cut, whatever other processes have made durable",
+    "N3": "an acknowledged result has only one name",
+    "N4": "the new parent of a rename is made durable before the old one",
     "T1": (
-        "nothing is unlinked outside trash but claims and temporary files in the process's own "
-        "staging, and what is named"
+        "only claims and temporary files in the process's own staging, and the listed exceptions, "
+        "are unlinked outside trash"
     ),
     "T2": "trash is made durable before anything below it is unlinked",
-    "H1": "a mark of damage goes only when the names in the checkpoint are durable",
-    "K1": "a last link in trash goes only after the kernel granted a lease on it there",
-    "L1": "who moves a directory to trash has it locked, and who empties trash has both locked",
-    "L2": "who publishes, tags, annotates or marks a checkpoint has it locked",
-    "L3": "who changes a small file has the store locked",
-    "R1": "the checkpoints of a run that stay are made durable before another one of it is dropped",
+    "H1": "a mark of damage is removed only after the names in the checkpoint are durable",
+    "K1": "a last link in trash is unlinked only after the kernel has granted a lease on the blob in trash",
+    "L1": (
+        "a process that moves a directory to trash has locked it, and a process that empties trash has "
+        "locked trash and the entry"
+    ),
+    "L2": "a process that publishes, tags, annotates or marks a checkpoint has locked it",
+    "L3": "a process that changes a small file has locked the store",
+    "R1": "the checkpoints of a run that remain are made durable before another checkpoint of the run is dropped",
 }
 
 ACT = "act"
