@@ -1,7 +1,6 @@
-"""System calls, one function a family; the only place that changes files, and the seam for faults.
+"""System calls, one module for each family. Only this package changes files, and tests inject faults here.
 
-Callers import the modules and call `files.write_blob(...)`, `links.link(...)`, so that a test may put another
-function in its place.
+Callers import the modules and call `files.write_blob(...)` or `links.link(...)`, so that a test can replace a function.
 
-Unless a docstring says otherwise, functions raise `OSError` when the system refuses.
+Unless a docstring says otherwise, functions raise `OSError` if a system call fails.
 """

@@ -1,9 +1,9 @@
 """The modification time of a blob: when a save wrote or last used it, in a form that other programs do not set.
 
-A program that writes into a file, and `touch`, give it the time of the clock. A *stamp* is a time of the clock moved
-up to the next one whose digits below the second are `_STAMP.nanoseconds`. On a filesystem that keeps whole seconds
-only (Lustre, ext4 with inodes of 128 bytes) it is moved up to the next one that is `_STAMP.seconds` after a multiple of
-`_PERIOD_S`. Source: docs/format/v1.md, "Blobs"; docs/adr/0029 says why and what was measured.
+A program that writes to a file, like `touch`, sets it to the clock time. A *stamp* is a clock time, moved forward to
+the next time whose digits below the second are `_STAMP.nanoseconds`. On a filesystem with whole seconds (Lustre, ext4
+with inodes of 128 bytes), it is moved forward to the next time that is `_STAMP.seconds` after a multiple of
+`_PERIOD_S`. Source: docs/format/v1.md, "Blobs". docs/adr/0029 has the reasons and measurements.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _SECOND_NS = 10**9
 # It divides an hour, so that a copy that is off by a time zone is no different from others.
 _PERIOD_S = 300
 RENEW_AFTER_S = 24 * 3600
-"""Stamps that are younger are as good as new. Places that purge by age keep files for a week and longer."""
+"""Younger stamps need no renewal. Filesystems that purge by age keep files for a week or longer."""
 _DRAFT_NS = 10**18
-"""The time of every blob in stores of the draft before; it is renewed as any old stamp is."""
+"""The time of every blob in stores of the previous draft. It is renewed like any old stamp."""
 
 
 class _Digits(NamedTuple):
-    """What tells times of one kind from others."""
+    """The digits that distinguish one kind of time from others."""
 
     nanoseconds: int  # Whole microseconds: all that some filesystems keep.
     seconds: int  # Even, since FAT keeps even seconds only; of no full minute, since people choose those.
@@ -34,27 +34,27 @@ _SUSPECT = _Digits(nanoseconds=314_159_000, seconds=94)
 
 
 def is_stamp(mtime_ns: int) -> bool:
-    """Whether a blob has a time that only ckstore gives, so that no program wrote into it by ordinary means."""
+    """Whether a blob has a time that only ckstore sets, so that no program wrote to it by ordinary means."""
     return mtime_ns == _DRAFT_NS or _is(_STAMP, mtime_ns)
 
 
 def is_suspect(mtime_ns: int) -> bool:
-    """Whether a blob has the time of `mark_suspect`."""
+    """Whether a blob has the time that `mark_suspect` sets."""
     return _is(_SUSPECT, mtime_ns)
 
 
 def is_due(mtime_ns: int) -> bool:
-    """Whether a stamp is so old that it should be renewed when the blob is used."""
+    """Whether a stamp is old enough to be renewed when the blob is used."""
     return time.time_ns() - mtime_ns > RENEW_AFTER_S * _SECOND_NS
 
 
 def stamp(file: int | str | Path, *, dir_fd: int | None = None) -> None:
-    """Give an open blob, or the one of this name in `dir_fd`, the current time as a stamp, also as its access time."""
+    """Stamp a blob with the current time, also as its access time. The blob is open, or a name in `dir_fd`."""
     _set(_STAMP, file, dir_fd)
 
 
 def mark_suspect(file: int | str | Path, *, dir_fd: int | None = None) -> None:
-    """Give a blob a current time that is no stamp and that a program does not set: it is read before it is used."""
+    """Set a blob to a current time that is no stamp and that no program sets, so that it is read before it is used."""
     _set(_SUSPECT, file, dir_fd)
 
 

@@ -1,4 +1,4 @@
-"""Memory that direct reads and writes can go to and come from."""
+"""Memory for direct reads and writes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import sys
 from contextlib import suppress
 
 GRAIN_BYTES = 4096
-"""Offsets, lengths and memory of direct reads and writes are multiples of it: no disk in use has larger blocks."""
+"""Offsets, lengths and memory addresses of direct reads and writes are multiples of it. No disk in use has larger
+blocks."""
 # A smaller buffer holds no whole huge page of 2 MiB, so asking for one would be a wasted system call.
 _HUGE_FROM_BYTES = 2 * 2**20
 _WIPE_ON_FORK = 18
-"""MADV_WIPEONFORK, of Linux 4.14, for which Python has no name."""
+"""MADV_WIPEONFORK of Linux 4.14, for which Python has no name."""
 
 
 def aligned_buffer(nbytes: int) -> memoryview:
-    """Return private memory of `nbytes` bytes, a multiple of `GRAIN_BYTES`; in huge pages where it is large."""
+    """Return private memory of `nbytes` bytes, a multiple of `GRAIN_BYTES`. Large memory uses huge pages."""
     # The kernel fills fresh memory with zeros page by page, which takes longer than what is done with it later; of huge
     # pages it needs a five-hundredth. Children that are forked find zeros there: a disk that fills the pages of a read
     # would fill those of the child on kernels that copy them on the next write. They must find something, since who
@@ -31,7 +32,7 @@ def aligned_buffer(nbytes: int) -> memoryview:
 
 
 def prefer_huge_pages(memory: memoryview) -> None:
-    """Ask the kernel for huge pages below fresh, writable memory; pages that were touched already stay as they are."""
+    """Ask the kernel for huge pages below fresh, writable memory. Pages that were already touched remain unchanged."""
     import ctypes
 
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -44,6 +45,6 @@ def prefer_huge_pages(memory: memoryview) -> None:
 
 
 def is_aligned(data: memoryview) -> bool:
-    """Whether `data` is in an `aligned_buffer`, or in a mapping of `fs.mapping`; one from within a page passes, too."""
+    """Whether `data` is in an `aligned_buffer` or a mapping of `fs.mapping`, possibly from inside a page on."""
     ctypes = sys.modules.get("ctypes")  # whose arrays those mappings are; not imported, there are none
     return isinstance(data.obj, mmap.mmap) or (ctypes is not None and isinstance(data.obj, ctypes.Array))

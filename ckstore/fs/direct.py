@@ -1,9 +1,8 @@
-"""Read what the disk holds, not what the page cache holds.
+"""Read the bytes on the disk instead of those in the page cache.
 
-After a failed write the page cache goes on giving the new bytes while the disk has the old ones, and a rotten sector
-shows only when it is read from the disk. So the cache is passed by with O_DIRECT where the filesystem can; elsewhere
-what it holds of the file is dropped before and after (which the kernel does neither for mapped nor for dirty pages,
-and not at all on tmpfs).
+After a failed write, the page cache returns the new bytes while the disk has the old ones. A damaged sector shows only
+when it is read from the disk. So files are read with O_DIRECT if the filesystem supports it. Otherwise, their cached
+pages are dropped before and after the read. The kernel does not drop mapped or dirty pages, and drops none on tmpfs.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.fs.store_path import AnyPath
 
 BUFFER_BYTES = 4 * 2**20
-"""How much is read at once where nothing else asks for another size."""
+"""Number of bytes in one read, unless a caller needs another size."""
 
 
 def drop_cached(fd: int) -> None:
-    """Drop what the page cache holds of an open file, as far as the kernel does that."""
+    """Drop the cached pages of an open file, as far as the kernel allows it."""
     with suppress(OSError):  # a filesystem that cannot: then bytes are read as they are cached
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class UncachedFile:
-    """An open file whose bytes come from the disk as far as that is possible."""
+    """An open file whose bytes are read from the disk, as far as that is possible."""
 
     def __init__(self, fd: int, *, direct: bool) -> None:
         self.fd = fd
@@ -39,7 +38,7 @@ class UncachedFile:
             drop_cached(fd)
 
     def read(self, start: int, stop: int, buffer: memoryview) -> memoryview:
-        """Read bytes from `start`, at most to `stop` and at most one buffer less the alignment; empty at the end."""
+        """Read bytes from `start`, up to `stop` and up to one buffer less the alignment; empty at the end."""
         # `start`: any offset. `buffer`: of `aligned_buffer`; the bytes are a part of it.
         if self.direct:
             # The kernel refuses a direct read whose offset or length is not a whole block: read the blocks around the
@@ -66,7 +65,7 @@ class UncachedFile:
 
 @contextmanager
 def opened_uncached(path: AnyPath) -> Iterator[UncachedFile]:
-    """Open a file to read it from the disk, for the time of a `with` block. A symlink is not followed."""
+    """Open a file to read it from the disk, for a `with` block. A symlink is not followed."""
     fd, direct = _open(path)
     try:
         file = UncachedFile(fd, direct=direct)
@@ -91,7 +90,7 @@ def _open(path: AnyPath) -> tuple[int, bool]:
 
 
 def read_range(path: AnyPath, start: int, stop: int) -> bytearray:
-    """Return bytes of a regular file from the disk; fewer where it ends before `stop`."""
+    """Return bytes of a regular file from the disk. There are fewer bytes if the file ends before `stop`."""
     data = bytearray()
     buffer = aligned_buffer(BUFFER_BYTES)
     with opened_uncached(path) as file:
@@ -102,7 +101,7 @@ def read_range(path: AnyPath, start: int, stop: int) -> bytearray:
 
 
 def read_past_cache(fd: int, into: memoryview) -> int:
-    """Fill aligned memory with whole blocks from the beginning of an open file; return how many bytes came."""
+    """Fill aligned memory with whole blocks from the start of an open file. Return the number of bytes read."""
     # The caller reads the rest through the cache, and meets there what failed here.
     done, whole = 0, len(into) - len(into) % GRAIN_BYTES
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
@@ -119,7 +118,7 @@ def read_past_cache(fd: int, into: memoryview) -> int:
 
 
 def check_on_disk(path: AnyPath, data: memoryview) -> None:
-    """Compare the file, which was made durable, with what was written to it: fsync says less."""
+    """Compare a durable file with the bytes that were written to it. fsync does not guarantee that they are equal."""
     # Raises SaveFailed: the disk has other bytes, or cannot read them; the file must not be used.
     try:
         with opened_uncached(path) as file:
@@ -140,7 +139,7 @@ def _refused(found: str) -> SaveFailed:
 
 
 def _first_difference(file: UncachedFile, data: memoryview) -> int | None:
-    """Return where a read, of up to a few MiB, first gave other bytes than `data`; None: the file is `data`."""
+    """Return the offset of the first read (up to a few MiB) that differs from `data`, or None if all are equal."""
     at = 0
     buffer = aligned_buffer(BUFFER_BYTES)
     # One byte further than was written: a file that is too long is wrong as well.

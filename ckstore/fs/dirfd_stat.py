@@ -16,11 +16,11 @@ from ckstore.fs.owner import give_to_owner_of
 from ckstore.fs.store_path import AnyPath, NotInStore, StorePath
 
 MOST_LEVELS = 16
-"""How deep `walk` goes."""
+"""Depth to which `walk` descends."""
 
 
 class at:  # noqa: N801 - a with statement reads as a function
-    """Give ``(dir_fd, name)`` of a place for the time of a ``with`` block: `name` in the directory `dir_fd`."""
+    """Yield ``(dir_fd, name)`` of a place for a ``with`` block: `name` in the directory `dir_fd`."""
 
     # Of a path elsewhere, and of the root of a store, it is the path as it is. An error of the system in the block gets
     # the whole path as its file name. Raises NotInStore: on the way something is not a directory of this store.
@@ -65,7 +65,7 @@ class at:  # noqa: N801 - a with statement reads as a function
 
 
 def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Open a place, or a path elsewhere; closed on exec, and by no exception of a signal handler lost."""
+    """Open a place in a store, or any other path, closed on exec. Signal handlers cannot lose the descriptor."""
     # A file that is made in a directory given as a descriptor, as in a store, belongs to that directory's owner.
     if not isinstance(where, StorePath) and (dir_fd is None or not flags & os.O_CREAT):
         return open_descriptor(where, flags, mode, dir_fd=dir_fd)
@@ -85,7 +85,7 @@ def open_at(where: AnyPath, flags: int, mode: int = 0o777, *, dir_fd: int | None
 
 
 def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-    """Return a descriptor as `os.open` does, which no exception of a signal handler loses; it is closed on exec."""
+    """Return a descriptor like `os.open`. It is closed on exec and not lost if a signal handler raises."""
     # CPython runs signal handlers between two steps of Python code: after a call of C code has returned, when a Python
     # function is entered, and when a loop goes back. One of these places is between ``os.open(…)`` and the assignment
     # of what it returned: a handler that raises there leaves a descriptor, and its lock, that nothing closes until the
@@ -106,7 +106,7 @@ def open_descriptor(path: str | os.PathLike[str], flags: int, mode: int = 0o777,
 
 
 def open_closed_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr (``>&-``) ones that lead nowhere."""
+    """Open stdin, stdout and stderr on the null device if the process was started without them (``>&-``)."""
     # Else a file of the store gets that number, and what C code prints is written into it; SQLite does the same.
     fd = open_descriptor(os.devnull, os.O_RDWR)
     while fd <= 2:  # stdin, stdout and stderr
@@ -116,7 +116,7 @@ def open_closed_streams() -> None:
 
 
 def open_directory(where: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
-    """Return a descriptor of a directory: to list it, to lock it, to make its names durable."""
+    """Return a descriptor of a directory, to list it, to lock it, or to make its names durable."""
     # `flags` count for a path elsewhere: in a store no symlink is followed anyway.
     if not isinstance(where, StorePath) or not where.parts:
         return open_at(where, os.O_RDONLY | os.O_DIRECTORY | flags, dir_fd=dir_fd)
@@ -165,12 +165,12 @@ def _reach(where: StorePath) -> int:
 
 
 def _device_of(where: StorePath, fd: int) -> int | None:
-    """Return the filesystem that the way to a place stays on; None: any, as in a folder of another program."""
+    """Return the filesystem that all directories of a place must be on, or None for any, as for another program."""
     return None if where.is_foreign else os.fstat(fd).st_dev
 
 
 def _step(fd: int, where: StorePath, level: int, device: int | None, *, how: int) -> int:
-    """Open the directory of that level on the way to a place, in the one above it, which is open."""
+    """Open the directory at one level of the path to a place, in the open directory above it."""
     try:
         return open_below(fd, where.parts[level - 1], how, device)
     except OSError as error:
@@ -179,7 +179,7 @@ def _step(fd: int, where: StorePath, level: int, device: int | None, *, how: int
 
 
 def open_below(fd: int, name: str, how: int, device: int | None) -> int:
-    """Return a descriptor of a directory in the open one `fd`, if it is on this device; None: on any."""
+    """Return a descriptor of a directory in the open one `fd`. It must be on `device`, if one is given."""
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     except OSError as error:
@@ -199,7 +199,7 @@ def open_below(fd: int, name: str, how: int, device: int | None) -> int:
 
 
 def _kind(fd: int, name: str) -> str:
-    """Return what has the name of a directory, for a message."""
+    """Return the kind of file that has the name of a directory, for a message."""
     try:
         mode = os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
     except OSError:  # it changed again
@@ -208,7 +208,7 @@ def _kind(fd: int, name: str) -> str:
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor through which nothing was written: an error says nothing, and Linux closes it either way."""
+    """Close a descriptor that was not written to. Errors are ignored, because Linux closes it in any case."""
     try:
         os.close(fd)
     except OSError:
@@ -216,13 +216,13 @@ def close_quietly(fd: int) -> None:
 
 
 def status(where: AnyPath, *, dir_fd: int | None = None) -> os.stat_result:
-    """Return the status of what is there; a symlink is not followed."""
+    """Return the status of a file. A symlink is not followed."""
     with at(where, dir_fd) as (parent, name):
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
 
 
 def find(where: AnyPath, *, dir_fd: int | None = None) -> os.stat_result | None:
-    """As `status`; None if there is nothing, or no directory in which it could be."""
+    """Return the status of a file like `status`, or None if the file or its directory is missing."""
     try:
         return status(where, dir_fd=dir_fd)
     except (FileNotFoundError, NotADirectoryError):
@@ -230,7 +230,7 @@ def find(where: AnyPath, *, dir_fd: int | None = None) -> os.stat_result | None:
 
 
 def found_in(folder: StorePath, names: Sequence[str]) -> dict[str, os.stat_result]:
-    """As `find` for several names in one directory, which is reached once; those that are not there are left out."""
+    """Return the results of `find` for several names in one directory, which is opened once, without missing names."""
     found: dict[str, os.stat_result] = {}
     with suppress(FileNotFoundError, NotADirectoryError), at(folder / names[0]) as (parent, _):
         for name in names:
@@ -240,7 +240,7 @@ def found_in(folder: StorePath, names: Sequence[str]) -> dict[str, os.stat_resul
 
 
 def exists(where: AnyPath, *, dir_fd: int | None = None) -> bool:
-    """Whether there is anything of that name, a symlink that points to nothing, too."""
+    """Whether a file of that name exists. A broken symlink counts."""
     try:
         status(where, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -249,25 +249,25 @@ def exists(where: AnyPath, *, dir_fd: int | None = None) -> bool:
 
 
 def is_directory(where: AnyPath) -> bool:
-    """Whether there is a directory; a symlink to one does not count."""
+    """Whether a directory exists. A symlink to one does not count."""
     found = find(where)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def resolved(path: str | os.PathLike[str]) -> Path:
-    """Return where a path of the user's leads; not as `Path.resolve`, which raises where symlinks go in a circle."""
+    """Return the target of a user's path. Unlike `Path.resolve`, it does not raise if symlinks form a loop."""
     return Path(os.path.realpath(path))
 
 
 def may_write(where: AnyPath) -> bool:
-    """Whether this user may make names in a directory."""
+    """Whether this user may create names in a directory."""
     with at(where) as (parent, name):
         # access asks the kernel, which knows ACLs and read-only mounts; mode bits do not tell those.
         return os.access(name, os.W_OK, dir_fd=parent, follow_symlinks=False)
 
 
 def names(where: AnyPath) -> list[str]:
-    """Return the names in a directory, in no order."""
+    """Return the names in a directory, unsorted."""
     fd = open_directory(where)
     try:
         return os.listdir(fd)
@@ -277,7 +277,7 @@ def names(where: AnyPath) -> list[str]:
 
 @contextmanager
 def entries(where: AnyPath) -> Iterator[Iterator[os.DirEntry[str]]]:
-    """Give what is in a directory, in no order; an entry can be asked for its status inside the block only."""
+    """Yield the entries of a directory, unsorted. An entry can return its status only inside the block."""
     fd = open_directory(where)
     try:
         with os.scandir(fd) as found:
@@ -287,7 +287,7 @@ def entries(where: AnyPath) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 
 def walk(top: StorePath, too_deep: list[StorePath] | None = None) -> Iterator[tuple[StorePath, os.stat_result]]:
-    """Yield all but the directories below a directory, with its status; not what vanishes or is closed to us."""
+    """Yield every file below a directory, except directories, with its status. Vanished and closed ones are skipped."""
     # Nothing recurses, and one directory is open at a time. A store has at most five levels; directories deeper than
     # `MOST_LEVELS` are not looked into, and noted in `too_deep`.
     waiting = [top]
@@ -309,7 +309,7 @@ def walk(top: StorePath, too_deep: list[StorePath] | None = None) -> Iterator[tu
 
 
 def statuses(folder: AnyPath) -> list[tuple[str, os.stat_result]]:
-    """Return the names in a directory with their status, without those that vanish meanwhile; nothing if it is gone."""
+    """Return the names in a directory with their status, without vanished ones; empty if the directory is missing."""
     listed: list[tuple[str, os.stat_result]] = []
     try:
         fd = open_directory(folder)
@@ -328,14 +328,14 @@ def statuses(folder: AnyPath) -> list[tuple[str, os.stat_result]]:
 
 
 def listed(folder: AnyPath) -> list[tuple[str, int, bool]]:
-    """Return each name in a directory with its inode number and whether it is a directory; nothing if it is gone."""
+    """Return each name in a directory with its inode number and whether it is a directory; empty if it is missing."""
     with suppress(FileNotFoundError, NotADirectoryError), entries(folder) as found:
         return [(entry.name, entry.inode(), entry.is_dir(follow_symlinks=False)) for entry in found]
     return []
 
 
 def symlink_texts(folder: StorePath) -> dict[str, str | None]:
-    """Return what each symlink in a directory holds; None: the entry is something else."""
+    """Return the target of each symlink in a directory, or None for another kind of file."""
     # Names that start with a dot are temporary, and left out.
     found: dict[str, str | None] = {}
     fd = open_directory(folder)
@@ -360,7 +360,7 @@ def symlink_texts(folder: StorePath) -> dict[str, str | None]:
 
 
 class FreeSpace(NamedTuple):
-    """A filesystem's room."""
+    """The free space of a filesystem."""
 
     block_bytes: int  # what a file takes is a multiple of this
     total_bytes: int
@@ -370,17 +370,17 @@ class FreeSpace(NamedTuple):
     total_inodes: int  # 0 if it counts none
 
     def has_inodes(self, count: int) -> bool:
-        """Whether so many inodes are free."""
+        """Whether at least `count` inodes are free."""
         return self.free_inodes is None or self.free_inodes >= count
 
 
 def is_mounted_read_only(path: str | os.PathLike[str]) -> bool:
-    """Whether the filesystem of `path` takes no writes, not even root's."""
+    """Whether the filesystem of `path` is mounted read-only, also for root."""
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def free_space(path: str | os.PathLike[str]) -> FreeSpace:
-    """Return what is free on the filesystem of `path`: the root of a store, or a place outside stores."""
+    """Return the free space on the filesystem of `path`, which is the root of a store or a path outside stores."""
     found = os.statvfs(path)
     block = found.f_frsize
     return FreeSpace(

@@ -1,7 +1,7 @@
-"""Files: create and make durable, read exactly. Every write of the store goes through here.
+"""Files: create them, make them durable, and read them exactly. Every write of the store uses this module.
 
-Facts that this follows (measured on ext4 and XFS): `fsync` reports an error once, so it is called once, on the
-descriptor that wrote, and never repeated; a new name is durable after `fsync` of its directory; a rename after `fsync`
+It follows these facts, measured on ext4 and XFS. `fsync` reports an error once. So it is called once, on the descriptor
+that wrote, and never repeated. A new name is durable after `fsync` of its directory. A rename is durable after `fsync`
 of both parents.
 """
 
@@ -33,27 +33,28 @@ _WRITE_MOST_BYTES = 16 * 2**20
 # A smaller file costs no memory worth guarding, and the guard takes two more system calls.
 _SPARSE_FROM_BYTES = 2**20
 DIRECT_FROM_BYTES = 2**20
-"""Smaller blobs are written through the page cache: there is little to gain."""
+"""Smaller blobs are written through the page cache, because direct writes gain little."""
 CANNOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
-"""Errors that say that a file cannot be read or written past the page cache, or not with this alignment."""
+"""Errors which show that a file cannot be read or written past the page cache, or not with this alignment."""
 NO_SPACE = frozenset((errno.ENOSPC, errno.EDQUOT))
-"""Errors of a full disk, or of a quota that is used up."""
+"""Errors of a full disk or an exhausted quota."""
 NO_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
-"""Errors of a process, or a host, that has run short of something: they say nothing about a file."""
+"""Errors of a process or host that lacks resources. They show nothing about a file."""
 _NO_SERVER = frozenset((errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH))
 NOT_OF_THE_FILE = NO_MEANS | _NO_SERVER
-"""Errors that say nothing about what is in a file; with those of a server that is gone, or has lost the handle."""
+"""Errors which show nothing about the content of a file. They include those of a server that is down or has lost the
+handle."""
 # Answers of kernels and filesystems that do not know O_TMPFILE; EISDIR is from before 3.11.
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 _TRIED_FILES = 3
-"""A transaction of the catalog makes a log and its index, a document one file."""
+"""A transaction of the catalog creates a log and its index, and a document creates one file."""
 # Errors of open for a symlink, a socket, and a device without a driver.
 _NO_FILE = (errno.ELOOP, errno.ENXIO, errno.ENODEV)
 
 
 @contextmanager
 def opened(path: AnyPath, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> Iterator[int]:
-    """Open a descriptor for the time of a `with` block; an error of `close` is raised too."""
+    """Open a descriptor for a `with` block. An error of `close` is also raised."""
     fd = open_at(path, flags, mode, dir_fd=dir_fd)
     try:
         yield fd
@@ -64,7 +65,7 @@ def opened(path: AnyPath, flags: int, mode: int = 0o600, *, dir_fd: int | None =
 
 
 def open_to_read(path: AnyPath, *, dir_fd: int | None = None, flags: int = 0) -> int:
-    """Return a descriptor for reading; a symlink is not followed, a pipe not waited for."""
+    """Return a descriptor for reading. A symlink is not followed, and a pipe does not block."""
     # A lease is waited for: gc asks for one for some microseconds, and another program's ends after the kernel's
     # ``fs.lease-break-time``.
     flags |= os.O_RDONLY | os.O_NOFOLLOW
@@ -77,7 +78,7 @@ def open_to_read(path: AnyPath, *, dir_fd: int | None = None, flags: int = 0) ->
 
 @contextmanager
 def opened_to_read(path: AnyPath) -> Iterator[int]:
-    """As `open_to_read`, for the time of a `with` block."""
+    """Open a descriptor like `open_to_read`, for a `with` block."""
     fd = open_to_read(path)
     try:
         yield fd
@@ -86,12 +87,12 @@ def opened_to_read(path: AnyPath) -> Iterator[int]:
 
 
 def open_regular(path: AnyPath, *, dir_fd: int | None = None) -> int:
-    """Return a descriptor of a regular file for reading; no symlink is followed, and no pipe waited for."""
+    """Return a descriptor of a regular file for reading. A symlink is not followed, and a pipe does not block."""
     return open_with_status(path, dir_fd=dir_fd)[0]
 
 
 def open_with_status(path: AnyPath, *, dir_fd: int | None = None) -> tuple[int, os.stat_result]:
-    """As `open_regular`, with the status that it had to ask for."""
+    """Return a descriptor like `open_regular`, with the status that was needed for it."""
     try:
         # Open first, look at the descriptor then: a look by name may be at another file than the one that is opened.
         fd = open_to_read(path, dir_fd=dir_fd)
@@ -113,7 +114,7 @@ def open_with_status(path: AnyPath, *, dir_fd: int | None = None) -> tuple[int, 
 
 @contextmanager
 def opened_regular(path: AnyPath, *, dir_fd: int | None = None) -> Iterator[int]:
-    """As `open_regular`, for the time of a `with` block."""
+    """Open a descriptor like `open_regular`, for a `with` block."""
     fd = open_regular(path, dir_fd=dir_fd)
     try:
         yield fd
@@ -127,7 +128,7 @@ def _no_regular_file(path: AnyPath) -> DamagedBlob:
 
 
 def renew_ctime(path: StorePath) -> None:
-    """Date the last change of a file or directory to now, unless it is gone or another user's."""
+    """Set the `ctime` of a file or directory to now, unless it is missing or belongs to another user."""
     with suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
         # Its own times again: only ctime changes, to what the clock of the filesystem says.
@@ -135,10 +136,10 @@ def renew_ctime(path: StorePath) -> None:
 
 
 def append_line(path: StorePath, line: bytes, *, mode: int, most_bytes: int, older: StorePath) -> None:
-    """Append a line to a log by one write, so that lines of several processes do not mix; it is not made durable.
+    """Append a line to a log with one write, so that lines of several processes do not mix. It is not made durable.
 
     Raises:
-        OSError: It could not be written whole, as on a full disk.
+        OSError: The line could not be written as a whole, as on a full disk.
     """
     # A log of more than `most_bytes` becomes `older`, in the place of the one that is there. Raises DamagedBlob:
     # something other than a regular file is at the path.
@@ -178,7 +179,7 @@ def _turn_over(fd: int, path: StorePath, older: StorePath) -> None:
 
 
 def write_all(fd: int, data: memoryview) -> None:
-    """Write all of `data`, a contiguous buffer of bytes, however short the single writes are."""
+    """Write all of `data`, a contiguous buffer of bytes, with as many writes as needed."""
     # Raises OSError: a write failed; an unknown part of the data was written.
     start = 0
     while start < len(data):
@@ -189,7 +190,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 def write_at(fd: int, offset: int, data: memoryview) -> None:
-    """Write all of `data`, a contiguous buffer of bytes, at `offset`, however short the single writes are."""
+    """Write all of `data`, a contiguous buffer of bytes, at `offset`, with as many writes as needed."""
     done = 0
     while done < len(data):
         written = os.pwrite(fd, data[done : done + _WRITE_MOST_BYTES], offset + done)
@@ -199,7 +200,7 @@ def write_at(fd: int, offset: int, data: memoryview) -> None:
 
 
 def create_blob(path: AnyPath, data: memoryview | Iterable[memoryview]) -> None:
-    """Create the file `path` with these bytes, read-only, with a stamp as its time, and make its content durable."""
+    """Create the read-only file `path` with these bytes and a stamp as its time, and make its content durable."""
     # Of several parts each is written before the next one is asked for; an error of asking is raised, too. The name is
     # durable after `sync_directory` of its parent. Raises FileExistsError: there is such a file. Raises OSError: it
     # could not be written or made durable; do not use the file that is there.
@@ -216,7 +217,7 @@ def create_blob(path: AnyPath, data: memoryview | Iterable[memoryview]) -> None:
 
 
 def _write_direct(fd: int, data: memoryview) -> int:
-    """Write whole blocks of a large aligned buffer past the page cache; return how many bytes were written."""
+    """Write whole blocks of a large aligned buffer past the page cache. Return the number of bytes written."""
     # So the disk works from the first write on and not from the fsync on, nothing is copied to pages of the cache, and
     # no other file loses its own (docs/adr/0006-direct-io.md). The rest, as after a short write, goes through the
     # cache: on the same descriptor, whose fsync covers both.
@@ -244,7 +245,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
 
 
 def create_file(path: AnyPath, data: bytes, *, mode: int, dir_fd: int | None = None) -> None:
-    """Create the file `path` and make its content durable; the name is durable after `sync_directory`."""
+    """Create the file `path` and make its content durable. The name is durable after `sync_directory`."""
     # Its permissions are `mode`, whatever the umask is.
     with opened(path, _CREATE, mode, dir_fd=dir_fd) as fd:
         write_all(fd, memoryview(data))
@@ -253,7 +254,7 @@ def create_file(path: AnyPath, data: bytes, *, mode: int, dir_fd: int | None = N
 
 
 def allocate(path: AnyPath, nbytes: int) -> None:
-    """Have the filesystem set aside `nbytes` for the file `path`, which is made if need be; nothing is made durable."""
+    """Allocate `nbytes` for the file `path`, which is created if it is missing. Nothing is made durable."""
     # Raises OSError: there is no room; a file that was there has its size, one that was not is not.
     with at(path) as (parent, name):
         try:
@@ -274,7 +275,7 @@ def allocate(path: AnyPath, nbytes: int) -> None:
 
 
 def has_room(directory: AnyPath, nbytes: int) -> bool:
-    """Whether a file of so many bytes, and some more files, can be made in a directory now."""
+    """Whether a file of `nbytes` bytes, and a few more files, can be created in a directory now."""
     # It is tried, with files that have no name: no number of the filesystem says what a quota leaves. True also where
     # trying says nothing of space.
     with ExitStack() as made:
@@ -290,7 +291,7 @@ def has_room(directory: AnyPath, nbytes: int) -> bool:
 
 @contextmanager
 def _opened_unnamed(directory: AnyPath) -> Iterator[int]:
-    """Open a new file without a name; where the filesystem has no such (NFS), one whose name is gone at once."""
+    """Open a new file without a name. On a filesystem without such files (NFS), its name is removed at once."""
     fd = _open_unnamed(directory)
     try:
         yield fd
@@ -321,7 +322,7 @@ def _open_unnamed(directory: AnyPath) -> int:
 
 @contextmanager
 def opened_directory(path: AnyPath) -> Iterator[int]:
-    """As `dirfd_stat.open_directory`, for the time of a `with` block; an error of `close` is raised too."""
+    """Open a directory like `dirfd_stat.open_directory`, for a `with` block. An error of `close` is also raised."""
     fd = open_directory(path)
     try:
         yield fd
@@ -332,7 +333,7 @@ def opened_directory(path: AnyPath) -> Iterator[int]:
 
 
 def mode_in(dir_fd: int) -> int:
-    """Return the permissions of a file that may change: its owner's, and what its directory gives to others."""
+    """Return the permissions for a file that may change: its owner's, and those that its directory grants to others."""
     return 0o600 | stat.S_IMODE(os.fstat(dir_fd).st_mode) & 0o666
 
 
@@ -356,7 +357,7 @@ def sync_name(directory: Path) -> None:
 
 
 def sync_filesystem(directory: Path) -> None:
-    """Make everything on the filesystem of a directory durable, whichever process wrote it."""
+    """Make everything on the filesystem of a directory durable, including writes of other processes."""
     import ctypes  # rare, and slow to import
 
     with opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
@@ -366,7 +367,7 @@ def sync_filesystem(directory: Path) -> None:
 
 
 def sync_open_directory(fd: int) -> None:
-    """As `sync_directory`, for a directory that was opened before the names were changed."""
+    """Make names durable like `sync_directory`, for a directory that was opened before the names were changed."""
     _sync_names(fd)
 
 
@@ -385,7 +386,7 @@ def _sync_names(fd: int) -> None:
 
 
 def read_file(path: AnyPath, *, most_bytes: int, dir_fd: int | None = None, is_blob: bool = False) -> bytes:
-    """Return the content of a regular file; neither a symlink is followed nor a pipe waited for."""
+    """Return the content of a regular file. A symlink is not followed, and a pipe does not block."""
     # A document with holes is not read: what it claims to be takes no room on the disk. Blobs may have holes, since
     # some programs copy zeros as such. Raises FileNotFoundError: there is no such file. Raises DamagedBlob: it is not a
     # regular file, or larger than `most_bytes`, or a document with holes.
@@ -411,7 +412,7 @@ def read_file(path: AnyPath, *, most_bytes: int, dir_fd: int | None = None, is_b
 
 
 def is_cached(fd: int, offset: int) -> bool:
-    """Whether a byte of an open file is in the page cache; False where the filesystem cannot tell."""
+    """Whether a byte of an open file is in the page cache. False if the filesystem cannot report it."""
     # If it is not, the kernel may begin to read it; that is not waited for.
     try:
         # One byte is enough: RWF_NOWAIT gives it only if its page is there, and never sleeps on the disk.
@@ -421,13 +422,13 @@ def is_cached(fd: int, offset: int) -> bool:
 
 
 def on_block_device(fd: int) -> bool:
-    """Whether the filesystem of an open file says that it lies on a disk: those of the network and in memory do not."""
+    """Whether the filesystem of an open file is on a block device. Network and memory filesystems are not."""
     # Filesystems without a disk below (NFS, tmpfs, FUSE) have anonymous devices, whose major number is 0.
     return os.major(os.fstat(fd).st_dev) != 0
 
 
 def read_ahead(fd: int, offset: int, nbytes: int) -> None:
-    """Have the kernel begin to read a range of an open file into the page cache, all at once, in pages of 4 KiB."""
+    """Ask the kernel to read a range of an open file into the page cache, all at once, in pages of 4 KiB."""
     # Unasked it reads some hundred KiB ahead, in larger pages.
     with suppress(OSError):  # only time is lost
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)

@@ -1,15 +1,15 @@
-"""Who has a file open or mapped, as ``/proc`` shows it; and whether any process has, of which a lease is proof.
+"""Find the processes that have a file open or mapped with ``/proc``, or check with a lease whether there is one.
 
-``/proc`` names holders, also of deleted files, and it sees what a lease does not: O_PATH descriptors, and on overlayfs
-files that are only mapped. It does not see processes of other users (unless it runs as root) and of outer PID
-namespaces, nor descriptors in flight in a socket: there the lease decides, rule K of the design.
+``/proc`` lists the processes, also for deleted files. It shows files that a lease misses: O_PATH descriptors, and on
+overlayfs files that are only mapped. It does not show processes of other users (except to root) and of outer PID
+namespaces, nor descriptors in transit in a socket. In these cases the lease decides, by rule K of the design.
 
 `fcntl(F_SETLEASE, F_WRLCK)` is refused while any other open file description or mapping of the inode exists, through
-whatever name, in whatever process, user or PID namespace. It does not see O_PATH descriptors, nor mappings alone on
-overlayfs.
+any name, in any process, user or PID namespace. It misses O_PATH descriptors, and on overlayfs files that are only
+mapped.
 
-A file of another filesystem is never asked for its status, since a dead network mount would not answer: descriptors
-and mappings are compared by inode number first, which ``fdinfo`` and ``maps`` tell without asking.
+The status of a file on another filesystem is never requested, because a dead network mount would not answer.
+Descriptors and mappings are first compared by inode number, which ``fdinfo`` and ``maps`` contain.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ckstore.fs.store_path import AnyPath
 from ckstore.model.reports.held_blobs import DeletedFile, Holder
 
 Inode = tuple[int, int]
-"""Device and inode number, as `os.stat` gives them."""
+"""Device and inode number, as in `os.stat`."""
 
 _DELETED = " (deleted)"
 # They have no inode on a filesystem of the store, so none of them can be what is asked for.
@@ -42,7 +42,7 @@ _INFO_FILE = re.compile(r"^\s*(\d+): (/.*)$")
 
 @dataclass(slots=True)
 class Scan:
-    """What one look at ``/proc`` showed."""
+    """The result of one scan of ``/proc``."""
 
     # For each inode that was asked for and is held: who has it.
     holders: dict[Inode, list[Holder]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Scan:
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """One way in which a process has a file; `status` is None when the kernel does not let us ask."""
+    """One reference of a process to a file. `status` has no value if the kernel does not allow access."""
 
     how: str
     target: str
@@ -64,11 +64,11 @@ class _Hold:
 
 
 Wanted = Callable[[int | None, str], bool]
-"""Given an inode number (None: unknown) and a path as the kernel shows it: look closer?"""
+"""Whether to inspect a file, given its inode number (None if unknown) and its path as the kernel shows it."""
 
 
 def find_holders(inodes: Collection[Inode]) -> Scan:
-    """Look once at all processes and return who has one of `inodes` open or mapped; this process counts too."""
+    """Scan all processes once, including this one, and return those that have one of `inodes` open or mapped."""
     scan = Scan()
     numbers = {inode for _, inode in inodes}
     wanted = set(inodes)
@@ -86,11 +86,11 @@ def find_holders(inodes: Collection[Inode]) -> Scan:
 
 
 def deleted_but_open(device: int, folder: str = "/") -> list[DeletedFile]:
-    """Return files that have no name any more and still take space, largest first.
+    """Return files without a name that still take space, largest first.
 
     Args:
-        device: Their filesystem: the ``st_dev`` of any file on it.
-        folder: They were in this directory, at any depth, as the kernel shows their paths.
+        device: Their filesystem, as the ``st_dev`` of any file on it.
+        folder: The directory that contained them, at any depth, as the kernel shows their paths.
     """
     start = folder.rstrip("/") + "/"
     scan = Scan()
@@ -114,7 +114,7 @@ def deleted_but_open(device: int, folder: str = "/") -> list[DeletedFile]:
 
 
 def users_below(folder: str) -> list[Holder]:
-    """Return the other processes that have a file below a directory open or mapped, one entry a process and file."""
+    """Return the other processes that use a file below a directory, one entry for each process and file."""
     found: dict[tuple[int, str], Holder] = {}
     start = folder.rstrip("/") + "/"
 
@@ -128,7 +128,7 @@ def users_below(folder: str) -> list[Holder]:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process, shortened; its name in brackets if it shows none; ``?`` if it is gone."""
+    """Return the shortened command line of a process, its name in brackets if it has none, or ``?`` if it has ended."""
     text = _read_text(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
     if not text:
         name = _read_text(f"/proc/{pid}/comm").strip()
@@ -183,13 +183,13 @@ def _descriptors(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
 
 
 def _inode_of(pid: int, number: str) -> int | None:
-    """Return the inode number of a descriptor without asking its filesystem; None before Linux 5.14."""
+    """Return the inode number of a descriptor without accessing its filesystem, or None before Linux 5.14."""
     match = _INFO_INODE.search(_read(f"/proc/{pid}/fdinfo/{number}"))
     return int(match[1]) if match else None
 
 
 def _registered(pid: int, number: str, look_closer: Wanted) -> Iterator[_Hold]:
-    """Yield the files that are registered with an io_uring; the kernel tells their paths only."""
+    """Yield the files that are registered with an io_uring, for which the kernel only shows paths."""
     for line in _read_text(f"/proc/{pid}/fdinfo/{number}").splitlines():
         match = _INFO_FILE.match(line)
         if match is None:
@@ -249,7 +249,7 @@ def _read_text(path: str) -> str:
 
 
 class Holding(Enum):
-    """What the kernel says about an inode."""
+    """The answer of the kernel about an inode."""
 
     FREE = "free"
     HELD = "held"
@@ -257,7 +257,7 @@ class Holding(Enum):
 
 
 def holding_of(path: AnyPath) -> Holding:
-    """Return whether a process has the regular file `path` open or mapped at this moment."""
+    """Return whether a process has the regular file `path` open or mapped now."""
     # A saver's blocking open of the file waits while the lease exists, that is for some microseconds.
     try:
         # O_RDONLY: the right to write is not needed for a write lease, and a blob has none.

@@ -1,4 +1,4 @@
-"""Names: hardlinks, renames, symlinks, removal. The seam where tests lower the limit of links or make a rename fail."""
+"""Names: hardlinks, renames, symlinks, removal. Tests lower the link limit or make a rename fail here."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _OWNER = 0o700
 _STALE_TRIES = 3
 
 CANNOT_LINK = (errno.EMLINK, errno.EPERM, errno.EACCES, errno.EXDEV, errno.EOPNOTSUPP)
-"""Errors of `link` that mean: keep a copy (limit of links, another user's file or directory, another filesystem)."""
+"""Errors of `link` that require a copy: link limit, file or directory of another user, another filesystem."""
 # POSIX lets rename say either of them for a directory that is not empty.
 ALREADY_THERE = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def link(source: AnyPath, target: AnyPath) -> None:
-    """Give the file `source` the further name `target`; again from the root of the store if a handle was stale."""
+    """Add the name `target` to the file `source`. A stale handle is retried from the root of the store."""
     # On a shared filesystem this host's cache of a name may be out of date, since another host replaced it.
     for _ in range(_STALE_TRIES - 1):
         try:
@@ -49,7 +49,7 @@ def _link(source: AnyPath, target: AnyPath) -> None:
 
 
 def try_link(source: AnyPath, target: AnyPath) -> bool:
-    """As `link`; False where this pair can have none, as past the limit of links or between two users' files."""
+    """Link like `link`. Return False if that is not possible, as beyond the link limit or between two users' files."""
     try:
         link(source, target)
     except OSError as error:
@@ -60,7 +60,7 @@ def try_link(source: AnyPath, target: AnyPath) -> bool:
 
 
 def replace_name(source: AnyPath, name: AnyPath, temporary: AnyPath) -> bool:
-    """Put the inode of `source` under `name`, whatever had that name, in one step; False where it can have no link."""
+    """Replace whatever has `name` by the inode of `source`, in one step. Return False if it cannot be linked."""
     # `source` stays; `name` is durable after `files.sync_directory` of its parent; `temporary` is an unused name.
     # Link and rename, not unlink and link: at no moment is there no file at the name, so a reader never misses it.
     if not try_link(source, temporary):
@@ -70,7 +70,7 @@ def replace_name(source: AnyPath, name: AnyPath, temporary: AnyPath) -> bool:
 
 
 def give_name(source: AnyPath, name: AnyPath) -> None:
-    """Rename over `name`; `source` is gone afterwards, also if both were names of one inode."""
+    """Rename `source` over `name`. `source` no longer exists afterwards, also if both were names of one inode."""
     rename(source, name)
     # POSIX: a rename between two names of one inode does nothing, and both stay.
     if dirfd_stat.exists(source):
@@ -78,7 +78,7 @@ def give_name(source: AnyPath, name: AnyPath) -> None:
 
 
 def rename(source: AnyPath, target: AnyPath, *, dir_fd: int | None = None) -> None:
-    """Rename; durable after `files.sync_directory` of both parents, the target's first."""
+    """Rename a file. It is durable after `files.sync_directory` of both parents, the target's first."""
     with at(source, dir_fd) as (from_fd, old), at(target, dir_fd) as (to_fd, new):
         try:
             os.rename(old, new, src_dir_fd=from_fd, dst_dir_fd=to_fd)
@@ -88,7 +88,7 @@ def rename(source: AnyPath, target: AnyPath, *, dir_fd: int | None = None) -> No
 
 
 def symlink(pointing_to: str, path: AnyPath) -> None:
-    """Create the symlink `path` with this content."""
+    """Create the symlink `path` with this target."""
     with at(path) as (fd, name):
         # A symlink cannot be opened to be given away: it is done by its name, and the name is in our hands.
         os.symlink(pointing_to, name, dir_fd=fd)
@@ -97,7 +97,7 @@ def symlink(pointing_to: str, path: AnyPath) -> None:
 
 
 def make_directory(path: AnyPath, *, mode: int | None = None) -> bool:
-    """Create one directory; return False if there is one."""
+    """Create one directory. Return False if it exists."""
     # `mode`: its permissions, whatever the umask leaves others; None: those of its parent, so that a store is as
     # private or as shared as its root.
     with at(path) as (fd, name):
@@ -114,7 +114,7 @@ def make_directory(path: AnyPath, *, mode: int | None = None) -> bool:
 
 
 def make_missing(paths: Sequence[StorePath]) -> None:
-    """Create those of some directories, all in one, that are missing."""
+    """Create the missing ones of several directories in the same parent."""
     there = dirfd_stat.found_in(paths[0].parent, [path.name for path in paths])
     for path in paths:
         if path.name not in there:
@@ -122,7 +122,7 @@ def make_missing(paths: Sequence[StorePath]) -> None:
 
 
 def _give_owner_and_mode(path: AnyPath, mode: int, parent_fd: int | None) -> None:
-    """Give a directory that was just made what it should have, by a descriptor: no symlink in its place is followed."""
+    """Set owner and mode of a new directory by its descriptor, so that a symlink in its place is not followed."""
     # By a descriptor: between mkdir and chmod by name another user of the group could put a symlink there.
     made = open_directory(path, flags=os.O_NOFOLLOW)
     try:

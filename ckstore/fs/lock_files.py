@@ -1,8 +1,9 @@
-"""Locks that other hosts see: on regular files, since clients of NFS, Lustre and FUSE lock directories for one host.
+"""Locks that other hosts see: on regular files, because NFS, Lustre and FUSE lock directories only on one host.
 
-It is a `flock`, which NFS turns into a lock of its server (flock(2)), CephFS and Lustre with ``flock`` pass on, and a
-mount with ``nolock`` or ``local_lock`` keeps to itself: there it does no harm. The file stays when the lock ends. Why a
-holder alone leaves a mark, by which a lost lock is noticed: docs/adr/0016-lock-files.md.
+A lock is a `flock`. NFS turns it into a lock of its server (flock(2)). CephFS, and Lustre with ``flock``, pass it to
+the server. A mount with ``nolock`` or ``local_lock`` keeps it local, which does no harm. The file remains when the lock
+ends. docs/adr/0016-lock-files.md explains why only an exclusive holder leaves a mark, which shows whether a lock was
+lost.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TEMPORARY = ".new-"
 # flock says EAGAIN; NFS, which makes it a lock of the server, can say EACCES.
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _NONE_HERE = (errno.ENOSYS, errno.EOPNOTSUPP)
-"""The mount has no locks on files, as Lustre without ``flock``: then they are of one host."""
+"""The mount has no locks on files, such as Lustre without ``flock``. Locks are then local to one host."""
 
 
 class LockFile:
@@ -52,7 +53,7 @@ class LockFile:
 
     @classmethod
     def take(cls, path: StorePath, *, exclusive: bool, timeout_s: float) -> Self:
-        """Lock the file, which is made if it is missing; wait at most `timeout_s` seconds."""
+        """Lock the file, which is created if it is missing. Wait at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         for _ in range(_TRIES):
@@ -73,11 +74,11 @@ class LockFile:
 
     @classmethod
     def make(cls, path: StorePath, data: bytes) -> Self:
-        """Make the file with this content, locked before it has its name: no other process sees it without its owner.
+        """Create the file with this content, locked before it has its name. So no process sees it without its owner.
 
         Raises:
-            FileExistsError: There is a file of that name.
-            UnsafePlace: Files cannot be locked here.
+            FileExistsError: The file exists.
+            UnsafePlace: Files cannot be locked on this filesystem.
         """
         for _ in range(_TRIES):
             lock, fresh = cls(path, fcntl.LOCK_EX), _temporary_in(path.parent)
@@ -121,7 +122,7 @@ class LockFile:
             pause_s = min(2 * pause_s, _POLL_MOST_S)
 
     def _asked(self) -> bool:
-        """Ask for the lock once; whether it is held, as far as there are locks here."""
+        """Request the lock once. Return whether it is held, or True if the filesystem has no locks."""
         try:
             # Asking for a lock that is held changes nothing, and after a server restart it asks for it again.
             fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
@@ -151,7 +152,7 @@ class LockFile:
         self._mark = self._read()  # on a full disk, which must not keep a process from freeing it
 
     def _read(self) -> bytes:
-        """Return the mark, by opening the file again: that shows what other hosts wrote."""
+        """Return the mark from a newly opened file, which shows the writes of other hosts."""
         fd = open_at(self.path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             return os.pread(fd, _MARK_BYTES, 0)
@@ -170,7 +171,7 @@ class LockFile:
         return (current.st_dev, current.st_ino) == (mine.st_dev, mine.st_ino)
 
     def check(self) -> None:
-        """Make sure that the lock was held all the time; nothing that needs it may be done without asking."""
+        """Check that the lock was held without interruption. Call this before each change that needs the lock."""
         reason = "another process has it now"
         try:
             if self._asked():
@@ -180,11 +181,11 @@ class LockFile:
                 reason = "another process had it meanwhile"
         except (InUse, OSError) as error:
             reason = str(error)
-        msg = f"the lock on {self.path} was lost: {reason}; nothing was changed"
+        msg = f"the lock on {self.path} was lost, and nothing was changed: {reason}"
         raise InUse(msg, hint="its server was restarted, or the file was replaced: try again")
 
     def close(self) -> None:
-        """Release it; harmless when that was done before. A forked child releases nothing."""
+        """Release the lock. Repeated calls do nothing, and a forked child releases nothing."""
         if self._fd < 0:
             return
         # A lock that cannot be released was lost, or ends with the descriptor, through which only a mark was written.
@@ -238,7 +239,7 @@ def _opened(path: StorePath) -> int:
 
 
 def _make(path: StorePath) -> None:
-    """Make the file with the permissions that its directory gives; others see it with these only."""
+    """Create the file with the permissions that its directory grants, before other processes see it."""
     fresh = _temporary_in(path.parent)
     fd = open_at(fresh, _NEW, _OWNER)
     try:
@@ -262,7 +263,7 @@ def _share_as_folder(fd: int, folder: StorePath) -> None:
 
 
 def leftovers(folder: StorePath) -> list[StorePath]:
-    """Return what processes that died, or are about to go on, left of lock files that they made in `folder`."""
+    """Return the temporary lock files in `folder` of processes that died, or were suspended, while creating them."""
     # None of them is a lock: it has its own name once it is whole, and who makes it begins again where it was unlinked.
     try:
         with dirfd_stat.entries(folder) as entries:

@@ -30,7 +30,7 @@ class LockHolder(NamedTuple):
 
 
 def lock_holders(status: os.stat_result) -> list[LockHolder]:
-    """Return the processes that have a `flock` on an inode; none where the kernel does not tell."""
+    """Return the processes that have a `flock` on an inode. Empty if the kernel does not list them."""
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
             text = file.read()
@@ -45,7 +45,7 @@ def lock_holders(status: os.stat_result) -> list[LockHolder]:
 
 
 def named_holders(status: os.stat_result) -> str:
-    """Return the first processes that have a `flock` on an inode, as ``: PID 12 (python) of uid 1001``; or nothing."""
+    """Return the first processes with a `flock` on an inode, as ``: PID 12 (python) of uid 1001``; may be empty."""
     found = [str(one) for one in lock_holders(status) if one.pid != os.getpid()]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return f": {', '.join(found[:_SHOWN])}{more}" if found else ""

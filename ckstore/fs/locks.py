@@ -1,9 +1,9 @@
 """Locks on directories: rule L of the design.
 
-To use a directory, hold a shared `flock` on the directory itself; to remove it, hold the exclusive one, taken without
-waiting. After every lock the path must still give the inode that was locked: a directory that was renamed away and made
-again is another one. The lock follows a rename, needs only read permission, and dies with its holder. A forked child
-closes its copies, since a lock lives as long as any descriptor of its open file.
+To use a directory, hold a shared `flock` on the directory itself. To remove it, hold the exclusive one, taken without
+waiting. After every lock, the path must still refer to the locked inode. A directory that was renamed away and created
+again is another one. The lock follows a rename, needs only read permission, and ends with its holder. A forked child
+closes its copies, because a lock lasts as long as any descriptor of its open file.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DirectoryLock:
         _held.add(self)
 
     def release(self) -> None:
-        """Release the lock; harmless when it was released before."""
+        """Release the lock. Repeated calls do nothing."""
         if self.fd < 0:
             return
         # In the opposite order of taking: the directory's lock keeps other processes of this host out until the end.
@@ -74,12 +74,12 @@ class DirectoryLock:
         _held.discard(self)
 
     def check(self) -> None:
-        """Make sure that the lock which other hosts see, if there is one, was not lost meanwhile."""
+        """Check that the lock which other hosts see, if there is one, was not lost."""
         if self.file is not None:
             self.file.check()
 
     def is_of_this_thread(self, inode: tuple[int, int]) -> bool:
-        """Whether this thread took it, on the directory with that device and inode number, and has it still."""
+        """Whether this thread took the lock, on the directory with that device and inode number, and still holds it."""
         if self._thread != get_ident() or self.fd < 0:
             return False
         try:
@@ -90,7 +90,7 @@ class DirectoryLock:
 
     @contextlib.contextmanager
     def let_go(self, *, timeout_s: float = 10.0) -> Iterator[None]:
-        """Let others lock the directory during the block; then lock it for use again, waiting as `lock_shared` does."""
+        """Unlock the directory during the block. Then lock it for use again, waiting like `lock_shared`."""
         # After an error of the block, Ctrl-C too, it stays unlocked: a wait, or an `InUse`, would take the error's
         # place. Raises FileNotFoundError: it is gone, or was replaced. Raises InUse: another process has it by now.
         fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -101,22 +101,22 @@ class DirectoryLock:
 
     @property
     def path(self) -> str:
-        """Under which it was locked."""
+        """The path under which it was locked."""
         return str(self._where)
 
     @property
     def inside(self) -> StorePath:
-        """The directory as it is held, wherever it is renamed to."""
+        """The locked directory, wherever it is renamed."""
         return StorePath(self.path, (), self)
 
     def keep(self, directory: StorePath) -> OpenDir:
-        """Open a directory that stays open as long as the lock is held, for those who go to many names in it."""
+        """Open a directory until the lock is released, for callers that need many of its names."""
         kept = OpenDir(directory)
         self._kept.append(kept)
         return kept
 
     def names(self, path: AnyPath) -> bool:
-        """Whether `path` still gives the directory that is locked."""
+        """Whether `path` still refers to the locked directory."""
         # Which one that is, is asked once: a filesystem in user space may look up an open directory by its last path,
         # and after a rename whose answer was lost that is another one's.
         try:
@@ -152,17 +152,17 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def lock_shared(path: AnyPath, *, timeout_s: float = 10.0) -> DirectoryLock:
-    """Lock the directory `path` for use; wait while another process deletes it, at most `timeout_s`."""
+    """Lock the directory `path` for use. Wait at most `timeout_s` while another process deletes it."""
     return _lock(path, fcntl.LOCK_SH, timeout_s)
 
 
 def lock_exclusive(path: AnyPath, *, timeout_s: float) -> DirectoryLock:
-    """Lock the directory `path` against all others; wait at most `timeout_s` seconds."""
+    """Lock the directory `path` against all others. Wait at most `timeout_s` seconds."""
     return _lock(path, fcntl.LOCK_EX, timeout_s)
 
 
 def try_exclusive(path: AnyPath) -> DirectoryLock | None:
-    """Lock the directory `path` for taking it apart, without waiting; None if it is used, gone, or not ours to open."""
+    """Lock the directory `path` for removal, without waiting. None if it is in use or missing, or access is denied."""
     try:
         return _lock(path, fcntl.LOCK_EX, 0.0)
     except (InUse, FileNotFoundError, PermissionError):
@@ -170,7 +170,7 @@ def try_exclusive(path: AnyPath) -> DirectoryLock | None:
 
 
 def open_unlocked(path: AnyPath) -> DirectoryLock:
-    """Open the directory `path` as one that is locked is open, without its lock.
+    """Open the directory `path` like a locked one, without its lock.
 
     A reading of its contents is valid if the lock still `names` the path afterwards, because a process that deletes a
     directory renames it first.
@@ -185,7 +185,7 @@ def open_unlocked(path: AnyPath) -> DirectoryLock:
 
 
 def is_locked(path: AnyPath) -> bool:
-    """Whether a process has the directory `path` locked at this moment; a plan asks it of thousands."""
+    """Whether a process has the directory `path` locked now. A plan calls this thousands of times."""
     fd = open_directory(path, flags=os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,7 +243,7 @@ def _wait_for(fd: int, kind: int, deadline: float, path: AnyPath) -> None:
 
 
 def _refuse_own(fd: int, path: AnyPath) -> None:
-    """Raise if the lock that is waited for is held by this same thread, as when a signal handler interrupted it."""
+    """Raise if this same thread holds the lock that it would wait for, as when a signal handler interrupted it."""
     # Raises InUse then: waiting would end with the deadline only.
     status = os.fstat(fd)
     inode = (status.st_dev, status.st_ino)

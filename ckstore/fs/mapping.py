@@ -1,7 +1,7 @@
-"""Map files copy-on-write, several side by side as one contiguous range of memory; or a file in memory, shared.
+"""Map files copy-on-write, several as one contiguous range of memory, or map a shared file in memory.
 
-A private mapping of a blob costs no copy until a page is written to, and the blob never changes. Python's own `mmap`
-keeps a descriptor open and cannot place a file at an address, hence the C library's.
+A private mapping of a blob costs no copy until a page is written, and the blob never changes. Python's own `mmap` keeps
+a descriptor open and cannot map a file at a given address, so the C library's function is used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 HUGE_BYTES = 2 * 2**20
-"""Size of a huge page of x86-64 and of arm64 with pages of 4 KiB."""
+"""Size of a huge page of x86-64, and of arm64 with pages of 4 KiB."""
 _MADV_COLLAPSE = 25
 """Since Linux 6.1, the same on all processors that ckstore runs on. Source: asm-generic/mman-common.h."""
 # From linux/mman.h; Python's mmap has no name for it.
@@ -31,14 +31,14 @@ _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """`length` bytes of an open file from its beginning; all but the last of a range have whole pages."""
+    """The first `length` bytes of an open file. All parts of a range except the last have whole pages."""
 
     fd: int
     length: int
 
 
 def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
-    """Return `total` bytes of writable memory that begin as the parts, one after another; writes stay private."""
+    """Return `total` bytes of writable memory that begin with the parts, one after another. Writes are private."""
     # A descriptor may be closed when the next part is asked for. The memory is unmapped when nothing refers to the
     # returned view any more.
     # Addresses first: the parts then replace pages of our own range, so MAP_FIXED never hits other memory.
@@ -53,12 +53,12 @@ def map_side_by_side(parts: Iterable[FilePart], total: int) -> memoryview:
 
 
 def map_file(fd: int, nbytes: int) -> memoryview:
-    """Return the first `nbytes` of one open file as `map_side_by_side` does, where the kernel chooses."""
+    """Return the first `nbytes` of one open file like `map_side_by_side`, at an address that the kernel chooses."""
     return _unmapped_with(_map(None, nbytes, _READ_WRITE, mmap.MAP_PRIVATE, fd), nbytes)
 
 
 def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
-    """Return the first `nbytes` of a file in memory, which all who map it share; by huge pages if it can be."""
+    """Return the first `nbytes` of a file in memory, shared by all who map it, with huge pages if possible."""
     # It is unmapped when nothing refers to the view any more.
     # Room to move the start to a whole huge page: the kernel maps by huge pages only from there.
     room_bytes = nbytes + HUGE_BYTES
@@ -71,19 +71,19 @@ def map_shared(fd: int, nbytes: int, *, writable: bool) -> memoryview:
 
 
 def gather_huge_pages(memory: memoryview) -> bool:
-    """Put the pages of some shared memory together in huge ones; False: the kernel cannot, and they stay."""
+    """Move the pages of some shared memory into huge pages. Return False if the kernel cannot do so."""
     # A huge page is made where at least one of its pages is there.
     first = ctypes.c_ubyte.from_buffer(memory)
     return bool(_libc.madvise(ctypes.addressof(first), len(memory), _MADV_COLLAPSE) == 0)
 
 
 def reserve(nbytes: int) -> memoryview:
-    """Return addresses for `nbytes` zeros, which take no memory until they are read; nothing may write there."""
+    """Return addresses for `nbytes` zeros, which take no memory until they are read. They must not be written to."""
     return _unmapped_with(_map(None, nbytes, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1), nbytes)
 
 
 def _unmapped_with(base: int, nbytes: int) -> memoryview:
-    """Return a view of mapped memory, which is unmapped when nothing refers to it any more."""
+    """Return a view of mapped memory, which is unmapped when nothing refers to it."""
     memory = (ctypes.c_ubyte * nbytes).from_address(base)
     # Not at exit: other destructors may still use views then, and the process ends anyway.
     weakref.finalize(memory, _libc.munmap, base, nbytes).atexit = False

@@ -1,4 +1,4 @@
-"""A file in memory without a name: bytes that are read as those of a file are, and that a process can be given."""
+"""A file in memory without a name, which is read like other files and can be passed to another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORBIDDEN = frozenset((errno.EPERM, errno.EACCES, errno.ENOSYS))
 
 
 def open_memory(name: str) -> int:
-    """Return a descriptor of a new, empty file in memory, which the caller closes; `name` is what /proc shows of it."""
+    """Return a descriptor of a new, empty file in memory, which the caller closes. /proc shows `name` for it."""
     # Where a filter of system calls forbids memfd_create it is a file of ``/dev/shm`` that has lost its name.
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
@@ -29,8 +29,8 @@ def open_memory(name: str) -> int:
         fd = open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         msg = (
-            f"this process may not make a file in memory: memfd_create: {forbidden.strerror}; "
-            f"{SHARED_MEMORY}: {error.strerror}"
+            f"this process may not make a file in memory: memfd_create failed ({forbidden.strerror}), "
+            f"and so did {SHARED_MEMORY} ({error.strerror})"
         )
         hint = "allow memfd_create, or mount a tmpfs at /dev/shm, for this container; save() needs neither"
         raise CkstoreError(msg, hint=hint) from error
@@ -46,12 +46,12 @@ def open_memory(name: str) -> int:
 
 
 def is_memory(link: str, name: str) -> bool:
-    """Whether what /proc shows of a descriptor is a file that `open_memory` made with this name."""
+    """Whether /proc shows this text for a descriptor of a file that `open_memory` created with this name."""
     return f"{link} ".startswith(f"/memfd:{name} ") or link.startswith(f"{SHARED_MEMORY}/{name}-")
 
 
 def memory_file(data: memoryview) -> int:
-    """Return a descriptor of a file that has these bytes, which the caller closes."""
+    """Return a descriptor of a file with these bytes, which the caller closes."""
     fd = open_memory("ckstore")
     try:
         write_all(fd, data)

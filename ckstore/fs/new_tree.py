@@ -1,9 +1,9 @@
-"""A directory that is built beside its destination and appears there by one rename: all of it or nothing.
+"""A directory that is built next to its destination and published there as a whole, by one rename.
 
-Everything below it is reached by descriptors and without following a symlink, so that no process that changes names
-meanwhile can lead a write elsewhere. Its builder holds a shared lock on it; what a killed one left is removed when the
-same user builds for the same destination again. Names of other users there do not matter: they are not touched,
-and names are drawn until one is free.
+Everything below it is reached by descriptors, without following a symlink. So no process that changes names meanwhile
+can redirect a write. The builder holds a shared lock on the directory. When the same user builds for the same
+destination again, the leftovers of a killed builder are removed. Names of other users in the parent are not touched,
+and the builder draws names until one is free.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class NewTree:
-    """A tree in the making; a context manager that removes it unless it was published."""
+    """A tree that is being built; a context manager that removes it unless it was published."""
 
     def __init__(self, destination: Path, path: Path, lock: locks.DirectoryLock, mode: int) -> None:
         self.destination = destination
@@ -44,7 +44,7 @@ class NewTree:
 
     @classmethod
     def beside(cls, destination: Path, *, one_file: bool = False, others: Iterable[str] = ()) -> NewTree:
-        """Begin a tree for `destination`, which may be an empty directory; its parent must be there."""
+        """Begin a tree for `destination`, which may be an empty directory. Its parent must exist."""
         # With `one_file`, `publish_file` comes at the end, and nothing may be there, nor at the names `others` in its
         # directory. Raises BadInput: there is something else, or no parent, or one that this user may not write to, or
         # what is made there does not stay.
@@ -66,7 +66,7 @@ class NewTree:
         return cls(destination, path, lock, mode)
 
     def make_directory(self, path: str, mode: int | None = None) -> None:
-        """Make the directory `path`, relative to the tree, whose parents are there; it gets `mode` in the end."""
+        """Create the directory `path`, relative to the tree. Its parents must exist. It gets `mode` at the end."""
         # None: those permissions that the umask leaves of 0o777.
         with self._parent(path) as (parent, name):
             os.mkdir(name, _BUILD_MODE, dir_fd=parent)
@@ -74,7 +74,7 @@ class NewTree:
 
     @contextmanager
     def create_file(self, path: str, mode: int | None = None) -> Iterator[int]:
-        """Create the file `path` and give a descriptor to write and read it; at the end of the block it is durable."""
+        """Create the file `path` and yield a descriptor to write and read it. It is durable at the end of the block."""
         # Its directory was made before. `mode`: None: those permissions that the umask leaves of 0o666.
         # By the descriptor of the parent: a user who swaps a directory meanwhile cannot lead the write elsewhere.
         with self._parent(path) as (parent, name), files.opened(name, _CREATE, dir_fd=parent) as fd:
@@ -84,22 +84,22 @@ class NewTree:
             os.fsync(fd)
 
     def link_file(self, path: str, existing: str, *, dir_fd: int) -> None:
-        """Give the file `existing`, relative to the directory `dir_fd`, the further name `path` in the tree."""
+        """Add the name `path` in the tree to the file `existing`, which is relative to the directory `dir_fd`."""
         with self._parent(path) as (parent, name):
             os.link(existing, name, src_dir_fd=dir_fd, dst_dir_fd=parent, follow_symlinks=False)
 
     def make_symlink(self, path: str, target: str) -> None:
-        """Make the symlink `path` with this content; it is never followed here."""
+        """Create the symlink `path` with this target. It is never followed."""
         with self._parent(path) as (parent, name):
             os.symlink(target, name, dir_fd=parent)
 
     def set_mtime(self, path: str, mtime_ns: int) -> None:
-        """Set the modification time of a file or directory, after the last name was made in it."""
+        """Set the modification time of a file or directory, after the last name was created in it."""
         with self._parent(path) as (parent, name):
             os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def publish(self) -> None:
-        """Give the directories their modes, make everything durable, and rename the tree to its destination."""
+        """Set the modes of the directories, make everything durable, and rename the tree to its destination."""
         # Raises BadInput: there is something at the destination now. Raises CkstoreError: all of it is there, and not
         # known to be durable.
         # The innermost first: a parent made durable earlier would name a directory whose own names are not.
@@ -118,7 +118,7 @@ class NewTree:
         self._make_durable()
 
     def publish_file(self, name: str, *, beside: Iterable[str] = ()) -> None:
-        """Give one file of the tree, made durable before, the name of the destination, and remove the tree."""
+        """Rename one durable file of the tree to the destination, and remove the tree."""
         # `beside`: files of the tree that then get their own names in its directory, in this order.
         # Raises BadInput: there is something at the destination now, or its filesystem has no hardlinks. Raises
         # CkstoreError: all of it is there, and not known to be durable.
@@ -190,7 +190,7 @@ class NewTree:
 
 
 def _begin(destination: Path) -> tuple[Path, locks.DirectoryLock]:
-    """Make the directory to build in and lock it, before another builder takes it for a dead one's."""
+    """Create the build directory and lock it, before another builder mistakes it for that of a dead builder."""
     for _ in range(_CREATE_TRIES):
         path = destination.parent / f"{_prefix(destination)}{secrets.token_hex(6)}"
         try:
@@ -222,12 +222,12 @@ def _is_ours(lock: locks.DirectoryLock) -> bool:
 
 
 def _prefix(destination: Path) -> str:
-    """Return how the names begin under which trees for `destination` are built: short, whatever its own length."""
+    """Return the prefix of the names of trees for `destination`, which is short for a `destination` of any length."""
     return f".{os.fsdecode(os.fsencode(destination.name)[:100])}.ckstore-"
 
 
 def _no_parent(destination: Path, error: OSError) -> BadInput:
-    """Return the error where the directory is missing in which something is to be made."""
+    """Return the error for a missing parent of the destination."""
     parent = destination.parent
     if isinstance(error, NotADirectoryError) or os.path.lexists(parent):
         msg = f"{parent} is not a directory, so {destination.name} cannot be made in it"
@@ -239,7 +239,7 @@ def _no_parent(destination: Path, error: OSError) -> BadInput:
 
 
 def _check_free(destination: Path, *, or_empty: bool = True) -> None:
-    """Raise unless there is nothing, or an empty directory if that will do."""
+    """Raise unless the destination is free, or an empty directory if `or_empty`."""
     try:
         status = os.stat(destination, follow_symlinks=False)
     except FileNotFoundError:
@@ -257,7 +257,7 @@ def _check_free(destination: Path, *, or_empty: bool = True) -> None:
 
 
 def _remove_dead(destination: Path) -> None:
-    """Remove what killed builders of this user left for the same destination."""
+    """Remove the leftovers of killed builders of this user for the same destination."""
     # A leftover that cannot be removed takes space and is in no one's way: no reason to fail.
     try:
         names = os.listdir(destination.parent)
@@ -277,7 +277,7 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:
-    """Remove the locked tree, in which a directory may have lost its permissions already."""
+    """Remove the locked tree. A directory in it may already have lost its permissions."""
     # If another user put something at `path` meanwhile, only an empty directory is removed. A failure is tried once
     # more: on a shared filesystem one call in the middle may find a stale handle.
     try:
@@ -289,7 +289,7 @@ def _remove(path: Path, lock: locks.DirectoryLock) -> None:
 
 
 def _empty(fd: int) -> None:
-    """Remove everything in an open directory. Deeper directories are moved up first: no depth is too much."""
+    """Remove everything in an open directory of any depth. Deeper directories are moved up first."""
     while names := os.listdir(fd):
         for name in names:
             if not _opened_up(name, fd):
@@ -306,7 +306,7 @@ def _empty(fd: int) -> None:
 
 
 def _opened_up(name: str, dir_fd: int) -> bool:
-    """Whether this is a directory; then its owner may list and change it."""
+    """Whether this is a directory. Its owner may list and change it afterwards."""
     status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     if not stat.S_ISDIR(status.st_mode):
         return False
@@ -318,7 +318,7 @@ def _opened_up(name: str, dir_fd: int) -> bool:
 
 
 def _umask() -> int:
-    """Return the umask without changing it: another thread may make a file meanwhile."""
+    """Return the umask without changing it, because another thread may create a file meanwhile."""
     with open("/proc/self/status", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             if line.startswith("Umask:"):

@@ -1,4 +1,4 @@
-"""Wait for names that appear in a directory (inotify), instead of looking at it again and again."""
+"""Wait for new names in a directory with inotify, instead of polling it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EVENT = struct.Struct("iIII")
 # Room for two hundred events with the longest names, so that a burst takes few reads.
 _BUFFER_BYTES = 64 * 1024
 _UNAVAILABLE = (errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM, errno.EACCES, errno.EPERM)
-"""The kernel has no inotify, or this user has as many watches as are allowed."""
+"""The kernel has no inotify, or this user has reached the limit of watches."""
 
 
 class Watch:
@@ -35,7 +35,7 @@ class Watch:
 
     @classmethod
     def of(cls, directory: AnyPath) -> Watch | None:
-        """Return a watch; None where the kernel gives none."""
+        """Return a watch, or None if the kernel provides none."""
         libc = ctypes.CDLL(None, use_errno=True)
         try:
             fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -62,7 +62,7 @@ class Watch:
         return watch
 
     def wait(self, timeout_s: float) -> set[str] | None:
-        """Return the names that appeared, none after `timeout_s`; None: some were lost, or the directory is gone."""
+        """Return the new names, empty after `timeout_s`. None if some were lost or the directory is no longer there."""
         waiting = select.poll()
         waiting.register(self._fd, select.POLLIN)
         # poll, not select: a trainer with many open files has descriptors above 1023.

@@ -1,4 +1,4 @@
-"""Directories of a store that stay open, for those who go to many places in them (`ckstore.fs.store_path`)."""
+"""Directories of a store that remain open, for callers that need many places in them (`ckstore.fs.store_path`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ckstore.fs.dirfd_stat import close_quietly, open_below, open_directory
 from ckstore.fs.store_path import CLOSED, StorePath
 
 _OPEN_AT_ONCE = 32
-"""Descriptors that are opened and closed together, which takes less."""
+"""Number of descriptors that are opened and closed together, which is faster."""
 
 _T = TypeVar("_T")
 
 
 class OpenDir:
-    """A directory of a store that stays open, for those who go to many places in it; a context manager."""
+    """A directory of a store that remains open, for callers that need many places in it; a context manager."""
 
     __slots__ = ("_device", "_where", "fd")
 
@@ -36,11 +36,11 @@ class OpenDir:
 
     @property
     def inside(self) -> StorePath:
-        """The directory, as it is held."""
+        """The open directory as a place."""
         return StorePath(str(self._where), (), self)
 
     def having(self, directory: str, names: Iterable[str]) -> frozenset[str]:
-        """Return which of these names a directory in this one has; none also if it is gone, or closed to this user."""
+        """Return which of these names a subdirectory has. Empty if it is missing or this user may not access it."""
         # For those who ask it of thousands: one directory is opened for each, and no place is made.
         try:
             # O_PATH needs no right to read the directory, as following a path does not.
@@ -57,7 +57,7 @@ class OpenDir:
     def look_into(
         self, directories: Iterable[str], name: str, others: Sequence[str] = ()
     ) -> dict[str, tuple[os.stat_result | None, frozenset[str]]]:
-        """Return for each of these directories in this one the status of `name` there, and which of `others` it has."""
+        """Return for each of these subdirectories the status of `name` in it, and which of `others` it has."""
         # None: there is no `name`. Left out: no directory, on another filesystem, or closed to this user. A thousand
         # take 2 ms: each is opened, and no more is asked; each of the other names takes half a millisecond more.
         found: dict[str, tuple[os.stat_result | None, frozenset[str]]] = {}
@@ -91,7 +91,7 @@ class OpenDir:
         return found
 
     def close(self) -> None:
-        """Close it; harmless when done before."""
+        """Close the directory. Repeated calls do nothing."""
         with suppress(OSError):  # nothing was written through it
             fd, self.fd = self.fd, CLOSED
             if fd >= 0:  # no handler of a signal runs between these lines
@@ -107,7 +107,7 @@ class OpenDir:
 
 
 def _has(directory_fd: int, name: str) -> bool:
-    """Whether an open directory has this name; `os.access` takes every error for a no."""
+    """Whether an open directory has this name. `os.access` would report every error as False."""
     try:
         os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def _has(directory_fd: int, name: str) -> bool:
 
 
 def with_open_parents(places: Iterable[tuple[_T, StorePath]]) -> Iterator[tuple[_T, StorePath]]:
-    """Give things and their places again, each through its directory, which stays open while the next is in it."""
+    """Yield each item with its place, through its open directory. A directory serves consecutive places in it."""
     # For those who go to thousands of places: a directory is opened once for all of its that come one after another. A
     # place counts until the next is asked for. Where there is no such directory, the place is given as it was.
     # For a `for` statement: after an error the traceback of a comprehension would keep the directory open.
@@ -140,6 +140,6 @@ def with_open_parents(places: Iterable[tuple[_T, StorePath]]) -> Iterator[tuple[
 
 
 def _close_all(opened: list[int]) -> None:
-    """Close descriptors and take them from the list: C code alone does it, so that none is closed twice or never."""
+    """Close descriptors and remove them from the list, in C code only, so that each is closed exactly once."""
     if opened:
         deque(map(os.close, map(opened.pop, [-1] * len(opened))), 0)

@@ -1,9 +1,9 @@
-"""Whose a new file is: what root makes in a store belongs to the owner of the directory that it is made in.
+"""The owner of new files: a file that root creates in a store gets the owner of its directory.
 
-A save by root (sudo, a container without ``--user``) would else leave files in a user's private store that this user
-can neither read nor free. Root gives each file away as soon as it is there. To work under the user's id instead
-(`seteuid`, `setfsuid`) would take away what else root may do: the first from every thread of a training, both from
-reads of files that only root may read.
+Otherwise a save by root (sudo, a container without ``--user``) would leave files in a user's private store that this
+user can neither read nor free. Root changes the owner of each file immediately after creating it. Running under the
+user's id instead (`seteuid`, `setfsuid`) would remove other rights of root: `seteuid` from every thread of a training,
+and both from reads of files that only root may read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 import os
 
 _MAY_NOT_GIVE = frozenset((errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP))
-"""Root without CAP_CHOWN, as in a container; squashed by an NFS server; an owner who is not in this user namespace."""
+"""Root may lack CAP_CHOWN, as in a container. NFS may squash it, or the owner may be missing in this user namespace."""
 
 
 # Bit 0 of the capabilities, linux/capability.h.
@@ -20,12 +20,12 @@ _CAP_CHOWN = 1 << 0
 
 
 def current_user() -> int:
-    """Return the id of the user that this process acts as."""
+    """Return the effective user id of this process."""
     return os.geteuid()
 
 
 def may_give() -> bool:
-    """Whether this process, which is root's, may give files to other users; True where the kernel does not say."""
+    """Whether this process, which is root's, may give files to other users. True if the kernel does not report it."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as lines:
             rights = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
@@ -35,7 +35,7 @@ def may_give() -> bool:
 
 
 def give_to_owner_of(parent_fd: int, fd: int) -> None:
-    """As root, give an open file that was just made to the owner and the group of the directory that it is in."""
+    """As root, give a new open file to the owner and the group of its directory."""
     # Where the system does not let root do that it stays as it is: other users' checkpoints do not need it.
     if os.geteuid() != 0:
         return
@@ -51,7 +51,7 @@ def give_to_owner_of(parent_fd: int, fd: int) -> None:
 
 
 def give_name_to_owner_of(parent_fd: int, name: str) -> None:
-    """As `give_to_owner_of`, for a symlink, which cannot be opened."""
+    """Change the owner of a symlink like `give_to_owner_of`, because a symlink cannot be opened."""
     if os.geteuid() != 0:
         return
     owner = os.fstat(parent_fd)

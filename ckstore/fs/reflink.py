@@ -1,4 +1,4 @@
-"""Share blocks between files (``FICLONERANGE``): XFS and btrfs can; both files go on as if they were copies."""
+"""Share blocks between files (``FICLONERANGE``) on XFS and btrfs. Later writes to one file do not affect the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _FICLONERANGE = 0x4020940D
 # Another filesystem, one without shared blocks, a range off its blocks, or an immutable file: the caller copies.
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
 BLOCK_BYTES = 4096
-"""Offsets must be multiples of the filesystem's block; lengths too, but where the source ends."""
+"""Offsets must be multiples of the filesystem's block size, and so must lengths, except at the end of the source."""
 
 
 def try_share(source: int, source_offset: int, nbytes: int, target: int, target_offset: int) -> bool:
-    """Let a range of the open file `target` share the blocks of a range of `source`; False if it cannot."""
+    """Share the blocks of a range of the open file `source` with a range of `target`. Return False if not possible."""
     try:
         fcntl.ioctl(target, _FICLONERANGE, struct.pack("qQQQ", source, source_offset, nbytes, target_offset))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What `statx` does beyond `stat`: it tells the alignment of direct I/O, and asks the server afresh."""
+"""Functions of `statx` beyond `stat`: the alignment of direct I/O, and fresh attributes from the server."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ckstore.fs.store_path import AnyPath
 _AT_FDCWD = -100
 _AT_SYMLINK_NOFOLLOW = 0x100
 _FORCE_SYNC = 0x2000
-"""AT_STATX_FORCE_SYNC: the attributes are those of the server, not of the cache of this host."""
+"""AT_STATX_FORCE_SYNC: return the attributes of the server, not those in the cache of this host."""
 # STATX_BASIC_STATS and STATX_DIOALIGN of linux/stat.h, and the size of its structure.
 _BASIC = 0x7FF
 _DIOALIGN = 0x2000
 _SIZE = 256
 _ALIGN_AT = 152
-"""Where stx_dio_mem_align stands; stx_dio_offset_align follows. The layout is the kernel's ABI."""
+"""Offset of stx_dio_mem_align. stx_dio_offset_align follows it. The layout is the kernel's ABI."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def direct_io_bytes(path: AnyPath) -> int | None:
-    """Return the alignment of direct I/O on a regular file; 0: there is none; None: unknown (before Linux 6.1)."""
+    """Return the alignment of direct I/O on a regular file, 0 if unsupported, or None if unknown (before Linux 6.1)."""
     try:
         call = _libc.statx
     except AttributeError:  # an old C library
@@ -43,7 +43,7 @@ def direct_io_bytes(path: AnyPath) -> int | None:
 
 
 def refresh(path: AnyPath) -> None:
-    """Have the kernel ask the server for the attributes of what is there, so that the next `stat` tells those."""
+    """Ask the server for the current attributes of a file, so that the next `stat` returns them."""
     # A host keeps the attributes of files of a network filesystem for some seconds. Where that cannot be done, as on a
     # local disk with an old C library, nothing happens.
     try:

@@ -1,11 +1,11 @@
-"""Places in a store, reached one directory at a time: rule N of the design (docs/protocol.md, "Places in a store").
+"""Places in a store, opened one directory at a time: rule N of the design (docs/protocol.md, "Places in a store").
 
-A user who may write to a store can replace any directory in it by a symlink, or by a mounted filesystem, at any moment.
-So no path with more than one component below the root of the store is given to the kernel: `at` opens one directory
-after another, each with ``O_NOFOLLOW``, checks that it is on the filesystem of the store, and gives the descriptor of
-the last one with the name in it. A place is a value of its own, `StorePath`, which no function of ``os`` takes.
+A user who may write to a store can replace any directory in it by a symlink or a mounted filesystem at any moment. So
+the kernel never gets a path with more than one component below the root of the store. `at` opens one directory after
+another with ``O_NOFOLLOW``, checks that it is on the filesystem of the store, and returns the descriptor of the last
+one and the name in it. A place is a separate type, `StorePath`, which no function of ``os`` accepts.
 
-The same is done by Go's ``os.Root`` and by cap-std's ``Dir``.
+Go's ``os.Root`` and cap-std's ``Dir`` work in the same way.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from typing import Protocol, TypeAlias
 from ckstore.errors import BadInput
 
 CLOSED = -2
-"""In the place of a descriptor that was closed: at -1 `os.listdir` and `os.scandir` list the working directory."""
+"""The value of a closed descriptor. With -1, `os.listdir` and `os.scandir` would list the working directory."""
 
 
 class NotInStore(NotADirectoryError):
-    """The name of a directory of the store leads to something else: a symlink, a file, or of another filesystem."""
+    """A directory of the store is a symlink, a file, or on another filesystem."""
 
     # ``filename`` is its path, ``strerror`` says what it is instead.
 
 
 class OpenDirectory(Protocol):
-    """Has a directory open."""
+    """An object with an open directory."""
 
     fd: int  # its descriptor; below 0 when it was closed
 
 
 class StorePath:
-    """A place in a store: a directory, and the names that lead from it to the place. Immutable."""
+    """A place in a store: a directory, and the names from it to the place. Immutable."""
 
     # Deliberately no ``os.PathLike``: a plain function of ``os`` would follow symlinks on the way.
 
@@ -56,7 +56,7 @@ class StorePath:
 
     @property
     def name(self) -> str:
-        """The last name; that of the root is that of its path."""
+        """The last name. For the root, the last name of its path."""
         return self.parts[-1] if self.parts else os.path.basename(self.top)
 
     @property
@@ -68,12 +68,12 @@ class StorePath:
 
     @property
     def path(self) -> Path:
-        """The path, for reports and for what is not in the store's hands, such as statvfs of its root."""
+        """The path, for reports and for calls that only take paths, such as statvfs of the root."""
         return Path(str(self))
 
     @property
     def inner(self) -> str:
-        """The names, with slashes: for messages about a place in the store."""
+        """The names joined by slashes, for messages about a place in the store."""
         return "/".join(self.parts)
 
     def __str__(self) -> str:
@@ -93,4 +93,4 @@ class StorePath:
 
 
 AnyPath: TypeAlias = StorePath | Path | str
-"""A place in a store, or a path elsewhere."""
+"""A place in a store, or any other path."""

@@ -1,7 +1,7 @@
-"""Look at files outside the store: list a directory, and see whether it is still the same.
+"""Inspect files outside the store: list a directory, and check whether it is unchanged.
 
-This is the one way into a folder of another program, which may be hostile: every step below the path that the user
-named goes by a descriptor and follows no symlink (`ckstore.fs.store_path`), and only regular files are read.
+Folders of other programs, which may be hostile, are only accessed with this module. Every step below the path that the
+user named uses a descriptor and follows no symlink (`ckstore.fs.store_path`), and only regular files are read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file, directory or symlink as it was when it was looked at."""
+    """A file, directory or symlink, with its status at the time of the listing."""
 
     path: str  # relative to where it is kept, with slashes
     where: StorePath
@@ -75,14 +75,14 @@ class Entry:
             raise
 
     def content(self) -> bytes:
-        """Return the bytes of the file, whose size the caller has looked at."""
+        """Return the bytes of the file. The caller has checked its size."""
         data = bytearray(self.nbytes)
         self.read_into(0, memoryview(data))
         return bytes(data)
 
 
 def changed(path: str) -> StateChanged:
-    """Return the error for a file that a program writes while it is read."""
+    """Return the error for a file that a program changes while it is read."""
     msg = f"{path} was changed while it was being read; nothing was published"
     return StateChanged(msg, hint="wait until the program that writes there is done, then commit again")
 
@@ -93,7 +93,7 @@ def foreign(path: str | os.PathLike[str]) -> StorePath:
 
 
 def look_at(where: StorePath, path: str) -> Entry:
-    """Return what is at `where`, to be kept as `path`."""
+    """Return the file at `where`, which is stored under `path`."""
     with at(where) as (parent, name):
         return _entry(where, path, name, parent)
 
@@ -127,12 +127,12 @@ def _entry(where: StorePath, path: str, name: str | Path, dir_fd: int | None) ->
 
 
 def kind_of(mode: int) -> str:
-    """Return in words what has this mode."""
+    """Return the kind of file with this mode, in words."""
     return _KINDS.get(stat.S_IFMT(mode), "neither a file nor a directory")
 
 
 def walk(where: StorePath, path: str = "") -> Iterator[Entry]:
-    """Return everything below the directory `where`, each directory before what is in it, in the order of names."""
+    """Yield all files below the directory `where`, each directory before its contents, sorted by name."""
     # Raises CannotStore: something else than a file, directory or symlink, or directories that are nested too deep.
     # A stack, not recursion: a folder of another program may be nested deeper than Python's limit.
     waiting = _entries_of(where, path)
@@ -147,7 +147,7 @@ def walk(where: StorePath, path: str = "") -> Iterator[Entry]:
 
 
 def _entries_of(where: StorePath, path: str) -> list[Entry]:
-    """Return what is in a directory, the last name first."""
+    """Return the entries of a directory in reverse order of names."""
     with files.opened_directory(where) as fd:
         # Reversed, since the stack gives the last one first: so manifests of equal folders are equal.
         names = sorted(os.listdir(fd), reverse=True)
@@ -155,7 +155,7 @@ def _entries_of(where: StorePath, path: str) -> list[Entry]:
 
 
 def files_below(top: Path) -> Iterator[Path]:
-    """Yield all but the directories below a directory; skip those that cannot be listed, and follow no symlink."""
+    """Yield all files below a directory, except directories. Unreadable ones are skipped, symlinks not followed."""
     # Nothing recurses. Where a path gets longer than the kernel takes, the walk ends.
     waiting = [os.fspath(top)]
     while waiting:

@@ -1,1 +1,1 @@
-"""What the kernel says about this host: mounts, devices, memory, folders of the user."""
+"""Facts about this host from the kernel: mounts, devices, memory, folders of the user."""

@@ -1,4 +1,4 @@
-"""Why a rename or link between two directories of one filesystem was refused with EXDEV, and what to do about it."""
+"""Explain why a rename or link between two directories of one filesystem failed with EXDEV, and how to fix it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OVERLAY = (
 
 
 def cause_of(paths: Iterable[str | bytes]) -> str:
-    """Return why nothing can be moved or linked between these paths of a store; empty if that is not known."""
+    """Return why files cannot be moved or linked between these paths of a store; empty if that is unknown."""
     folders = [_folder(Path(os.fsdecode(path))) for path in paths]
     there = [folder for folder in folders if folder is not None]
     try:
@@ -35,7 +35,7 @@ def cause_of(paths: Iterable[str | bytes]) -> str:
 
 
 def said_of_projects(folders: Iterable[AnyPath]) -> str:
-    """Say that directories have different project ids; empty if they have one."""
+    """Return a sentence about directories with different project ids, or an empty text if all have one id."""
     found = {project_of(folder): folder for folder in folders}
     if None in found or len(found) < 2:
         return ""
@@ -44,7 +44,7 @@ def said_of_projects(folders: Iterable[AnyPath]) -> str:
 
 
 def project_of(folder: AnyPath) -> int | None:
-    """Return the project id of a directory, which XFS and ext4 use for quotas; None: it has none."""
+    """Return the project id of a directory, which XFS and ext4 use for quotas, or None if it has no id."""
     fd = open_directory(folder)
     try:
         answer = fcntl.ioctl(fd, _FS_IOC_FSGETXATTR, bytes(_FSXATTR.size))
@@ -56,5 +56,5 @@ def project_of(folder: AnyPath) -> int | None:
 
 
 def _folder(path: Path) -> Path | None:
-    """Return a path if it is a directory, or else the directory that it is in; None: there is none."""
+    """Return `path` if it is a directory, or the directory that contains it, or None if neither exists."""
     return next((one for one in (path, path.parent) if one.is_dir()), None)

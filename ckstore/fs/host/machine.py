@@ -1,4 +1,4 @@
-"""What the kernel says about the machine around a store: pages to be written, the device, what files can do."""
+"""Facts about the machine of a store from the kernel: dirty pages, the device, abilities of files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Return what tells this start of this machine from any other; ``unknown`` where the kernel does not tell."""
+    """Return an id of the current boot of this machine, or ``unknown`` if the kernel provides none."""
     return _text(_BOOT_ID).strip() or "unknown"
 
 
 def dirty_pages() -> DirtyFacts:
-    """Return how much is to be written, of all programs, and where the kernel makes writers wait; 0 where unknown."""
+    """Return the unwritten bytes of all programs, and the limit at which the kernel blocks writers; 0 if unknown."""
     known_bytes = {}
     for line in _text(Path("/proc/meminfo")).splitlines():
         name, _, value = line.partition(":")
@@ -37,7 +37,7 @@ def dirty_pages() -> DirtyFacts:
 
 
 def read_ahead_kib(path: Path) -> int | None:
-    """Return how far is read ahead on the device of `path`; None if there is none, or it cannot be seen."""
+    """Return the read-ahead size of the device of `path`, or None if there is no device or it is not visible."""
     device = os.stat(path).st_dev
     here = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     for queue in (here / "queue", here / ".." / "queue"):  # a partition has that of its disk
@@ -48,7 +48,7 @@ def read_ahead_kib(path: Path) -> int | None:
 
 
 def link_limit(path: Path) -> int:
-    """Return how many names a file may have there; 0 if the system does not tell."""
+    """Return the number of names that a file in `path` may have, or 0 if the system does not report it."""
     try:
         limit = os.pathconf(path, "PC_LINK_MAX")
     except (OSError, ValueError):
@@ -57,19 +57,19 @@ def link_limit(path: Path) -> int:
 
 
 def open_files_limit() -> int:
-    """Return how many files this process may have open."""
+    """Return the number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**31 if soft == resource.RLIM_INFINITY else soft
 
 
 def lease_support(path: AnyPath) -> str:
-    """Return ``yes``, ``held`` or ``no``: whether the kernel tells who has the regular file `path` open."""
+    """Return ``yes``, ``held`` or ``no``: whether the kernel reports who has the regular file `path` open."""
     words = {holders.Holding.FREE: "yes", holders.Holding.HELD: "held", holders.Holding.UNKNOWN: "no"}
     return words[holders.holding_of(path)]
 
 
 def can_reflink(directory: AnyPath) -> bool | None:
-    """Try whether two files in `directory` can share blocks; they never have names. None: it could not be tried."""
+    """Return whether two files in `directory`, which get no names, can share blocks. None if the test failed."""
     with ExitStack() as opened:
         try:
             one, other = (

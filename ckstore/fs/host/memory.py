@@ -1,4 +1,4 @@
-"""How much memory this process may still take, as the kernel tells it."""
+"""The memory that this process can still allocate, according to the kernel."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MEMINFO = "/proc/meminfo"
 _OWN_GROUPS = "/proc/self/cgroup"
 _MOUNTS = "/proc/self/mountinfo"
 _NO_LIMIT_BYTES = 2**62
-"""A group of version 1 without a limit has the greatest number of whole pages."""
+"""The greatest number of whole pages is the value of a version 1 group without a limit."""
 
 
 class _Files(NamedTuple):
-    """The files of a control group that say how much it may take and takes, and what of `memory.stat` is cache."""
+    """The names of a control group's files for limit and usage, and of the cache counts in its `memory.stat`."""
 
     limit: str
     used: str
@@ -28,7 +28,7 @@ _VERSION_2 = _Files("memory.max", "memory.current", ("inactive_file", "active_fi
 
 
 class Left(NamedTuple):
-    """What is left under one limit."""
+    """The remaining memory under one limit."""
 
     nbytes: int
     where: str  # which limit it is, as the end of a sentence
@@ -38,7 +38,7 @@ class Left(NamedTuple):
 
 
 def left() -> Left | None:
-    """Return what is left before the kernel has to kill a process, under the tightest limit; None: it says none."""
+    """Return the memory left under the tightest limit before the kernel kills a process, or None without a limit."""
     # Page cache and swap count as free, of the machine and of each control group that has a limit.
     return min((*_of_machine(), *_of_groups(), *_of_limit()), default=None)
 
@@ -50,7 +50,7 @@ def _of_machine() -> Iterator[Left]:
 
 
 def _of_groups() -> Iterator[Left]:
-    """Yield what is left in the control groups of this process, and in those around them, of both versions."""
+    """Yield the remaining memory in the control groups of this process and their parents, of both versions."""
     own = [line.split(":", 2) for line in _read(_OWN_GROUPS).splitlines()]
     for root, mount, kind, options in _mounts():
         files = _VERSION_2 if kind == "cgroup2" else _VERSION_1
@@ -67,7 +67,7 @@ def _of_groups() -> Iterator[Left]:
 
 
 def _mounts() -> Iterator[tuple[str, str, str, str]]:
-    """Yield the mounts of control groups: which part of the tree, where, its kind, and its controllers."""
+    """Yield the mounts of control groups: root in the tree, mount point, type and controllers."""
     for line in _read(_MOUNTS).splitlines():
         about, _, filesystem = line.partition(" - ")
         fields, kind_source_options = about.split(" "), filesystem.split(" ")
@@ -97,7 +97,7 @@ def _of_limit() -> Iterator[Left]:
 
 
 def _numbers(path: str) -> dict[str, int]:
-    """Return the lines of a file that are a name and a number."""
+    """Return the lines of a file that consist of a name and a number."""
     lines = (line.split() for line in _read(path).splitlines())
     return {fields[0]: int(fields[1]) for fields in lines if len(fields) > 1 and fields[1].isdigit()}
 

@@ -1,8 +1,8 @@
-"""What the filesystem at a place is, layer by layer, as the table of mounts and ``/sys`` show it; nothing is written.
+"""The filesystem at a path, layer by layer, from the table of mounts and ``/sys``. Nothing is written.
 
-An overlay keeps what it is given on the filesystem of its upper layer, a loop device in a file of another one. What
-lies below is looked at as well, where it can be reached by the path that the kernel tells: in a container it often
-cannot, and then nothing is known of it.
+An overlay stores its files on the filesystem of its upper layer, and a loop device in a file of another filesystem. The
+lower filesystem is also inspected if the path that the kernel shows leads to it. In a container it often does not, and
+the lower filesystem is then unknown.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 # A table that is not true could lead round in a circle: the descent has to end.
 _MOST_LAYERS = 4
 _NOT_SHOWN = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""No ``/proc``, or another one, or one that hides this. Any other error says nothing of the place."""
+"""There is no ``/proc``, or another one, or one that hides this. Other errors show nothing about the path."""
 
 
 class _Mount(NamedTuple):
-    """A line of ``/proc/self/mountinfo``: proc(5)."""
+    """A line of ``/proc/self/mountinfo``, see proc(5)."""
 
     number: str
     kind: str
@@ -36,7 +36,7 @@ _NONE = _Mount("", "", "", "", frozenset())
 
 
 def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
-    """Look at the filesystem of the directory `path`, and at no more than this number of layers of it."""
+    """Inspect the filesystem of the directory `path`, and at most this number of its layers."""
     mount = _mount_of(path)
     device = _device(mount)
     return PlaceFacts(
@@ -51,7 +51,7 @@ def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
 
 
 def _mount_of(path: Path) -> _Mount:
-    """Return the mount through which `path` is reached; where the table is not shown, only the kind, by its number."""
+    """Return the mount of `path`, or only its type, from its number, if the table of mounts is not available."""
     status = os.stat(path)
     number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     # By the id of the mount, since a bind mount has the device number of another one, with other options.
@@ -76,7 +76,7 @@ def _mount_of(path: Path) -> _Mount:
 
 
 def mount_id(path: Path) -> int | None:
-    """Return the id of the mount that a directory is reached through; None without ``/proc``."""
+    """Return the id of the mount of a directory, or None without ``/proc``."""
     fd = open_descriptor(path, os.O_PATH | os.O_DIRECTORY)
     try:
         lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="utf-8").splitlines()
@@ -94,7 +94,7 @@ def _unescaped(text: str) -> str:
 
 
 def _device(mount: _Mount) -> str:
-    """Return the kernel's name of a block device; empty: none, or ``/sys`` does not show it."""
+    """Return the kernel's name of a block device; empty without a device, or if ``/sys`` does not show it."""
     # By its number first: ``/dev/root`` is a name that need not exist. btrfs has a number that is no device's.
     for where in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{os.path.basename(mount.source)}"):
         # The entry is a symlink into /sys/devices, and its last name is what the kernel calls the device.
@@ -113,7 +113,7 @@ def _has_journal(device: str) -> bool | None:
 
 
 def _below(mount: _Mount, device: str, layers: int) -> PlaceFacts | None:
-    """Return the filesystem that this one keeps its files in; None: none, or it cannot be seen."""
+    """Return the filesystem that contains the files of this one, or None if it is not visible or does not exist."""
     if mount.kind == "overlay":
         folder = _upper_layer(mount)
     elif device.startswith("loop"):
@@ -127,7 +127,7 @@ def _below(mount: _Mount, device: str, layers: int) -> PlaceFacts | None:
 
 
 def _upper_layer(mount: _Mount) -> Path | None:
-    """Return the upper layer of an overlay, if the paths that it was mounted with lead to it from here."""
+    """Return the upper layer of an overlay, or None if the paths of its mount do not lead to it."""
     # They are those of the one who mounted it. Beside an upper layer is what overlayfs itself makes in its working
     # directory, on the same filesystem, which tells it from a directory that happens to have that name.
     paths = {}
@@ -146,7 +146,7 @@ def _upper_layer(mount: _Mount) -> Path | None:
 
 
 def _folder_of_loop(device: str) -> Path | None:
-    """Return the directory of the file behind a loop device, if that can be reached from here."""
+    """Return the directory of the file behind a loop device, or None if it is not reachable."""
     here = Path(os.path.realpath(f"/sys/class/block/{device}"))
     for folder in (here, here.parent):  # a partition has that of its device
         try:

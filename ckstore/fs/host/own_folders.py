@@ -1,4 +1,4 @@
-"""Where this user keeps files on this host that can be rebuilt, such as the index of a shared store."""
+"""Folders of this user on this host for files that can be rebuilt, such as the index of a shared store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRIVATE = 0o700
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for what ckstore keeps on this host, in the user's cache; None if there is none."""
+    """Return the folder for ckstore's files on this host, in the user's cache, or None if no folder is suitable."""
     # It need not exist. A home on a shared filesystem is passed over, since all hosts have it, and so is one of another
     # user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
     for folder in _candidates():
@@ -30,7 +30,7 @@ def cache_folder() -> Path | None:
 
 
 def note_once(folder: str, name: str) -> bool:
-    """Make an empty file `name` in a folder of the user's cache; return False if it is there already."""
+    """Create an empty file `name` in a folder of the user's cache. Return False if it exists."""
     # Where there is no cache, or it cannot be written, nothing is noted and this returns True: it is a convenience.
     cache = cache_folder()
     if cache is None:
@@ -64,7 +64,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _nearest(folder: Path) -> Path | None:
-    """Return the directory that is there, of a folder and those above it; None: this user may not look there."""
+    """Return the nearest existing directory of a folder and its parents, or None if this user may not access it."""
     try:
         return next(path for path in (folder, *folder.parents) if path.is_dir())
     except PermissionError:
@@ -77,7 +77,7 @@ def _may_be_made_in(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether no other user can put files into a folder below a temporary one; a missing folder is made so."""
+    """Whether no other user can put files into a folder in a temporary directory. A missing folder counts as safe."""
     try:
         status = os.stat(folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def make_private(folder: Path) -> None:
-    """Make a directory, and its parents that are missing, for this user alone; others stay as they are."""
+    """Create a directory and its missing parents for this user only. Existing directories remain unchanged."""
     missing = []
     # Each level on its own, since os.makedirs gives the mode to the last one only.
     while not folder.is_dir():

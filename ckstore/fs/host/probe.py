@@ -1,4 +1,4 @@
-"""Whether a place can do what a store needs: tried, not guessed. `fs/host/mounts` says what filesystem it is."""
+"""Test whether a filesystem supports the operations of a store. `fs/host/mounts` determines which filesystem it is."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ckstore.fs.host.mounts import mount_id
 from ckstore.fs.store_path import StorePath
 
 TRY_PREFIX = ".try-"
-"""How the names begin that `try_links` makes for a moment."""
+"""Prefix of the temporary names that `try_links` creates."""
 
 _OWN_PREFIX = "try-"
 # Each try loses only if another process opens the store in the same moment and sweeps the directory as dead.
 _TRIES = 20
 _UNABLE = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EINVAL, errno.ENOTTY)
-"""Errors that say what a filesystem cannot do at all; others say what went wrong this time."""
+"""Errors which show that a filesystem does not support an operation at all. Other errors concern only this attempt."""
 
 # Of inode and mount: a bind mount of the same directory can refuse links across it, so it is tried for itself.
 _able: set[tuple[int, int, int]] = set()
 
 
 def misplaced(root: StorePath, directories: Sequence[StorePath]) -> tuple[str, ...]:
-    """Return which directories of a store are something else, or on another filesystem than its root, each a phrase."""
+    """Return a phrase for each directory of a store that is another kind of file, or not on the root's filesystem."""
     device = os.stat(root.path).st_dev
     there = dirfd_stat.found_in(root, [directory.name for directory in directories])
     found = []
@@ -50,7 +50,7 @@ def misplaced(root: StorePath, directories: Sequence[StorePath]) -> tuple[str, .
 def check_able(
     root: StorePath, directories: Sequence[StorePath], staging: StorePath, linked: Sequence[StorePath]
 ) -> None:
-    """Raise unless the store can work here; links are tried once for each store and mount in a process."""
+    """Raise unless a store works in this place. Links are tested once for each store and mount in a process."""
     # `directories`: all of the store, see `misplaced`. `linked`: those that files in `staging` are linked or moved to.
     if found := misplaced(root, directories):
         msg = f"the store cannot be written: {'; '.join(found)}"
@@ -66,7 +66,7 @@ def check_able(
 
 
 def try_links(staging: StorePath, others: Sequence[StorePath]) -> None:
-    """Try what a store needs between its directories: hardlinks and renames."""
+    """Test the hardlinks and renames that a store needs between its directories."""
     # And that names that differ in case are two: else runs and tags would be one that are not. It is done in a
     # directory of its own in `staging`, which is locked meanwhile as that of a save is; so the leftovers of a killed
     # process differ from the trial of a living one (`remove_leftovers`).
@@ -125,7 +125,7 @@ def _try_between(
 
 
 def _try_case(path: StorePath) -> None:
-    """Raise if a name that is there is found by its upper case as well."""
+    """Raise if an existing name is also found in upper case."""
     if dirfd_stat.exists(path.parent / path.name.upper()):
         msg = (
             f"{path.top}: in {path.parent.name}/ names that differ only in case are the same, so "
@@ -151,7 +151,7 @@ def _try(act: str, where: StorePath, do: Callable[[], None]) -> None:
 
 
 def remove_leftovers(staging: StorePath, others: Sequence[StorePath]) -> None:
-    """Remove names that killed processes left while they tried links; those of living ones stay."""
+    """Remove names that killed processes left while they tested links. Names of running processes remain."""
     for directory in others:
         for name in dirfd_stat.names(directory):
             # Its owner removes it before its own directory, which no other process does while it lives.

@@ -1,4 +1,4 @@
-"""What `statfs` tells beyond `os.statvfs`: which filesystem it is, without reading the table of mounts."""
+"""The type of a filesystem from `statfs`, which `os.statvfs` does not return, without reading the table of mounts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 BTRFS = 0x9123683E
-"""From ``linux/magic.h``, as the numbers below, or from the sources of the filesystem."""
+"""From ``linux/magic.h``, like the numbers below, or from the sources of the filesystem."""
 _OF_THIS_MACHINE = frozenset(
     {BTRFS, 0xEF53, 0x58465342, 0x01021994, 0x858458F6, 0x794C7630}  # ext2 to ext4, XFS, tmpfs, ramfs, overlay
     | {0xF2F52010, 0x2FC12FC1, 0xCA451A4E, 0x4D44, 0x2011BAB0, 0x52654973, 0x3153464A}  # F2FS, ZFS, bcachefs, FAT …
@@ -28,13 +28,13 @@ _SHARED = {
 }
 
 _SIZE = 256
-"""The kernel's structure has 120 bytes at most; its first member, a long, is the number."""
+"""The kernel's structure has at most 120 bytes. Its first member, a long, is the number."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def magic_number(path: Path) -> int:
-    """Return the number that stands for the kind of filesystem that holds `path`."""
+    """Return the number of the type of the filesystem of `path`."""
     buffer = ctypes.create_string_buffer(_SIZE)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         code = ctypes.get_errno()
@@ -43,7 +43,7 @@ def magic_number(path: Path) -> int:
 
 
 def kind_by_number(path: Path) -> str:
-    """Return what kind of filesystem holds `path`, where the table of mounts is not there to say it."""
+    """Return the type of the filesystem of `path` if the table of mounts is not available."""
     # Empty for one of this machine, whose options and layers only the table tells; of one whose number is not known
     # here the number, as ``0x1234``.
     number = magic_number(path)
