@@ -181,7 +181,7 @@ class LockFile:
                 reason = "another process had it meanwhile"
         except (InUse, OSError) as error:
             reason = str(error)
-        msg = f"the lock on {self.path} was lost, and nothing was changed: {reason}"
+        msg = f"the lock on {self.path} was lost: {reason}, and nothing was changed"
         raise InUse(msg, hint="its server was restarted, or the file was replaced: try again")
 
     def close(self) -> None:

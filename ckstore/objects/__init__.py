@@ -1,5 +1,5 @@
-"""Blobs, stagings, published checkpoints and trash, as directories and hardlinks; no torch, no SQLite.
+"""Blobs, stagings, published checkpoints and trash, as directories and hardlinks, without torch and SQLite.
 
-Unless a docstring says otherwise, functions raise `OSError` when the system refuses, `DamagedBlob` for bytes that
-are wrong or missing, `NewerFormat` for what a newer ckstore wrote, and `InUse` where a lock is not free.
+Unless a docstring says otherwise, functions raise `OSError` if a system call fails, `DamagedBlob` for wrong or missing
+bytes, `NewerFormat` for files of a newer ckstore, and `InUse` if a lock is not free.
 """

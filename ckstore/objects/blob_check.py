@@ -1,4 +1,4 @@
-"""Read a blob of a checkpoint whole, once, and compare it, and the pieces in it, with their digests."""
+"""Read a whole blob of a checkpoint once, and compare it and its pieces with their digests."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Piece = tuple[str, int, int]
 """Digest, offset in the blob, length."""
 
 Pace = Callable[[int], None]
-"""Called with the number of bytes that are about to be read; may wait."""
+"""Called with the number of bytes of the next read. May wait."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """What a blob turned out to be."""
+    """The result of checking a blob."""
 
     problem: str = ""  # why the blob is not what its name says; empty if it is
     bad: dict[Piece, str] = field(default_factory=dict)  # pieces whose bytes are damaged or missing, and how
@@ -38,7 +38,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class ReadMode:
-    """How blobs are read."""
+    """Options for reading blobs."""
 
     buffer: memoryview  # of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile
     may_touch: bool = False  # whether times may be set
@@ -63,7 +63,7 @@ def check_blob(
 
 
 def check_file(path: StorePath, blob: BlobRecord, how: ReadMode) -> Checked:
-    """Check a blob by its place in the store, as `check_blob` does."""
+    """Check a blob, given by its place in the store, like `check_blob`."""
     return _check(path, blob, [], how, whole=True)
 
 
@@ -108,7 +108,7 @@ def _check_open(
 
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: ReadMode) -> Checked:
-    """Check a blob that a program may have written into; one that is right is stamped."""
+    """Check a blob that a program may have written to. If it is right, it is stamped."""
     # Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
     # Taken before its time is changed: it may be a user's own file, which gets its time back.
     before = os.fstat(file.fd)
@@ -164,7 +164,7 @@ def _compare_all(
 
 
 class _Running:
-    """A piece of which a part was read."""
+    """A piece that is partly read."""
 
     def __init__(self, piece: Piece) -> None:
         self.piece = piece
@@ -172,7 +172,7 @@ class _Running:
         self._digest: RunningDigest = algorithm_of(piece[0]).start()
 
     def update(self, at: int, data: memoryview) -> None:
-        """Take what belongs to the piece of the bytes from `at`."""
+        """Hash the part of the piece that is in the bytes from `at`."""
         self._digest.update(data[max(self.piece[1] - at, 0) : self.stop - at])
 
     def verdict(self) -> str:
@@ -183,7 +183,7 @@ class _Running:
 def _compare_at_once(
     file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: ReadMode
 ) -> dict[Piece, str]:
-    """Return what is wrong with a run of bytes, and with the pieces in it as far as it could be read, once."""
+    """Read bytes once. Return their problem and those of the pieces in them, as far as these could be read."""
     # The last piece first, so that the next one to begin is taken from the end of the list.
     waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
     open_now = [_Running(everything)]
@@ -217,7 +217,7 @@ def _read(file: direct.UncachedFile, start: int, stop: int, how: ReadMode) -> me
 
 
 def _compare(file: direct.UncachedFile, piece: Piece, how: ReadMode) -> str:
-    """Return what is wrong with a run of bytes of an open blob; empty if it has its digest."""
+    """Return the problem of a range of bytes of an open blob, empty if the digest matches."""
     return _compare_at_once(file, piece, (), how)[piece]
 
 

@@ -18,27 +18,27 @@ _READ_BYTES = 4 * 2**20
 
 
 def has_size(status: os.stat_result | None, nbytes: int) -> bool:
-    """Whether this is a regular file of that size: what a complete checkpoint needs. None: there is no such file."""
+    """Whether this is a regular file of that size, as a complete checkpoint needs. `status` may be None."""
     # The one judge of whether the bytes of a blob are there, as a look at its file says; nothing is read.
     return status is not None and stat.S_ISREG(status.st_mode) and status.st_size == nbytes
 
 
 def why_absent(digest: str, nbytes: int, status: os.stat_result | None) -> str:
-    """Say what is wrong with the file of a blob, in one sentence; empty if `has_size`."""
+    """Return the problem of the file of a blob in one sentence, empty if `has_size`."""
     if status is None:
         return f"blob {digest} is missing"
     return "" if has_size(status, nbytes) else f"blob {digest} has {status.st_size} bytes, wanted {nbytes}"
 
 
 def looks_untouched(status: os.stat_result, nbytes: int) -> bool:
-    """Whether a blob has its size and a stamp as its time, so that no program wrote into it by ordinary means."""
+    """Whether a blob has its size and a stamp, so that no program has written to it by ordinary means."""
     return has_size(status, nbytes) and blob_time.is_stamp(status.st_mtime_ns)
 
 
 def is_sound(path: StorePath, digest: str, nbytes: int, *, is_used: bool = False) -> bool:
-    """Whether a blob can be relied on: untouched by its size and time, else `verified`.
+    """Whether a blob is reliable: unchanged by its size and time, or else `verified`.
 
-    If a save uses it (`is_used`), its times are renewed if they are a day old: a filesystem that purges by age deletes
+    If a save uses it (`is_used`), times that are a day old are renewed, because a filesystem that purges by age deletes
     files that were not used for a week or longer.
     """
     # Size and time first: a hit must not cost a read (docs/adr/0010 says how rot is found nevertheless).
@@ -52,7 +52,7 @@ def is_sound(path: StorePath, digest: str, nbytes: int, *, is_used: bool = False
 
 
 def is_right(path: AnyPath, digest: str, nbytes: int) -> bool:
-    """Whether the blob `path` can be relied on, by `verified`: it is read whole."""
+    """Whether the blob `path` is reliable after reading all of it with `verified`."""
     try:
         return verified(path, digest, nbytes) is not None
     except FileNotFoundError:
@@ -62,13 +62,13 @@ def is_right(path: AnyPath, digest: str, nbytes: int) -> bool:
 
 
 def suspect(fd: int) -> None:
-    """Mark an open blob that a program touched as being read; an fsync makes it durable as it is, before it is read."""
+    """Mark an open blob that a program touched as being checked. The caller fsyncs it before it reads it."""
     # While it has this time a write meanwhile shows, and after a kill it is as suspect as before; `clear` follows.
     blob_time.mark_suspect(fd)
 
 
 def refuse(fd: int, before: os.stat_result) -> None:
-    """Let no save rely on an open file whose bytes are wrong; it has the time of before, unless that was a blob's."""
+    """Mark an open blob with wrong bytes as unreliable. A file that was not a blob gets its old time again."""
     # It may be a file of the user that another user linked to the name of a blob.
     if blob_time.is_stamp(before.st_mtime_ns):
         blob_time.mark_suspect(fd)
@@ -77,7 +77,7 @@ def refuse(fd: int, before: os.stat_result) -> None:
 
 
 def clear(fd: int) -> bool:
-    """Stamp a blob whose bytes were right since `suspect`; False if a program wrote into it meanwhile."""
+    """Stamp a blob whose bytes were right since `suspect`. Return False if a program has written to it since."""
     mtime_ns = os.fstat(fd).st_mtime_ns
     if not blob_time.is_suspect(mtime_ns) and not blob_time.is_stamp(mtime_ns):  # the latter: another reader was faster
         return False
@@ -86,7 +86,7 @@ def clear(fd: int) -> bool:
 
 
 def verified(path: AnyPath, digest: str, nbytes: int) -> os.stat_result | None:
-    """Read a blob whole and return its status if its bytes are what its name says; None if they are not."""
+    """Read a whole blob and return its status if its bytes match its digest, or None if they do not."""
     # A right one is durable then, read-only, and stamped; a wrong one loses its stamp, so that no save
     # relies on it. Its pages in the cache are dropped first: a copy may be right in memory only.
     with files.opened_to_read(path) as fd:
@@ -125,7 +125,7 @@ def _digest_or_unreadable(fd: int, like: str) -> str:
 
 
 def has_bytes(path: AnyPath, data: memoryview) -> bool:
-    """Whether the content of the file is `data`, byte by byte."""
+    """Whether the content of the file equals `data`."""
     buffer = bytearray(_READ_BYTES)
     at = 0
     with files.opened_regular(path) as fd:
@@ -138,7 +138,7 @@ def has_bytes(path: AnyPath, data: memoryview) -> bool:
 
 
 def distrust(path: StorePath) -> None:
-    """Give a blob that was found damaged another time, so that the next save that would use it reads it again."""
+    """Change the time of a damaged blob, so that the next save that would use it reads it first."""
     # The next process that finds its bytes right stamps it again.
     with contextlib.suppress(FileNotFoundError, PermissionError), at(path) as (parent, name):  # gone, or another user's
         if blob_time.is_stamp(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns):
@@ -165,7 +165,7 @@ STEP_BYTES = 2**20
 
 
 def reading_buffer() -> memoryview:
-    """Return memory for `agrees_to`; not used by others meanwhile."""
+    """Return memory for `agrees_to` that no other caller uses meanwhile."""
     return aligned_buffer(STEP_BYTES + GRAIN_BYTES)
 
 
@@ -178,7 +178,7 @@ def agrees_to(
     buffer: memoryview,
     go_on: Callable[[], bool],
 ) -> int | None:
-    """Compare the bytes of a file from `start` on with `data`, as the disk has them; return how far, or None."""
+    """Compare bytes of a file on the disk from `start` with `data`. Return the end of the compared range, or None."""
     # None: they differ. They are compared by digests of both, which other threads can run beside; to compare bytes they
     # cannot. `go_on` is asked before each step of up to `STEP_BYTES`.
     at = 0

@@ -1,4 +1,4 @@
-"""Published checkpoints as directories: look at one, open one for reading, wherever it lies."""
+"""Published checkpoints as directories: judge one, or open one for reading, at any path."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 
 
 class Rescued(NamedTuple):
-    """Where the bytes of a blob came from that was damaged or missing."""
+    """The source of the bytes of a blob that was damaged or missing."""
 
     source: str
     problem: str  # why the file was not repaired; empty if it was
 
 
 Rescue = Callable[["DamagedBlob | RemoteError", BlobRecord, bool], "memoryview | None"]
-"""Repairs the file that an error is about, or returns the bytes of the blob; see `ckstore.ops.context.Rescuer`."""
+"""Repairs the file that an error is about, or returns the bytes of the blob. See `ckstore.ops.context.Rescuer`."""
 Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
 OfStep = Callable[[str, int], Iterable[CheckpointKey]]
-"""Returns the directories of a step, for a caller that knows them; None: the run is listed."""
+"""Returns the directories of a step, for a caller that knows them. Without it, the run is listed."""
 
 # The id is the digest of the manifest, or, of a compacted checkpoint, the first member of what is there instead.
 _HEAD = re.compile(
@@ -51,7 +51,7 @@ _LOOK_TRIES = 100
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a directory of a checkpoint holds."""
+    """The judgement on a directory of a checkpoint."""
 
     published: Published | None  # the checkpoint if it is complete, else None
     problem: str = ""  # why it is not complete; empty if it is, or if there is nothing at all
@@ -61,7 +61,7 @@ class Verdict:
 
 
 def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None = None) -> Verdict:
-    """Return the verdict on a checkpoint directory, from its manifest and the status of every blob; read no data."""
+    """Return the verdict on a checkpoint directory from its manifest and the status of its blobs, reading no data."""
     # The directory is locked for use meanwhile, unless the caller passes the lock that it holds on it. This must not
     # wait for the lock: the caller may hold the lock of the catalog, and a compaction that holds the lock of a former
     # generation may be waiting for the catalog.
@@ -88,7 +88,7 @@ def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None
 
 
 def _looked_at_unlocked(layout: Layout, key: CheckpointKey) -> Verdict:
-    """Return the verdict on a directory that another process has locked; it is whole as long as it keeps its name."""
+    """Return the verdict on a directory that another process has locked, valid while it keeps its name."""
     path = layout.checkpoint(key)
     for _ in range(_LOOK_TRIES):
         with locks.open_unlocked(path) as opened:
@@ -119,7 +119,7 @@ def _judged(layout: Layout, key: CheckpointKey, lock: locks.DirectoryLock) -> Ve
 
 
 class Judgement(NamedTuple):
-    """What a look at the blobs of a checkpoint gives."""
+    """The judgement on the blobs of a checkpoint."""
 
     problem: str = ""  # why it is not complete; empty if it is
     touched: tuple[BlobRecord, ...] = ()  # blobs of the right size that a program wrote into
@@ -127,7 +127,7 @@ class Judgement(NamedTuple):
 
 
 def judge_blobs(directory: StorePath, fd: int, manifest: Manifest) -> Judgement:
-    """Judge the blobs in a directory, open as `fd`; no data is read."""
+    """Judge the blobs in a directory, open as `fd`, without reading data."""
     if not manifest.stored:
         return Judgement(why_not_own(fd))
     try:
@@ -165,13 +165,13 @@ def _judge_blobs(folder: OpenDir, fd: int, manifest: Manifest) -> Judgement:
 
 
 def published_of_step(layout: Layout, run: str, step: int, of_step: OfStep | None = None) -> list[Published]:
-    """Return the complete checkpoints of a step, in the order of their commits; the last is the step's."""
+    """Return the complete checkpoints of a step in order of commits. The last one is the checkpoint of the step."""
     looked = (look(layout, key).published for key in (of_step or layout.of_step)(run, step))
     return sorted((found for found in looked if found is not None), key=lambda found: found.order)
 
 
 def key_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | None = None) -> CheckpointKey | None:
-    """Return where a checkpoint is published, in its latest generation; None: it is not."""
+    """Return the key of the latest generation of a checkpoint, or None if it is not published."""
     for _ in range(_LIST_TRIES):
         fitting = [key for key in (of_step or layout.of_step)(run, step) if key.fits(run, step, id)]
         fitting.sort(key=lambda key: key.generation, reverse=True)
@@ -183,7 +183,7 @@ def key_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | 
 
 
 def places_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep | None = None) -> Iterator[StorePath]:
-    """Give the directory of a checkpoint; when the caller finds it gone, that to which it was compacted meanwhile."""
+    """Yield the directory of a checkpoint. If the caller finds it missing, yield the one to which it was compacted."""
     path: StorePath | None = None
     while (key := key_with_id(layout, run, step, id, of_step)) is not None and layout.checkpoint(key) != path:
         path = layout.checkpoint(key)
@@ -191,7 +191,7 @@ def places_with_id(layout: Layout, run: str, step: int, id: str, of_step: OfStep
 
 
 def id_at(path: StorePath) -> str | None:
-    """Return the id that a directory's manifest claims, without reading the rest; None if none can be read."""
+    """Return the id that a directory's manifest claims, without reading the rest. None if it is unreadable."""
     try:
         with files.opened_regular(path / MANIFEST) as fd:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
@@ -201,7 +201,7 @@ def id_at(path: StorePath) -> str | None:
 
 
 def encoding_at(path: StorePath) -> Encoding | None:
-    """Return how the blobs in a directory are stored, if it is that of a compacted checkpoint and says so."""
+    """Return the encoding of the blobs in the directory of a compacted checkpoint, or None."""
     try:
         with files.opened_regular(path / MANIFEST) as fd:
             match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
@@ -214,13 +214,13 @@ def encoding_at(path: StorePath) -> Encoding | None:
 
 
 def manifest_in(dir_fd: int, path: AnyPath, hash_prefix: str = "") -> tuple[Manifest, str]:
-    """Return the manifest in an open directory of a checkpoint, which is at `path`, and its id."""
+    """Return the manifest in an open directory of a checkpoint at `path`, and its id."""
     data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
     return parse_manifest(data, where=f"{path}/{MANIFEST}", hash_prefix=hash_prefix, plain=plain_in(dir_fd, path))
 
 
 def plain_in(dir_fd: int, path: AnyPath) -> Callable[[], bytes]:
-    """Return what reads the manifest proper of a compacted checkpoint; an absent one is damage."""
+    """Return a function that reads the plain manifest of a compacted checkpoint. A missing one is damage."""
 
     def read() -> bytes:
         try:
@@ -232,7 +232,7 @@ def plain_in(dir_fd: int, path: AnyPath) -> Callable[[], bytes]:
 
 
 def why_not_own(dir_fd: int) -> str:
-    """Return why the blobs of the checkpoint in an open directory would be looked for elsewhere; empty if not so."""
+    """Return why the blobs in an open directory of a checkpoint are not its own, or an empty text."""
     try:
         found = os.stat(BLOBS, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:  # then each blob is missing, if it has any
@@ -251,10 +251,9 @@ def _stamp_in(dir_fd: int) -> Stamp:
 
 
 class CheckpointDirectory:
-    """A checkpoint that is open for reading: its directory is locked for use (rule L) and its manifest is checked.
+    """A checkpoint that is open for reading. Its directory is locked for use (rule L), and its manifest was checked.
 
-    Files are reached through the directory's descriptor, so that a rename of the directory does not matter. A
-    context manager.
+    Files are opened by the directory's descriptor, so a rename of the directory has no effect. A context manager.
     """
 
     # Called with the directory and the error when a read finds damage; None: no call.
@@ -282,7 +281,7 @@ class CheckpointDirectory:
 
     @classmethod
     def at(cls, path: AnyPath, hash_prefix: str = "") -> CheckpointDirectory:
-        """Open the checkpoint in `path`, of a store with `hash_prefix`; `DamagedBlob` if it has no valid manifest."""
+        """Open the checkpoint in `path`, of a store with `hash_prefix`. Raise `DamagedBlob` if no manifest is valid."""
         # Before anything is read: from here on gc and deletes wait until the reader is done (law L1).
         lock = locks.lock_shared(path)
         try:
@@ -293,7 +292,7 @@ class CheckpointDirectory:
 
     @classmethod
     def locked(cls, path: AnyPath, lock: locks.DirectoryLock, hash_prefix: str = "") -> CheckpointDirectory:
-        """Open the checkpoint whose directory is locked by `lock`, which the caller goes on owning if this raises."""
+        """Open the checkpoint whose directory is locked by `lock`. If this raises, the caller still owns the lock."""
         where = f"{path}/{MANIFEST}"
         try:
             stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
@@ -309,7 +308,7 @@ class CheckpointDirectory:
 
     @property
     def manifest_file(self) -> str:
-        """The name of the file with the manifest proper, whose digest is the id."""
+        """The name of the file with the plain manifest, whose digest is the id."""
         return MANIFEST if self.manifest.encoding is None else PLAIN
 
     def stat_blob(self, digest: str) -> os.stat_result:
@@ -348,7 +347,7 @@ class CheckpointDirectory:
         return files.open_with_status(self.blobs.inside / digest)
 
     def is_elsewhere(self, digest: str) -> bool:
-        """Whether one of its blobs is not here, but at a remote."""
+        """Whether one of its blobs is only at a remote."""
         try:
             self.stat_blob(digest)
         except (FileNotFoundError, NotADirectoryError):
@@ -357,7 +356,7 @@ class CheckpointDirectory:
 
     def _elsewhere(self, blob: BlobRecord, what: str) -> BytesElsewhere:
         return BytesElsewhere(
-            f"{self.path}: blob {blob.digest} is at a remote alone; {what} needs it",
+            f"{self.path}: blob {blob.digest} is only at a remote, and {what} needs it",
             hint="get the checkpoint from that remote: store.pull(ref, remote)",
             command_hint="get the checkpoint from that remote: ckstore pull REF --remote NAME",
         )
@@ -372,7 +371,7 @@ class CheckpointDirectory:
 
     @contextmanager
     def reporting_damage(self) -> Iterator[None]:
-        """Call `on_damage` for a `DamagedBlob` that the block raises; it is still raised."""
+        """Call `on_damage` for a `DamagedBlob` that the block raises, and raise it again."""
         try:
             yield
         except DamagedBlob as error:
@@ -381,7 +380,7 @@ class CheckpointDirectory:
             raise
 
     def close(self) -> None:
-        """Release the lock; harmless when done before."""
+        """Release the lock. Repeated calls do nothing."""
         self.lock.release()
         on_close, self.on_close = self.on_close, None
         if on_close is not None:

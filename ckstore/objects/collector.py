@@ -1,19 +1,19 @@
 """Empty the trash, and free blobs that no checkpoint needs: rules F, T and K of the design.
 
-There is one collector at a time in a store: it holds the exclusive lock on ``trash/``. It needs no lock against
-savers, since unlinking a name never takes bytes from another name; so before the last name of a blob goes, it asks
+A store has one collector at a time, which holds the exclusive lock on ``trash/``. It needs no lock against savers,
+because unlinking a name never removes bytes from another name. Before it removes the last name of a blob, it checks
 
-1. the link count, before and after the rename to trash: above 1 a save claimed the blob, and it gets its name back;
-2. the kernel, by a lease: refused while any process has the inode open or mapped, through whatever name;
-3. ``/proc``, which sees the few things that a lease does not (`ckstore.fs.holders`), and names the holders.
+1. the link count, before and after the rename to trash. Above 1, a save has claimed the blob, which gets its name back.
+2. the kernel, with a lease. It is refused while any process has the inode open or mapped, through any name.
+3. ``/proc``, which shows the few uses that a lease misses (`ckstore.fs.holders`), and names the holders.
 
-On a shared filesystem a lease may be refused always, or be given while another host has the file open. There it is not
-asked: the caller who starts a collector has said that no other host uses the store, or gives a grace, for which things
-wait in trash (`ckstore.objects.shared.grace`).
+On a shared filesystem, a lease may always be refused, or be granted while another host has the file open. So no lease
+is requested there. The caller that starts a collector has either stated that no other host uses the store, or passes a
+grace for which entries wait in trash (`ckstore.objects.shared.grace`).
 
-What was renamed into trash is made durable before anything in it is unlinked, and its digests are entered into the
-catalog before, so that gc looks at what loses its last user. Dying at any line leaves what the next collector goes on
-with.
+Every rename into trash is made durable before anything in the entry is unlinked. Its digests are entered into the
+catalog before that, so that gc inspects blobs that lose their last user. If the collector dies at any line, the next
+one can continue.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from ckstore.objects.shared.grace import Grace
 
 EnterCandidates = Callable[[list[tuple[str, int]], CheckpointKey | None], None]
-"""Makes sure that gc will look at these blobs (digest, size), and that the catalog knows what is by now at the place
-(run, step) that they were taken from; raises if it cannot."""
+"""Makes sure that gc will inspect these blobs (digest, size), and that the catalog knows the current checkpoint at the
+key from which they were removed. Raises if it cannot."""
 
 # Savers wait for the catalog while a batch is written.
 _ENTER_BATCH = 1000
@@ -51,7 +51,7 @@ _ENTER_BATCH = 1000
 
 @dataclass(slots=True)
 class Collected:
-    """What a collector has done so far."""
+    """The results of a collector so far."""
 
     freed: list[PlannedBlob] = field(default_factory=list)  # the blobs that were freed
     # Digests that the catalog was told of, since a name of theirs was about to go.
@@ -66,7 +66,7 @@ class Collected:
 
 
 class Collector:
-    """The one who empties the trash of a store; a context manager that holds the lock on ``trash/``."""
+    """The process that empties the trash of a store; a context manager that holds the lock on ``trash/``."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Collector:
         grace: Grace | None = None,
         purge: bool = False,
     ) -> Self | None:
-        """Return a collector, without waiting; None if there is one."""
+        """Return a collector without waiting, or None if another one runs."""
         # With `grace` other hosts may be at work, and only what has waited in trash for so long is unlinked; with
         # `purge` also what waits there to be brought back. `enter` tells the catalog, `leases` whether they tell
         # something here.
@@ -107,7 +107,7 @@ class Collector:
 
     @property
     def unseen_count(self) -> int | None:
-        """Processes that could not be looked at; see `OpenFileCheck`."""
+        """Number of processes that could not be inspected, see `OpenFileCheck`."""
         return self._judge.unseen_count
 
     def __enter__(self) -> Self:
@@ -188,7 +188,7 @@ class Collector:
             _remove_if_empty(path)
 
     def _enter(self, blobs: list[tuple[str, int]], key: CheckpointKey | None) -> None:
-        """Tell the catalog; once it refused it is not asked again, since each time may take as long as its lock."""
+        """Update the catalog. Do not retry after a failure, because each attempt may last as long as its lock."""
         if self._refused is not None:
             raise self._refused
         try:
@@ -205,7 +205,7 @@ class Collector:
             self._enter([(entry.name, dirfd_stat.status(entry).st_size) for entry in batch], None)
 
     def _finish(self, digest: str, path: StorePath) -> None:
-        """Go on with a condemned blob that a collector left when it died."""
+        """Continue with a blob in trash that a killed collector left."""
         status = dirfd_stat.status(path)
         self._enter([(digest, status.st_size)], None)
         if status.st_nlink == 1 and self._free([LastLink(digest, path, status)]):
@@ -216,7 +216,7 @@ class Collector:
     # ---------------------------------------------------------------------------- what is unused
 
     def mark_for_deletion(self, blobs: Sequence[tuple[str, int]]) -> list[str]:
-        """Free the canonical blobs (digest, size) that no checkpoint uses; return those whose name is gone."""
+        """Free the canonical blobs (digest, size) that no checkpoint uses. Return those whose name was removed."""
         # What is kept is told by `collected`. After an error the next collector goes on with it.
         gone: list[str] = []
         moved: list[LastLink] = []
@@ -252,7 +252,7 @@ class Collector:
         return [*gone, *freed]
 
     def _take_last(self, digest: str, nbytes: int, canonical: StorePath) -> tuple[LastLink | None, bool]:
-        """Move the last name of a blob to trash unless a process has the file open; return it, and whether it moved."""
+        """Move the last name of a blob to trash unless the file is open. Return the link, and whether it was moved."""
         if self._layout.shared:
             statx.refresh(canonical)
         status = dirfd_stat.status(canonical)
@@ -267,7 +267,7 @@ class Collector:
         return LastLink(digest, target, status), True
 
     def _free(self, lasts: list[LastLink], seen: holders.Scan | None = None) -> set[str]:
-        """Unlink the last names that no process has open; return their digests. The others stay where they are."""
+        """Unlink the last names that no process has open, and return their digests. The others remain."""
         # The count again: a save may have linked to it between the first look and the rename.
         lasts = [last for last in lasts if self._is_last(last.path)]
         seen = seen or self._judge.look_for(lasts)
@@ -293,12 +293,12 @@ class Collector:
             self.collected.held[last.digest] = self._judge.held(last, seen)
 
     def _unlink_unless_last(self, path: StorePath) -> None:
-        """Unlink a name in trash whose canonical name is another copy's; the last name stays until it is free."""
+        """Unlink a name in trash if its canonical name is another copy. A last name remains until the blob is free."""
         if dirfd_stat.status(path).st_nlink > 1:
             links.unlink(path)
 
     def _unlink_unless_open(self, path: StorePath) -> bool:
-        """Unlink one name; False if a process has the file open, and it is the last one (rule K) or one of NFS."""
+        """Unlink one name. Return False if the file is open and this is its last name (rule K) or a name of NFS."""
         status = dirfd_stat.status(path)
         last = status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
         if last and self._judge.is_open(LastLink(path.name, path, status)):
@@ -315,7 +315,7 @@ class Collector:
 
 
 def _contents(lock: locks.DirectoryLock) -> tuple[list[StorePath], list[StorePath]]:
-    """Return everything below a locked directory that is not a directory, and the directories in it."""
+    """Return all files below a locked directory that are not directories, and its subdirectories."""
     # However deep it is, directories are at most one level below it afterwards: those that are deeper are moved up. So
     # nothing here recurses, and two directories are open at once.
     top = lock.inside
@@ -338,7 +338,7 @@ def _contents(lock: locks.DirectoryLock) -> tuple[list[StorePath], list[StorePat
 
 
 def _sorted_names(folder: StorePath) -> tuple[list[str], list[str]]:
-    """Return the names in a directory: of what is not a directory, and of directories; none if it is gone."""
+    """Return the names of files and of directories in a directory. Both are empty if it is missing."""
     try:
         with dirfd_stat.entries(folder) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -353,7 +353,7 @@ def _remove_if_empty(folder: StorePath) -> None:
 
 
 def _split(entries: list[StorePath]) -> tuple[list[LastLink], list[StorePath]]:
-    """Return the last names of blobs, and all others."""
+    """Return the last names of blobs, and all other names."""
     lasts, others = [], []
     for entry in entries:
         status = dirfd_stat.status(entry)

@@ -1,6 +1,6 @@
-"""Bytes of plain blobs out of the files of a compacted checkpoint: all of them lie in its own directory.
+"""Read bytes of plain blobs from the files of a compacted checkpoint, which are all in its own directory.
 
-Source: docs/format/encoded-1.md. What is decoded is compared by the caller with the digest that was asked for.
+Source: docs/format/encoded-1.md. The caller compares the decoded bytes with the requested digest.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _File(NamedTuple):
 
 
 class Decoder:
-    """Reads plain bytes of the blobs of an open checkpoint, encoded or not; a context manager. Not for threads."""
+    """Reads plain bytes of the blobs of an open checkpoint, encoded or not; a context manager for one thread."""
 
     def __init__(self, directory: CheckpointDirectory, encoding: Encoding) -> None:
         self._directory = directory
@@ -50,14 +50,14 @@ class Decoder:
         self._left_bytes = 0
 
     def read(self, digest: str, start: int, out: memoryview, what: str) -> None:
-        """Fill `out` with the bytes of a plain blob from `start` on; `what` needs them. Damage may not show."""
+        """Fill `out` with the bytes of a plain blob from `start`, which `what` needs. Damage may remain undetected."""
         self._left_bytes = _WORK_TIMES * (len(out) + TILE_BYTES)
         self._read(digest, start, out, what)
 
     def _read(self, digest: str, start: int, out: memoryview, what: str) -> None:
         form = self._encoding.encoded.get(digest)
         if start + len(out) > (self._sizes[digest] if form is None else form.nbytes):
-            raise DamagedBlob(f"{what}: bytes beyond the end of blob {digest} are wanted of a base")
+            raise DamagedBlob(f"{what}: a base refers to bytes beyond the end of blob {digest}")
         name = self._encoding.file_of(digest)
         try:
             if form is None:
@@ -68,7 +68,7 @@ class Decoder:
         except DamagedBlob as error:
             if error.blob:  # it is said already, of a base
                 raise
-            msg = f"{self._directory.path}: the encoded blob {name} of {what} is damaged: {error.message}"
+            msg = f"{self._directory.path}: the encoded blob {name} of {what} is damaged, because {error.message}"
             raise DamagedBlob(msg, hint=error.hint, blob=name, names=(what,)) from error
 
     def _decode(self, digest: str, start: int, out: memoryview, what: str) -> None:
@@ -132,7 +132,7 @@ class Decoder:
         return file
 
     def _make_room(self, tile_count: int) -> None:
-        """Close the files that were not used for longest, until one more with so many tiles is not too many."""
+        """Close the least recently used files until the tiles of another file are within the limit."""
         counts = {digest: f.tiles.header.tile_count for digest, f in self._open.items() if f.tiles is not None}
         total = sum(counts.values()) + tile_count
         while self._open and (len(self._open) >= _OPEN_MOST or total > _HEADS_MOST_TILES):
@@ -159,7 +159,7 @@ class Decoder:
         return _File(fd, tiles)
 
     def close(self) -> None:
-        """Close the files that are open."""
+        """Close the open files."""
         while self._open:
             os.close(self._open.popitem()[1].fd)
 
@@ -171,13 +171,13 @@ class Decoder:
 
 
 def is_encoded(directory: CheckpointDirectory, digest: str) -> bool:
-    """Whether no file of a checkpoint has the bytes of a blob as they are."""
+    """Whether a blob of a checkpoint exists only in encoded form."""
     encoding = directory.manifest.encoding
     return encoding is not None and digest in encoding.encoded
 
 
 def decoded(directory: CheckpointDirectory, digest: str, start: int, out: memoryview, what: str) -> bool:
-    """Fill `out` with bytes of a blob that is encoded; False if it is not, so that its file has them."""
+    """Fill `out` with bytes of an encoded blob. Return False if the blob is not encoded, so that its file has them."""
     encoding = directory.manifest.encoding
     if encoding is None or not is_encoded(directory, digest):
         return False
@@ -189,7 +189,7 @@ def decoded(directory: CheckpointDirectory, digest: str, start: int, out: memory
 
 
 def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> Tiles:
-    """Return the tiles of an open encoded file, which is `record` and should be of the blob `digest`."""
+    """Return the tiles of an open encoded file, which is `record` and must belong to the blob `digest`."""
     where = f"the encoded blob {record.digest}"
     head = _read(fd, 0, container.HEAD_BYTES, record, where)
     first = container.HEAD_BYTES + container.header_bytes(head)

@@ -1,4 +1,4 @@
-"""The generations of a checkpoint: find its other ones, and publish the next one, the last step of a compaction."""
+"""The generations of a checkpoint: find the other ones, and publish the next one as the last step of a compaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _RUN_TIMEOUT_S = 30.0
 def other_generations(layout: Layout, key: CheckpointKey, id: str) -> list[CheckpointKey]:
     """Return the other published generations of the checkpoint with this id, the earliest first.
 
-    Those whose manifest cannot be read are among them: only a generation of it can have such a name.
+    Generations with an unreadable manifest are included, because only a generation of the checkpoint can have such a
+    name.
     """
     # By their names, without a list of the run: a rule may drop thousands, one after another.
     first = key.any_generation
@@ -96,7 +97,7 @@ def _check(path: StorePath, lock: locks.DirectoryLock, checkpoint: str) -> None:
 
 
 def take_annotations(lock: locks.DirectoryLock, staging: Staging) -> None:
-    """Copy what was noted of a checkpoint, which the caller has locked, into the staging of its successor."""
+    """Copy the annotations of a checkpoint, which the caller has locked, into the staging of its successor."""
     with suppress(FileNotFoundError):
         data = files.read_file(ANNOTATIONS, most_bytes=ANNOTATIONS_MAX_BYTES, dir_fd=lock.fd)
         # The next writer of a group must be able to read them, and other users not: as where they were written first.

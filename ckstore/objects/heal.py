@@ -1,7 +1,7 @@
-"""Put a good copy of a blob in the place of a damaged one, in every checkpoint that names it, or under its own name.
+"""Replace a damaged blob by a good copy in every checkpoint that names it, and under its canonical name.
 
-The damaged ones are put aside in ``quarantine/``: nothing there is ever used, and nothing but its owner removes it.
-Source: docs/format/v1.md, "quarantine".
+Damaged copies are moved to ``quarantine/``. No file there is ever used, and only its owner removes it. Source:
+docs/format/v1.md, "quarantine".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WAIT_S = 2.0
 
 
 class Given(NamedTuple):
-    """To which checkpoints a good copy was given."""
+    """The checkpoints that received a good copy."""
 
     checkpoint_count: int  # how many have it now
     held: dict[CheckpointKey, InUse]  # those that another process had locked for too long
@@ -42,9 +42,9 @@ def relink_everywhere(
     *,
     lacking: Collection[CheckpointKey] = (),
 ) -> Given:
-    """Make every published checkpoint that has the blob `digest` name the inode of `good`; return which changed.
+    """Make every published checkpoint with the blob `digest` use the inode of `good`. Return the changed checkpoints.
 
-    The same is done for those in trash, which `undelete` can bring back.
+    Checkpoints in trash, which `undelete` can restore, are changed in the same way.
     """
     # One that is marked and has lost the name gets it back, and so does one in `lacking`, which is known to need it.
     # `temporary` gives fresh names in a directory of the caller, on the same filesystem; names of other good copies,
@@ -97,7 +97,7 @@ def _inode_of(name: StorePath) -> int | None:
 
 
 def _has_lost(path: StorePath, digest: str) -> bool:
-    """Whether a checkpoint without this name needs it; only one that was found damaged is asked."""
+    """Whether a checkpoint without this name needs it. Only a checkpoint with a mark of damage is checked."""
     if not marks.is_marked(path):
         return False
     try:
@@ -108,7 +108,7 @@ def _has_lost(path: StorePath, digest: str) -> bool:
 
 
 def put_name(name: StorePath, good: StorePath, temporary: StorePath) -> None:
-    """Make a name that of a good copy, by one rename; `temporary` is a fresh name on the same filesystem."""
+    """Replace a name by a good copy with one rename. `temporary` is an unused name on the same filesystem."""
     if links.replace_name(good, name, temporary):
         return
     # No further link: the checkpoint gets a copy of its own.
@@ -120,7 +120,7 @@ def put_name(name: StorePath, good: StorePath, temporary: StorePath) -> None:
 
 
 def restore_names(layout: Layout, checkpoint: StorePath, wanted: Iterable[tuple[str, int | None]]) -> set[str]:
-    """Link the copies of blobs that a published checkpoint has to their canonical names; return those that have it."""
+    """Link the blobs of a published checkpoint to their canonical names. Return the blobs that have theirs."""
     # Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
     # cannot be linked is left to the next save of those bytes.
     given: set[str] = set()
@@ -148,7 +148,7 @@ def _link(copy: StorePath, folder: StorePath, nbytes: int | None) -> bool:
 
 
 def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[StorePath]:
-    """Give each damaged copy of a blob a name in quarantine, and no canonical one; return the new names."""
+    """Move each damaged copy of a blob to quarantine, and remove its canonical name. Return the new names."""
     # Names in checkpoints stay until a good copy takes their place. After an error those before it are put aside.
     canonical = layout.blob(digest)
     made = []

@@ -1,4 +1,4 @@
-"""Which last names of blobs may go (rule K): one decision, for the plan of gc and for the collector."""
+"""Decide which last names of blobs may be removed (rule K), for the plan of gc and for the collector."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CANNOT_ASK = "the kernel does not say here which process has it open"
 
 @dataclass(frozen=True, slots=True)
 class LastLink:
-    """The last name of a blob, about to go."""
+    """The last name of a blob, which is to be removed."""
 
     digest: str
     path: StorePath
@@ -35,7 +35,7 @@ class LastLink:
 
 
 class OpenFileCheck:
-    """Says of last names whether a process has the blob open."""
+    """Checks whether a process has a blob open before its last link is removed."""
 
     def __init__(self, *, leases: bool) -> None:
         # Processes that could not be looked at, in the scan that saw least; None: unknown how many.
@@ -43,29 +43,29 @@ class OpenFileCheck:
         self._leases = leases
 
     def look_for(self, lasts: Iterable[LastLink]) -> holders.Scan:
-        """Look at all processes once: after a rename to trash, so that no process can find the way to the file."""
+        """Scan all processes once. After a rename to trash, no further process can find the file."""
         seen = holders.find_holders([last.inode for last in lasts])
         before, now = self.unseen_count, seen.unseen_count
         self.unseen_count = None if before is None or now is None else max(before, now)
         return seen
 
     def may_be_open(self, path: StorePath) -> bool:
-        """What the kernel says, where it can be asked; a look at all processes comes before or after this."""
+        """Whether the kernel reports, if leases are used, that the file may be open. `look_for` complements this."""
         return self._leases and holders.holding_of(path) is not holders.Holding.FREE
 
     def is_held(self, last: LastLink, seen: holders.Scan) -> bool:
-        """Whether a blob has to stay: it is open, or nothing can be asked."""
+        """Whether a blob must be kept, because it is open or its use cannot be determined."""
         if self._is_blind(seen):
             return True
         return last.inode in seen.holders or self.may_be_open(last.path)
 
     def held(self, last: LastLink, seen: holders.Scan) -> HeldBlob:
-        """Return what is to be said of a blob that stays."""
+        """Return the report entry for a blob that is kept."""
         why = _BLIND if self._is_blind(seen) else why_unasked(last.path)
         return HeldBlob(last.digest, last.status.st_size, tuple(seen.holders.get(last.inode, ())), why)
 
     def is_open(self, last: LastLink) -> bool:
-        """As `is_held`, of one file; where the kernel can be asked, the processes are not looked at."""
+        """Check one file like `is_held`. If leases are used, the processes are not scanned."""
         if self._leases:
             return self.may_be_open(last.path)
         return self.is_held(last, holders.find_holders([last.inode]))
@@ -75,7 +75,7 @@ class OpenFileCheck:
 
 
 def why_unasked(path: StorePath) -> str:
-    """Return why the kernel does not say who has a file open; empty if it does."""
+    """Return why the kernel does not report whether a file is open, or an empty text."""
     try:
         if holders.holding_of(path) is not holders.Holding.UNKNOWN:
             return ""
@@ -96,7 +96,7 @@ class NameCount:
         self.first: dict[holders.Inode, LastLink] = {}
 
     def add(self, digest: str, path: StorePath, status: os.stat_result | None = None) -> os.stat_result | None:
-        """Count a name, if there is a file; return the file's status if this is its last name."""
+        """Count a name if its file exists. Return the status of the file if this is its last name."""
         try:
             status = status or dirfd_stat.find(path)
         except PermissionError:  # in a directory of another user: one name too few counts as in use
@@ -110,7 +110,7 @@ class NameCount:
         return status if self.counts[inode] == status.st_nlink else None
 
     def add_checkpoint(self, folder: StorePath, held: StorePath) -> list[str]:
-        """Count all blobs in the directory of a checkpoint or a save, reached by `held`; return their digests."""
+        """Count all blobs in the directory of a checkpoint or a save, opened as `held`. Return their digests."""
         found = blobs_in(held / BLOBS)
         blobs = folder / BLOBS
         for digest, status in found:
@@ -118,7 +118,7 @@ class NameCount:
         return [digest for digest, _ in found]
 
     def add_canonical(self, paths: Iterable[StorePath]) -> None:
-        """Count the names of blobs in ``blobs/``, and remember each as the one to go to: 256 directories have all."""
+        """Count the names in ``blobs/``, and record each as the one to remove. Open its 256 directories in turn."""
         for _, group in groupby(paths, key=lambda path: path.parts[:-1]):
             by_name = {path.name: path for path in group}
             try:
@@ -131,12 +131,12 @@ class NameCount:
                     self.add(name, by_name[name], status)
 
     def lasts(self) -> list[LastLink]:
-        """Return the first name of each inode whose names were all counted, in the order of digests."""
+        """Return the first name of each inode whose names were all counted, sorted by digest."""
         gone = [name for inode, name in self.first.items() if self.counts[inode] == name.status.st_nlink]
         return sorted(gone, key=lambda name: (name.digest, str(name.path)))
 
     def linked(self, digests: Iterable[str]) -> dict[str, int]:
-        """Return those of some digests of which a file has further names, and its size."""
+        """Return the size of each of these blobs whose file has names that were not counted."""
         wanted = set(digests)
         return {
             name.digest: name.status.st_size
@@ -146,7 +146,7 @@ class NameCount:
 
 
 def blobs_in(folder: StorePath) -> list[tuple[str, os.stat_result]]:
-    """Return the blobs in a directory by digest, with their status; none if it is gone, or closed to this user."""
+    """Return the blobs in a directory with their status, empty if it is missing or not accessible to this user."""
     try:
         found = [(name, status) for name, status in dirfd_stat.statuses(folder) if is_digest(name)]
     except PermissionError:

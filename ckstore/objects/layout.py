@@ -1,4 +1,4 @@
-"""Where things are in a store. Source: docs/format/v1.md, "The store"."""
+"""The places of files in a store. Source: docs/format/v1.md, "The store"."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ANNOTATIONS = "annotations.json"
 MARK = "damaged.json"
 ELSEWHERE = "elsewhere.json"
 SMALL_FILES = (ANNOTATIONS, MARK, ELSEWHERE, PLAIN)
-"""What may come into the directory of a checkpoint after it was saved."""
+"""Files that may be added to the directory of a checkpoint after it was saved."""
 # A sweep of hyperparameters can have thousands of runs, and the usual limit is 1,024 descriptors.
 _RUNS_OPEN = 32
-"""How many directories of runs are open at once, where many are looked into."""
+"""Number of directories of runs that are open at once while many are searched."""
 
 
 class RunStamp(NamedTuple):
-    """What tells whether the names in the directory of a run have changed."""
+    """The status that shows whether the names in the directory of a run have changed."""
 
     inode: int
     link_count: int
@@ -41,7 +41,7 @@ class RunStamp(NamedTuple):
 
 
 class RunChange(NamedTuple):
-    """A run before and after one of its checkpoints came or went."""
+    """The status of a run before and after a checkpoint was added or removed."""
 
     before: RunStamp | None
     after: RunStamp | None
@@ -49,7 +49,7 @@ class RunChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of the store at `path`; what they are for is in docs/format/v1.md."""
+    """The places of the store at `path`. docs/format/v1.md describes their purpose."""
 
     path: Path  # the root, absolute
     shared: bool = False  # whether other hosts may be at work in it, whose locks are not seen from here
@@ -79,17 +79,17 @@ class Layout:
 
     @property
     def directories(self) -> tuple[StorePath, ...]:
-        """Every directory that a store has from the start."""
+        """The directories that every store has from the start."""
         extra = self.quarantine, self.reserve
         return (self.blobs, self.checkpoints, self.refs, self.staging, self.trash, self.pins, *extra)
 
     @property
     def linked(self) -> tuple[StorePath, ...]:
-        """The directories in which `fs/host/probe` tries what a store needs, from ``staging/``."""
+        """The directories in which `fs/host/probe` tests the operations that a store needs, from ``staging/``."""
         return self.blobs, self.checkpoints, self.trash, self.refs
 
     def outside(self, destination: str | os.PathLike[str]) -> Path:
-        """Return the absolute path of a destination of the caller's, which must not be in the store."""
+        """Return the absolute path of a caller's destination. Raise if it is in the store."""
         path = Path(os.path.abspath(destination))
         if (dirfd_stat.resolved(path.parent) / path.name).is_relative_to(self.path):
             raise BadInput(f"{path} is in the store {self.root}", hint="choose a destination outside it")
@@ -104,7 +104,7 @@ class Layout:
         return self.checkpoints / key.run / key.directory
 
     def published(self, run: str | None = None) -> Iterator[tuple[CheckpointKey, int]]:
-        """Yield key and inode number of every directory that is a checkpoint by its name, in no order."""
+        """Yield key and inode number of every directory with the name of a checkpoint, unsorted."""
         # Those that this user may not look into are passed over.
         for name in self.runs() if run is None else [run]:
             found = self.checkpoints_of(name)
@@ -113,7 +113,7 @@ class Layout:
             yield from ((key, inode) for key, inode in found.items() if key not in closed)
 
     def closed(self, run: str, keys: Iterable[CheckpointKey]) -> set[CheckpointKey]:
-        """Return the checkpoints of a run that this user may not look into, and take note of them."""
+        """Record and return the checkpoints of a run that this user may not access."""
         # Root may look into everything, so nothing has to be asked.
         if os.geteuid() == 0 or not (keys := [*keys]):
             return set()
@@ -129,7 +129,7 @@ class Layout:
         return found
 
     def pass_over(self, path: StorePath) -> str:
-        """Take note that this user may not look into a run or a checkpoint; return what to say of it."""
+        """Record that this user may not access a run or a checkpoint. Return a sentence about it."""
         me = os.geteuid()
         owners = [_owner(place) for place in (path, path / MANIFEST, path / BLOBS)]
         # Of what is in it, where the directory is this user's.
@@ -140,17 +140,17 @@ class Layout:
         return said
 
     def places(self) -> Iterator[tuple[StorePath, StorePath]]:
-        """Yield every directory that is a checkpoint by its name, and again through its run, which stays open."""
+        """Yield every directory with the name of a checkpoint twice: as a place, and through its open run."""
         # The second place counts until the next is asked for.
         return with_open_parents((place, place) for place in (self.checkpoint(key) for key, _ in self.published()))
 
     def checkpoints_of(self, run: str) -> dict[CheckpointKey, int]:
-        """Return key -> inode number of every directory of a run that is a checkpoint by its name, in no order."""
+        """Return key -> inode number of every directory of a run with the name of a checkpoint, unsorted."""
         named = ((key_of(run, name), inode) for name, inode in self.subdirectories(run).items())
         return {key: inode for key, inode in named if key is not None}
 
     def of_step(self, run: str, step: int) -> list[CheckpointKey]:
-        """Return the keys of the directories of one step by their names, sorted; none if there is no such run."""
+        """Return the keys of the directories of one step by their names, sorted. Empty if the run does not exist."""
         # One list of names, of which few are looked at: a run of 10,000 takes 3 ms.
         draft, begin = str(step), f"{step}."
         try:
@@ -165,11 +165,11 @@ class Layout:
         return sorted(key for name in names if (key := key_of(run, name)) is not None)
 
     def subdirectories(self, run: str) -> dict[str, int]:
-        """Return name -> inode number of every directory of a run, whatever its name is, in no order."""
+        """Return name -> inode number of every directory of a run with any name, unsorted."""
         return {name: inode for name, inode, is_directory in self.listed(run) if is_directory}
 
     def is_filled(self, run: str) -> bool:
-        """Whether a run has a directory that is a checkpoint by its name."""
+        """Whether a run has a directory with the name of a checkpoint."""
         try:
             with dirfd_stat.entries(self.checkpoints / run) as entries:
                 return any(parse_directory(e.name) is not None and e.is_dir(follow_symlinks=False) for e in entries)
@@ -194,11 +194,11 @@ class Layout:
             return []
 
     def open_runs(self) -> OpenRuns:
-        """Return who looks into the directories of many checkpoints."""
+        """Return an object that inspects the directories of many checkpoints."""
         return OpenRuns(self)
 
     def inode(self, key: CheckpointKey) -> int | None:
-        """Return the inode number of the directory of a checkpoint; None: there is none. No symlink is followed."""
+        """Return the inode number of the directory of a checkpoint, or None if it is missing. Follow no symlink."""
         try:
             found = dirfd_stat.find(self.checkpoint(key))
         except PermissionError:  # the run may be listed, and not entered
@@ -207,22 +207,22 @@ class Layout:
         return found.st_ino if found is not None and stat.S_ISDIR(found.st_mode) else None
 
     def stamp(self, key: CheckpointKey) -> Stamp | None:
-        """Return which checkpoint is at a place; None: no directory, or none with a manifest."""
+        """Return the stamp of the checkpoint in a directory. None if the directory or its manifest is missing."""
         with self.open_runs() as runs:
             return runs.stamp(key)
 
     def stamps(self, run: str | None = None) -> dict[CheckpointKey, Stamp | None]:
-        """Return which checkpoint is at each place that `published` yields; None: its manifest is missing."""
+        """Return the stamp of each checkpoint that `published` yields. None if its manifest is missing."""
         with self.open_runs() as runs:
             return runs.stamps(run)
 
     def subdirectory_count(self, run: str) -> int:
-        """Return how many subdirectories a run has, by its link count; 0: none, or this filesystem does not say."""
+        """Return the number of subdirectories of a run, by its link count. 0 if the filesystem does not report it."""
         found = dirfd_stat.find(self.checkpoints / run)
         return 0 if found is None else max(0, found.st_nlink - 2)
 
     def run_stamp(self, run: str) -> RunStamp | None:
-        """Return when and how a run last changed; None: it is not available, or may be old, as from other hosts."""
+        """Return the stamp of a run. None if it is not available, or may be outdated because of other hosts."""
         # This host may still have the attributes of before another host's change.
         if self.shared:
             return None
@@ -233,7 +233,7 @@ class Layout:
         return RunStamp(found.st_ino, found.st_nlink, found.st_mtime_ns, found.st_ctime_ns)
 
     def tags(self) -> dict[str, CheckpointKey]:
-        """Return what every tag names, of the first generation; what is no tag, or cannot be read, is left aside."""
+        """Return the first generation of the checkpoint that each tag names. Invalid tags are left out."""
         return {
             name: found.key.any_generation
             for name, text in self.tag_texts().items()
@@ -241,7 +241,7 @@ class Layout:
         }
 
     def tag_texts(self) -> dict[str, str | None]:
-        """Return the text of every symlink in ``refs/``; None: the entry is something else."""
+        """Return the text of every symlink in ``refs/``. None for another kind of file."""
         try:
             return dirfd_stat.symlink_texts(self.refs)
         except (FileNotFoundError, NotADirectoryError):
@@ -249,7 +249,7 @@ class Layout:
 
 
 class OpenRuns:
-    """Looks into the directories of many checkpoints, once into each, with their runs kept open; a context manager."""
+    """Inspects the directories of many checkpoints, each once, with their runs kept open; a context manager."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -257,19 +257,19 @@ class OpenRuns:
         self._small_files: dict[CheckpointKey, frozenset[str]] = {}
 
     def small_files(self, key: CheckpointKey) -> frozenset[str]:
-        """Return which of `SMALL_FILES` a checkpoint has."""
+        """Return the `SMALL_FILES` that a checkpoint has."""
         if key in self._small_files:
             return self._small_files[key]
         folder = self._run(key.run)
         return frozenset() if folder is None else folder.having(key.directory, SMALL_FILES)
 
     def stamp(self, key: CheckpointKey) -> Stamp | None:
-        """Return which checkpoint is at a place; None: no directory, or none with a manifest."""
+        """Return the stamp of the checkpoint in a directory. None if the directory or its manifest is missing."""
         inode = self._layout.inode(key)
         return self._stamps(key.run, {} if inode is None else {key: inode}, in_full=False).get(key)
 
     def stamps(self, run: str | None = None, *, in_full: bool = False) -> dict[CheckpointKey, Stamp | None]:
-        """Return which checkpoint is at each place that `Layout.published` yields; None: its manifest is missing."""
+        """Return the stamp of each checkpoint that `Layout.published` yields. None if its manifest is missing."""
         # With `in_full` it is looked at the same time for what `small_files` is going to be asked.
         found: dict[CheckpointKey, Stamp | None] = {}
         for name in self._layout.runs() if run is None else [run]:
@@ -302,7 +302,7 @@ class OpenRuns:
         return self._open[run]
 
     def close(self) -> None:
-        """Close all of them; harmless when done before."""
+        """Close all of them. Repeated calls do nothing."""
         while self._open:
             _, folder = self._open.popitem()
             if folder is not None:
@@ -324,7 +324,7 @@ def _owner(place: StorePath) -> int | None:
 
 
 def _may_enter(name: str, dir_fd: int) -> bool:
-    """Whether this user may list a directory and reach what is in it; one that went meanwhile counts as such."""
+    """Whether this user may list a directory and access its files. A directory that vanished counts as accessible."""
     # The kernel is asked, since only it knows ACLs; effective_ids: files are opened with those.
     if os.access(name, os.R_OK | os.X_OK, dir_fd=dir_fd, effective_ids=True):
         return True

@@ -1,6 +1,6 @@
-"""The one way to the bytes of a piece: read into memory, mapped, or shared with a file of the caller.
+"""Access to the bytes of pieces: read into memory, mapped, or shared with a file of the caller.
 
-Where a piece lies in its blob is used here alone, and whether that blob is plain or encoded.
+Only this module uses the position of a piece in its blob, and whether that blob is plain or encoded.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from ckstore.objects.encoded import Decoder, is_encoded
 from ckstore.objects.remote_pieces import Memory, Part, RemotePieces
 
 _FETCHES = 3
-"""A flipped bit on the way is read again; what is wrong so often is wrong at the remote."""
+"""A bit that flips during the transfer is corrected by another read. Bytes that are wrong each time are wrong at the
+remote."""
 _PART_BYTES = 2**20  # hashed while the processor's cache still has it
 
 
 def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
-    """Return parts together that lie in one blob, in the order in which they lie there."""
+    """Return parts grouped by blob, in the order of their offsets in it."""
     # In the order in which they lie: a disk reads them forwards, and each blob is opened once.
     found: dict[int, list[Part]] = defaultdict(list)
     for part in parts:
@@ -37,10 +38,10 @@ def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
 
 
 class PieceReader:
-    """Reads pieces of an open checkpoint, one after another; a context manager. Not for several threads.
+    """Reads pieces of an open checkpoint, one after another; a context manager for one thread.
 
-    `open_blobs` is how many blobs stay open: small pieces lie together in one. `before_each` is called before each MiB,
-    and what it raises ends the reading.
+    `open_blobs` is the number of blobs that remain open, because small pieces share a blob. `before_each` is called
+    before each MiB. An exception from it ends the reading.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class PieceReader:
         return RemotePieces(self._directory)
 
     def read(self, part: Part) -> None:
-        """Fill the memory of a part with its piece, and check it; the message of damage names what it belongs to.
+        """Read a piece into the memory of a part, and check it. The message about damage names the part's owner.
 
-        A blob that is damaged or missing is repaired, if the store has a remote that has it right.
+        A damaged or missing blob is repaired if a remote of the store has a good copy.
         """
         while part.extent.blob not in self._rescued:
             try:
@@ -80,7 +81,7 @@ class PieceReader:
         self._take(part, self._rescued[part.extent.blob])
 
     def _rescue(self, index: int, error: DamagedBlob | RemoteError) -> None:
-        """Have the file repaired that an error is about, or the blob read into memory; else raise the error."""
+        """Repair the file that an error is about, or read its blob into memory. Otherwise, raise the error."""
         if self._directory.rescue is None:
             raise error
         # Each file once: what is still damaged after its repair is not repaired again.
@@ -93,7 +94,7 @@ class PieceReader:
             self._rescued[index] = data
 
     def _take(self, part: Part, whole: memoryview) -> None:
-        """Fill the memory of a part with its piece out of a blob in memory, which has its digest."""
+        """Fill the memory of a part from a whole blob in memory, whose digest was checked."""
         found = whole[part.extent.offset : part.extent.offset + part.extent.length]
         if self._verify:
             _compare(self._directory, part.extent, algorithm_of(part.extent.piece).digest(found), part.what)
@@ -137,11 +138,11 @@ class PieceReader:
 
     @property
     def received_bytes(self) -> int:
-        """How many bytes came from remotes so far."""
+        """Number of bytes received from remotes so far."""
         return self._remote.received_bytes
 
     def share(self, part: Part, target: int, target_offset: int) -> bool | None:
-        """Let a file share the blocks of a piece (reflink), unchecked; False if the two files cannot share."""
+        """Share the blocks of a piece with a file (reflink), unchecked. Return False if the two files cannot share."""
         # None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
         extent = part.extent
         if encoded(self._directory, extent):
@@ -168,7 +169,7 @@ class PieceReader:
         return fd is not None and files.is_cached(fd, 0)
 
     def read_ahead(self, parts: Sequence[Part]) -> None:
-        """Have the kernel begin to read what is about to be read of one blob, in its order."""
+        """Ask the kernel to read the parts of one blob ahead, in the order in which they will be read."""
         # On a disk the first byte is enough: Linux begins its read-ahead small then, and makes it and its pages larger
         # as one reads on. After a first read of a MiB, or an order to read all of it, pages have 4 KiB: they take the
         # processor longer, now and when they are mapped (docs/adr/0007-loads.md). Bytes on no disk are mostly the
@@ -192,7 +193,7 @@ class PieceReader:
             files.read_ahead(fd, start, stop - start)
 
     def close(self) -> None:
-        """Close the blobs that are open."""
+        """Close the open blobs."""
         self._rescued.clear()
         if self._decoder is not None:
             self._decoder.close()
@@ -208,7 +209,7 @@ class PieceReader:
             self._decoder.read(blob, start, out, what)
 
     def _read_elsewhere(self, part: Part, out: memoryview) -> None:
-        """Fetch a piece from a remote. What comes is compared always: it was on a way that nothing else checks."""
+        """Download a piece from a remote. It is always compared, because nothing else checks the transfer."""
         found, old = "", part.old
         for attempt in range(_FETCHES):
             if self._before_each is not None:
@@ -225,12 +226,12 @@ class PieceReader:
         msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"
         raise RemoteError(
             f"{msg}: blob {blob} is damaged there",
-            hint=f"{mending_there()}; in a store: store.verify(repair=True)",
-            command_hint=f"{mending_there()}; in a store: ckstore verify --repair",
+            hint=f"{mending_there()}; a store repairs it with store.verify(repair=True)",
+            command_hint=f"{mending_there()}; a store repairs it with ckstore verify --repair",
         )
 
     def _descriptor(self, extent: Extent, what: str) -> int | None:
-        """Return the descriptor of a piece's blob; None: the blob is elsewhere."""
+        """Return the descriptor of a piece's blob, or None if the blob is remote-only."""
         # The one that was used last is closed last: small pieces of neighbours lie in one pack.
         if extent.blob in self._open:
             self._open.move_to_end(extent.blob)
@@ -256,13 +257,13 @@ class PieceReader:
 
 
 def encoded(directory: CheckpointDirectory, extent: Extent) -> bool:
-    """Whether a piece is decoded, so that no file has its bytes."""
+    """Whether a piece is encoded, so that no file contains its bytes."""
     manifest = directory.manifest
     return manifest.encoding is not None and is_encoded(directory, manifest.blobs[extent.blob].digest)
 
 
 def extents_of(manifest: Manifest) -> list[list[Extent]]:
-    """Return the pieces in each blob of a manifest, each once, in the order in which they lie there."""
+    """Return the pieces in each blob of a manifest, each once, in the order of their offsets."""
     found: list[set[Extent]] = [set() for _ in manifest.blobs]
     for storage in manifest.storages:
         for extent in storage.extents:
@@ -271,7 +272,7 @@ def extents_of(manifest: Manifest) -> list[list[Extent]]:
 
 
 def why_not_right(directory: CheckpointDirectory, extents: Iterable[Extent], before_each: Callable[[], None]) -> str:
-    """Read pieces and compare them with their digests; return what is wrong with the first that differs."""
+    """Read pieces and compare them with their digests. Return the problem of the first that differs."""
     with PieceReader(directory, before_each=before_each) as pieces:
         for extent in extents:
             try:
@@ -287,7 +288,7 @@ def _close(fd: int | None) -> None:
 
 
 def check(directory: CheckpointDirectory, extent: Extent, data: memoryview, what: str) -> None:
-    """Compare bytes that are in memory with the digest of their piece."""
+    """Compare bytes in memory with the digest of their piece."""
     _compare(directory, extent, algorithm_of(extent.piece).digest(data), what)
 
 
@@ -311,7 +312,7 @@ def _compare(directory: CheckpointDirectory, extent: Extent, found: str, what: s
 
 
 def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
-    """Return the digest of the blob that is exactly these pieces, to be linked; empty if there is none."""
+    """Return the digest of the blob that consists exactly of these pieces, to be linked, or an empty text."""
     if len(extents) != 1:
         return ""
     blob = directory.manifest.blobs[extents[0].blob]
@@ -323,8 +324,9 @@ def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
 class PieceMaps:
     """Maps runs of pieces copy-on-write, unchecked.
 
-    Runs of one piece are mapped by blob and offset, in the order of `place`: those of a pack together, and no byte for
-    two of them. Runs with the same bytes have one place in the blobs; a write to one of them must not change another.
+    Runs of one piece are mapped by blob and offset, in the order of `place`. Runs in one pack share a mapping of the
+    pack, and no byte is mapped for two of them. Equal runs have one position in the blobs, and a write to one of them
+    must not change another.
     """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
@@ -334,11 +336,11 @@ class PieceMaps:
 
     @staticmethod
     def place(extents: Sequence[Extent]) -> tuple[int, int]:
-        """Return what sorts runs into the order in which they are to be mapped."""
+        """Return the sort key of runs for the order of mapping."""
         return (extents[0].blob, extents[0].offset) if len(extents) == 1 else (-1, 0)
 
     def map(self, extents: Sequence[Extent], what: str) -> memoryview | None:
-        """Return memory of its own for a run of pieces; None: it does not lie where pages begin, or is mapped."""
+        """Return separate memory for a run of pieces. None if it does not start on a page or is already mapped."""
         # As many small storages as there are may be equal, and a process may have only so many mappings. What is
         # encoded lies nowhere as it is.
         if any(encoded(self._directory, extent) for extent in extents):
@@ -373,7 +375,7 @@ class PieceMaps:
             os.close(fd)
 
     def _side_by_side(self, extents: Sequence[Extent], what: str) -> memoryview:
-        """Map whole blobs; each is open only while it is mapped, since a tensor may have thousands."""
+        """Map whole blobs. Each is open only while it is mapped, because a tensor may have thousands."""
 
         def parts() -> Generator[mapping.FilePart]:
             for extent in extents:

@@ -1,7 +1,7 @@
 """Publish a sealed staging directory: step 5 of the save protocol of the design. One rename is the commit.
 
-A checkpoint is published under a name that its id gives, so the rename meets nothing but an earlier try at the same
-checkpoint, and nothing is ever replaced. Source: docs/format/v1.md, "The store"; docs/protocol.md, "save, commit".
+The id of a checkpoint determines its name, so the rename can only conflict with an earlier attempt at the same
+checkpoint. Nothing is ever replaced. Source: docs/format/v1.md, "The store"; docs/protocol.md, "save, commit".
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from ckstore.objects.staging import Staging
 
 IfExists = Literal["error", "replace", "keep"]
 Rule = IfExists | Literal["taken", "beside"]
-"""As `IfExists`; ``taken``: any checkpoint of the step is another one, whatever it holds; ``beside``: none is."""
+"""Like `IfExists`. With ``taken``, any checkpoint of the step counts as a different one, whatever it contains. With
+``beside``, the other checkpoints of the step are ignored."""
 MayPublish = Callable[[Sequence[Published]], None]
-"""Raises if a checkpoint must not be published; given those that it would replace."""
+"""Raises if a checkpoint must not be published. Its argument is the checkpoints that would be replaced."""
 # Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
 _NAME_TRIES = 100
 _REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
@@ -44,7 +45,7 @@ _HIDDEN_PAUSE_S = 0.02
 
 
 class Overtaken(Exception):
-    """A checkpoint of the step comes later in the order of commits; `sequence` is its number."""
+    """A checkpoint of the step comes later in the order of commits. `sequence` is its number."""
 
     def __init__(self, sequence: int) -> None:
         super().__init__(sequence)
@@ -53,7 +54,7 @@ class Overtaken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a save."""
+    """The outcome of a save."""
 
     key: CheckpointKey  # where the checkpoint is: the new one, or `existing`
     existing: Published | None = None  # the checkpoint that counts instead, if the new one was not published
@@ -73,26 +74,26 @@ def publish(  # noqa: PLR0917
     as_newest: bool = False,
     may_publish: MayPublish | None = None,
 ) -> Outcome:
-    """Give the sealed `staging`, with this manifest, its name and make that durable.
+    """Durably publish the sealed `staging`, which has this manifest.
 
-    Only after `UnknownOutcome` was it published although this raises: a directory is perhaps not durable.
+    After `UnknownOutcome`, the checkpoint may have been published. After any other error, it was not.
 
     Args:
         layout: The store.
         staging: The sealed directory.
         manifest: Its manifest.
         manifest_id: The id of the manifest.
-        rule: Whether it may be published although there is another checkpoint of its step.
-        synced_runs: How each run was when this process itself had last made its name in ``checkpoints/`` durable; one
-            that is still so is not synced again. It is kept up to date.
-        of_step: Returns the directories of a step, for a caller that knows them; None: the run is listed.
+        rule: Whether it may be published if its step has another checkpoint.
+        synced_runs: The stamp of each run when this process itself last made the name of the run durable. A run with
+            the same stamp is not synced again. This function updates the stamps.
+        of_step: Returns the directories of a step, for a caller that knows them. If None, the run is listed.
         as_newest: Whether it must come after all others of its step in the order of commits.
-        may_publish: Called under the lock of the run with the checkpoints of the step that would be replaced; raises if
-            nothing must be published. Not called if an equal checkpoint counts instead.
+        may_publish: Called under the lock of the run with the checkpoints of the step that would be replaced. It raises
+            if nothing must be published. It is not called if an equal checkpoint is returned instead.
 
     Raises:
-        Overtaken: It does not; nothing was published.
-        StepExists: The rule lets no other checkpoint be published at its step.
+        Overtaken: It does not come after all others, and nothing was published.
+        StepExists: The rule does not allow another checkpoint at its step.
         InUse: Another process has the run locked for too long, or is saving the same step.
     """
     run = layout.checkpoints / manifest.run
@@ -141,7 +142,7 @@ def _publish(  # noqa: PLR0917
     as_newest: bool,
     may_publish: MayPublish | None,
 ) -> Outcome:
-    """Look for other checkpoints of the step and rename, as one step for all who look and rename under the lock."""
+    """Search for other checkpoints of the step and rename, in one step for all processes that do so under the lock."""
     # The lock may not reach the other hosts of a shared filesystem: there a name does its work. It comes before the
     # lock, whose mark would tell a host that has the name that its own lock was lost.
     hides = layout.shared and rule not in ("replace", "beside")
@@ -194,7 +195,7 @@ def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
 
 
 def _took_away(layout: Layout, hidden: StorePath) -> bool:
-    """Whether what has the hidden name, long after its save should have ended, was moved to trash."""
+    """Whether a directory that kept the hidden name for too long was moved to trash."""
     # The save died, or stands still on another host, whose lock is not seen: then it finds the name gone, and fails.
     with suppress(FileNotFoundError):
         lock = locks.try_exclusive(hidden)
@@ -206,33 +207,33 @@ def _took_away(layout: Layout, hidden: StorePath) -> bool:
 
 
 def _check_own(staging: Staging, hidden: StorePath, target: StorePath) -> None:
-    """Raise if what was renamed from the hidden name is not the staging directory; then it has that name again."""
+    """Raise if the directory renamed from the hidden name is not the staging directory, and reverse that rename."""
     try:
         if staging.lock.names(target):
             return
         # This save stood still and was swept, and another one has the hidden name by now: not ours to take.
         links.rename(target, hidden)
     except OSError as error:
-        msg = f"whether {target} was published cannot be told: {error}"
+        msg = f"it is unknown whether {target} was published: {error}"
         raise UnknownOutcome(msg, hint="the step may or may not be there; open the store again") from error
     msg = f"{staging.path} was moved away during the save"
     raise SaveFailed(msg, hint="another process took this save for dead; save again")
 
 
 def _withdraw(hidden: StorePath, staging: Staging) -> None:
-    """Give a staging directory that is not published its own name again, so that it is discarded like any other."""
+    """Rename an unpublished staging directory back to its own name, so that it is discarded like any other."""
     with suppress(OSError):  # gc removes it: nothing was published, and the first error is the news
         if staging.lock.names(hidden):  # else it was swept, and another save may have the name
             links.rename(hidden, staging.path)
 
 
 def existing_of_step(layout: Layout, manifest: Manifest, rule: Rule, keys: Iterable[CheckpointKey]) -> Published | None:
-    """Return the checkpoint of the step that counts instead of a new one; `StepExists`: there must be no new one."""
+    """Return the checkpoint of the step to use instead of a new one. Raise `StepExists` if none may be added."""
     return _existing(manifest, rule, _sound_of_step(layout, rule, keys))
 
 
 def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) -> list[Published]:
-    """Return the checkpoints of a step that can be relied on, in order; the others count for no rule."""
+    """Return the reliable checkpoints of a step, in order. The others count for no rule."""
     found: list[Published] = []
     for key in () if rule == "beside" else keys:
         looked = look(layout, key)
@@ -249,7 +250,7 @@ def _sound_of_step(layout: Layout, rule: Rule, keys: Iterable[CheckpointKey]) ->
 def _judged(
     manifest: Manifest, rule: Rule, found: Sequence[Published], may_publish: MayPublish | None
 ) -> Published | None:
-    """Return the checkpoint of the step that counts instead of a new one; raises if there must be no new one."""
+    """Return the checkpoint of the step to use instead of a new one. Raise if a new one is not allowed."""
     ask: MayPublish = may_publish or (lambda _: None)
     try:
         existing = _existing(manifest, rule, found)
@@ -284,7 +285,7 @@ def _exists(other: Published) -> StepExists:
 
 
 def is_sound(layout: Layout, published: Published) -> bool:
-    """Whether a complete checkpoint can be relied on: it has no mark, and blobs that were written to are right."""
+    """Whether a complete checkpoint is reliable: it has no mark, and touched blobs have the right digest."""
     path = layout.checkpoint(published.key)
     if marks.is_marked(path):
         return False
@@ -316,12 +317,12 @@ def give_name(  # noqa: PLR0917
         run: The run of the checkpoint.
         step: Its step.
         id: Its id.
-        generation: From 1 on it is another form of a published checkpoint, of this generation or a later one.
-        digit_count: How many digits of the id its other forms have in their names; 0: it has no other form.
+        generation: If not 0, it is another form of a published checkpoint, of this generation or a later one.
+        digit_count: The number of digits of the id in the names of its other forms. 0 without another form.
 
     Returns:
-        The key, and the checkpoint that has the name already, if it is this one, published before, and sound: then
-        nothing was renamed.
+        The key. If this checkpoint was published before and is sound, also that checkpoint. In this case nothing was
+        renamed.
     """
     is_form, digit_count = generation > 0, digit_count or SHORT_DIGITS
     for _ in range(_NAME_TRIES):
@@ -343,7 +344,7 @@ def give_name(  # noqa: PLR0917
 
 
 def rename_opened(opened: locks.DirectoryLock, source: StorePath, target: StorePath) -> bool:
-    """Rename a directory that is open; False if the name is taken. An error although it was done is ignored."""
+    """Rename an open directory. Return False if the name is taken. An error is ignored if the rename succeeded."""
     # So it is when the answer of a server is lost, and when the client asks again and there is no source any more.
     # rename(2) replaces no directory that has something in it, and every checkpoint has its manifest.
     try:
@@ -356,14 +357,14 @@ def rename_opened(opened: locks.DirectoryLock, source: StorePath, target: StoreP
             if opened.names(target):
                 return True
         except OSError as second:
-            msg = f"whether {target} was published cannot be told: {error}; {second}"
+            msg = f"it is unknown whether {target} was published: {error}, then {second}"
             raise UnknownOutcome(msg, hint="the step may or may not be there; open the store again") from error
         raise
     return True
 
 
 def raise_if_unknown(error: OSError, parent: OpenDir) -> None:
-    """Raise `UnknownOutcome` for a rename that a filesystem refused while it went down."""
+    """Raise `UnknownOutcome` for a rename that a filesystem refused while it shut down."""
     # XFS that shuts down answers EIO to a rename whose log record may have reached the disk: the replay of the log does
     # it then (seen in a power cut). A filesystem that still syncs refused it for good.
     if error.errno != errno.EIO:
@@ -376,7 +377,7 @@ def raise_if_unknown(error: OSError, parent: OpenDir) -> None:
 
 
 def sync_parents(parents: Sequence[OpenDir]) -> None:
-    """Make every rename into and out of the directories durable; the new parent comes first."""
+    """Make every rename into and out of the directories durable, the new parent first."""
     # Also a rename that another process did: no process acknowledges what it has not made durable (rule F).
     # In this order, and none is left out after an error: a name without its fsync is not acknowledged.
     for directory in parents:

@@ -1,11 +1,11 @@
-"""Make files that hold the same blob names of one inode again, as they were before a copy without hardlinks.
+"""Make files of the same blob names of one inode again, as they were before a copy without hardlinks.
 
-Only the file that all names will share has to be right, so only that one is read: the canonical one, or, if it is
-damaged or gone, the first that is right. Another file gets a second name in a staging directory, then a rename puts the
-right file in its place: a reader finds the old file or the new one, and both have the same bytes. The old ones go to
-trash with the staging directory, and are freed there once no process has them open (rules T and K of the design). Dying
-at any line leaves every name with one of its files: the process that sweeps the directory first makes all names durable
-(`trash.sweep_staging`).
+Only the file that all names will share must be right, so only that file is read. It is the canonical one or, if that is
+damaged or missing, the first right one. Another file gets a second name in a staging directory. Then a rename replaces
+it by the right file. A reader finds the old or the new file, and both have the same bytes. The old files go to trash
+with the staging directory, and are freed there when no process has them open (rules T and K of the design). If the
+process dies at any line, every name has one of its files. The process that sweeps the staging directory first makes all
+names durable (`trash.sweep_staging`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRIES = 20
 
 @dataclass(slots=True)
 class Relinked:
-    """What was done so far."""
+    """The results of a relinker so far."""
 
     checked_bytes: int = 0  # bytes that were read and compared
     relinked_count: int = 0  # names in checkpoints that lead to another file now
@@ -41,7 +41,7 @@ class Relinked:
 
 
 class Relinker:
-    """Relinks one checkpoint after another; the old files end up in `staging`, which the caller has locked."""
+    """Relinks one checkpoint after another. The old files are moved to `staging`, which the caller has locked."""
 
     def __init__(self, layout: Layout, staging: StorePath, report: Callable[[int], None]) -> None:
         self.done = Relinked()
@@ -54,11 +54,11 @@ class Relinker:
 
     @property
     def found_damage(self) -> bool:
-        """Whether a file was found that is not right, so that checkpoints before it should be looked at once more."""
+        """Whether a damaged file was detected. The checkpoints before it should then be relinked again."""
         return bool(self._wrong)
 
     def checkpoint(self, key: CheckpointKey) -> None:
-        """Relink the blobs of one checkpoint; one that is gone or has no valid manifest is left alone."""
+        """Relink the blobs of one checkpoint. A missing checkpoint, or one without a valid manifest, is skipped."""
         path = self._layout.checkpoint(key)
         try:
             directory = CheckpointDirectory.at(path, self._layout.hash_prefix)
@@ -78,7 +78,7 @@ class Relinker:
                     marks.forget_blob(directory.lock, digest)
 
     def _relink(self, directory: CheckpointDirectory, blob: BlobRecord) -> bool:
-        """Make one blob of a checkpoint the canonical one; True if it was another file."""
+        """Replace one blob of a checkpoint by the canonical file. Return True if it was another file."""
         name = directory.lock.inside / BLOBS / blob.digest
         try:
             mine = directory.stat_blob(blob.digest)
@@ -98,7 +98,7 @@ class Relinker:
         return _inode(mine) != right and self._put_right(name, blob.digest, right)
 
     def _find_right(self, blob: BlobRecord, name: StorePath) -> Inode | None:
-        """Return the inode of a file with the right bytes, which has the canonical name now; None if there is none."""
+        """Return the inode of a file with the right bytes, which now has the canonical name, or None."""
         canonical = self._layout.blob(blob.digest)
         # The canonical one first: if it is right, most names have it already and stay.
         found = self._verify(canonical, blob)
@@ -127,7 +127,7 @@ class Relinker:
         return _inode(right)
 
     def _make_canonical(self, name: StorePath, digest: str, right: Inode) -> bool:
-        """Give the right file the canonical name; False if that is not possible."""
+        """Make the right file the canonical one. Return False if that is not possible."""
         canonical = self._layout.blob(digest)
         for _ in range(_TRIES):
             fresh = self._link_of(name, right)
@@ -150,7 +150,7 @@ class Relinker:
         return False
 
     def _put_right(self, name: StorePath, digest: str, right: Inode) -> bool:
-        """Put the canonical file in the place of another one; False if that is not possible."""
+        """Replace another file by the canonical one. Return False if that is not possible."""
         fresh = self._link_of(self._layout.blob(digest), right)
         if fresh is None:
             return False
@@ -166,9 +166,9 @@ class Relinker:
         return True
 
     def _swap(self, fresh: StorePath, name: StorePath) -> StorePath | None:
-        """Put a file in the place of another one, in one step; return the other's name, in the staging directory.
+        """Replace a file in one step. Return the new name of the old file, in the staging directory.
 
-        None: it stays, since it can have no second name.
+        Return None if the old file cannot have another name. It then remains.
         """
         old = self._staging / f"new-{next(self._serial)}"
         # A second name first: a rename over the last one would free a file that a reader has open on another host.
@@ -178,7 +178,7 @@ class Relinker:
         return old
 
     def _link_of(self, path: StorePath, right: Inode) -> StorePath | None:
-        """Return a new name in the staging directory for the right file; None if `path` is another or takes no more."""
+        """Return a new name in the staging directory for the right file. None if `path` differs or has no link left."""
         fresh = self._staging / f"new-{next(self._serial)}"
         try:
             if not links.try_link(path, fresh):

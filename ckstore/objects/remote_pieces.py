@@ -1,4 +1,4 @@
-"""Pieces of blobs that are at a remote: neighbours that are wanted together come by one request."""
+"""Read pieces of blobs at a remote. One request reads neighbours that are needed together."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _GAP_SHARE = 64
 
 
 class Memory(Protocol):
-    """Where the bytes of a piece go further from, as to a device."""
+    """Memory from which the bytes of a piece are transferred, for example to a device."""
 
     def __len__(self) -> int: ...
 
     def windows(self) -> Iterator[memoryview]:
-        """Give memory for one stretch after another; each is full when the next is asked for."""
+        """Yield the memory in consecutive windows. The caller fills each one before it requests the next."""
 
     def take(self, data: memoryview) -> None:
-        """Fill all of it with bytes in hand."""
+        """Fill all of the memory with these bytes."""
 
 
 class Part(NamedTuple):
-    """A piece that is to be read."""
+    """A piece to read."""
 
     extent: Extent  # which one
     out: memoryview | Memory  # where to; it has the piece's length
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 class RemotePieces:
-    """Reads pieces of blobs that are elsewhere, unchecked. Not for several threads."""
+    """Reads pieces of remote-only blobs, unchecked, in one thread."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self.received_bytes = 0  # so many came from remotes
@@ -49,17 +49,17 @@ class RemotePieces:
         self._window: tuple[int, memoryview] = 0, memoryview(b"")
 
     def expect(self, parts: Sequence[Part]) -> None:
-        """Take note of what is going to be asked for of one blob, in the order in which it lies there."""
+        """Announce the next reads from one blob, in the order of their offsets."""
         self.forget()
         self._blob = parts[0].extent.blob
         self._expected = [(part.extent.offset, part.extent.offset + part.extent.length) for part in parts]
 
     def forget(self) -> None:
-        """Fetch again what is asked for next."""
+        """Download the next piece again."""
         self._window = 0, memoryview(b"")
 
     def read(self, extent: Extent, out: memoryview, *, again: bool = False) -> None:
-        """Fill memory with a piece; `again`: what came before was wrong."""
+        """Fill memory with a piece. With `again`, the bytes received before were wrong."""
         start, stop = extent.offset, extent.offset + extent.length
         if extent.blob != self._blob:
             self._blob, self._expected = extent.blob, []
@@ -80,7 +80,7 @@ class RemotePieces:
         out[:] = run[: len(out)]
 
     def advance(self, extent: Extent, old: OldPiece, out: memoryview) -> bool:
-        """Turn an old piece into this one in its place; False: the remote has no difference between the two."""
+        """Turn an old piece into this one in place. Return False if the remote has no difference between them."""
         if self._directory.fetch is None:
             return False
         came = self._directory.fetch(self._directory.manifest.blobs[extent.blob], extent.offset, out, old, False)
@@ -88,7 +88,7 @@ class RemotePieces:
         return came is not None
 
     def _run_stop(self, start: int, stop: int) -> int:
-        """Return how far one request reads: over the neighbours that are expected."""
+        """Return the end of one request, which includes announced neighbours."""
         for low, high in self._expected:
             if low < stop:
                 continue
@@ -101,5 +101,5 @@ class RemotePieces:
     def _fetch(self, blob: int, offset: int, into: memoryview, *, again: bool) -> None:
         record = self._directory.manifest.blobs[blob]
         if self._directory.fetch is None:
-            raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is at a remote alone")
+            raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is only at a remote")
         self.received_bytes += self._directory.fetch(record, offset, into, None, again) or 0

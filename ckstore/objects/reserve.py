@@ -1,8 +1,8 @@
-"""A little space and a few inodes that are kept back, so that a full disk can be freed: ``reserve/``.
+"""Reserved space and inodes in ``reserve/``, so that checkpoints can be deleted when the disk is full.
 
-A process that frees space on a full filesystem gives the reserve up first and takes it back in the end. A save never
-does: its bytes would take the place of the reserve, and then nothing could be freed any more. Whether it is full is
-tried: of a quota (of a user, a project, a subvolume) the filesystem's own numbers say nothing.
+A process that frees space on a full filesystem first releases the reserve, and takes it again at the end. A save never
+releases it, because its bytes would take that space, and then nothing could be freed. A test decides whether the
+filesystem is full, because its numbers do not include a quota (of a user, a project or a subvolume).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_BYTES = 64 * 2**20
 INODES = 8
 _NAMES = tuple(f"space-{number}" for number in range(INODES))
 _PLENTY = 16
-"""The reserve is made or enlarged only where this many times as much is free: never from the last bytes."""
+"""The reserve is created or enlarged only if this many times its size is free, so it never takes the last bytes."""
 # gc goes on then even so: another process may take what gets free as fast as it does.
 _SETTLE_S = 2.0
 # Only after a pause: to sync a whole filesystem makes every program on it wait.
@@ -34,7 +34,7 @@ _PAUSE_S = 0.005
 
 
 def wanted_bytes(layout: Layout) -> int:
-    """Return how large the reserve is to be: one transaction may write as much as the catalog holds."""
+    """Return the size of the reserve. One transaction may write as many bytes as the catalog has."""
     try:
         catalog_bytes = dirfd_stat.status(layout.root / "catalog.db").st_size
     except OSError:  # none here: it lies on another filesystem, or will be rebuilt
@@ -46,7 +46,7 @@ def wanted_bytes(layout: Layout) -> int:
 
 
 def fill(layout: Layout) -> None:
-    """Make or enlarge the reserve where there is plenty of room; nothing is raised."""
+    """Create or enlarge the reserve if there is enough free space. This never raises."""
     wanted = wanted_bytes(layout)
     try:
         there = dirfd_stat.found_in(layout.reserve, _NAMES)
@@ -60,13 +60,13 @@ def fill(layout: Layout) -> None:
 
 
 def kept_bytes(layout: Layout) -> int:
-    """Return the size of what is kept back now."""
+    """Return the present size of the reserve."""
     return sum(found.st_size for _, found in dirfd_stat.statuses(layout.reserve))
 
 
 @contextmanager
 def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
-    """Have the space and the inodes of the reserve free for the time of a block, if the filesystem is full."""
+    """Release the reserve during the block if the filesystem is full."""
     # Afterwards it is made again from what is free then, however little: the next gc needs it, too. The block gets
     # whether it was full, and can pass that to the next one as `full`, which then tries nothing.
     full = is_full(layout) if full is None else full
@@ -82,7 +82,7 @@ def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
 
 
 def is_full(layout: Layout) -> bool:
-    """Whether the filesystem, or a quota, has no more than `LEAST_BYTES` free, or no more than some inodes."""
+    """Whether the filesystem or a quota has at most `LEAST_BYTES`, or only a few inodes, free."""
     room = dirfd_stat.free_space(layout.path)
     if room.free_bytes <= LEAST_BYTES or not room.has_inodes(INODES + 1):
         return True
@@ -90,7 +90,7 @@ def is_full(layout: Layout) -> bool:
 
 
 def _give_up(layout: Layout) -> None:
-    """Remove the reserve, and wait until what it took is free."""
+    """Remove the reserve, and wait until its space is free."""
     before_bytes = dirfd_stat.free_space(layout.path).unused_bytes
     removed = 0
     for name in names_in(layout.reserve):
@@ -106,7 +106,7 @@ def _give_up(layout: Layout) -> None:
 
 
 def _wait_until_free(layout: Layout, before_bytes: int) -> None:
-    """XFS frees what was unlinked in the background: give it a moment, until a file can be made."""
+    """Wait until a file can be created, because XFS frees unlinked files in the background."""
     # The filesystem's count of free inodes is no help: XFS says none while it has some below its limit. The quota of a
     # btrfs counts what was unlinked until the next commit, up to 30 s later, unless that is asked for.
     begun_s = time.monotonic()

@@ -1,8 +1,8 @@
-"""A save in flight: claim the blobs that the store has, write the others (steps 1 to 4 of the save protocol).
+"""A running save: claim the blobs that the store has, and write the others (steps 1 to 4 of the save protocol).
 
-The link is the claim: once a blob is linked into the staging directory nothing can free its bytes. A new blob is
-written and made durable under its name *in the staging directory* and then offered to others by a link to its
-canonical name.
+The link is the claim. Once a blob is linked into the staging directory, nothing can free its bytes. A new blob is
+written and made durable under its name *in the staging directory*. Then a link to its canonical name offers it to other
+processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OTHER_RUNS = 32
 
 
 class Staging:
-    """The directory of one save, locked for use by this process. Its methods may be called from several threads."""
+    """The directory of one save, locked for use by this process. Several threads may call its methods."""
 
     def __init__(self, layout: Layout, path: StorePath, lock: locks.DirectoryLock, *, read_back: bool = False) -> None:
         self.layout = layout
@@ -60,7 +60,7 @@ class Staging:
 
     @classmethod
     def create(cls, layout: Layout, run: str, step: int | None, *, read_back: bool = False) -> Staging:
-        """Make a staging directory and lock it; with `read_back` what is written is read from the disk and compared."""
+        """Create a staging directory and lock it. With `read_back`, written blobs are read from disk and compared."""
         for _ in range(_CREATE_TRIES):
             # Run and step in the name are for people; the id makes it unique.
             path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
@@ -84,7 +84,7 @@ class Staging:
         )
 
     def claim(self, digest: str, nbytes: int) -> bool:
-        """Link the canonical blob into the staging directory; True if it is there now and can be relied on."""
+        """Link the canonical blob into the staging directory. Return True if it is linked and reliable."""
         # False is a miss: `put` must follow with the bytes. A damaged canonical blob is a miss; `put` heals it.
         mine = self._blobs / digest
         try:
@@ -99,11 +99,11 @@ class Staging:
         return blobs.is_sound(mine, digest, nbytes, is_used=True)
 
     def claim_compared(self, digest: str, nbytes: int) -> bool:
-        """As `claim`, but the blob is read whole: for one that takes the place of a good copy at a remote."""
+        """Claim a blob like `claim`, but read all of it, because it replaces a good copy at a remote."""
         return self.claim(digest, nbytes) and blobs.is_right(self.path_of(digest), digest, nbytes)
 
     def _claim_own(self, digest: str, nbytes: int, mine: StorePath) -> bool:
-        """Claim a copy in a checkpoint of this user: to the file of another one the kernel may refuse a link."""
+        """Claim a copy in a checkpoint of this user, because the kernel may refuse a link to another user's file."""
         # Source: proc(5), ``fs.protected_hardlinks``.
         for folder in self._saved_by_us():
             try:
@@ -136,7 +136,7 @@ class Staging:
         return list(islice((path for path in paths if _owner(path) == me), most))
 
     def holds(self, digest: str, data: memoryview) -> bool:
-        """Whether the blob in the staging directory has exactly these bytes; it is read and compared."""
+        """Whether the blob in the staging directory has exactly these bytes. It is read and compared."""
         try:
             return blobs.has_bytes(self._blobs / digest, data)
         except FileNotFoundError:
@@ -147,7 +147,7 @@ class Staging:
         return self._blobs / digest
 
     def _canonical(self, digest: str) -> StorePath:
-        """Return the canonical name of a blob; a save claims thousands, so ``blobs/`` stays open."""
+        """Return the canonical name of a blob. ``blobs/`` remains open, because a save claims thousands."""
         return self._canonical_blobs / fan_out(digest) / digest
 
     def is_damaged(self, digest: str) -> bool:
@@ -155,19 +155,19 @@ class Staging:
         return dirfd_stat.exists(self._blobs / digest)
 
     def unclaim(self, digest: str) -> None:
-        """Give a claim up again; harmless when there is none."""
+        """Release a claim. Without a claim this does nothing."""
         try:
             links.unlink(self._blobs / digest)
         except FileNotFoundError:
             return
 
     def put(self, digest: str, data: memoryview) -> bool:
-        """Write the blob `digest`, whose bytes are `data`, durably and link it; False if another save was faster."""
+        """Write the blob `digest` with bytes `data` durably and link it. Return False if another save was faster."""
         # After any error the save must fail.
         return self._put(digest, data, len(data))
 
     def put_parts(self, digest: str, parts: Iterable[memoryview], nbytes: int) -> bool:
-        """As `put`, with parts that need not stay as they are; not for a save that `reads_back`."""
+        """Write a blob like `put`, from parts that may change later. Not for a save that `reads_back`."""
         return self._put(digest, parts, nbytes)
 
     def _put(self, digest: str, data: memoryview | Iterable[memoryview], nbytes: int) -> bool:
@@ -189,7 +189,7 @@ class Staging:
         return self._offer(digest, mine, nbytes)
 
     def heal(self, digest: str, spare: Collection[int] = (), lacking: Collection[CheckpointKey] = ()) -> Given:
-        """Put the staged copy of a blob, which is good, in the place of damaged ones; return in which checkpoints."""
+        """Replace damaged copies of a blob by the staged copy, which is good. Return the changed checkpoints."""
         # Copies with an inode number in `spare` are good, too, and stay where they are. The checkpoints in `lacking`
         # have no copy and need one.
         mine = self._blobs / digest
@@ -199,7 +199,7 @@ class Staging:
         return given
 
     def heal_marked(self, checkpoints: Iterable[StorePath]) -> None:
-        """Put staged blobs in the place of copies that these checkpoints, which have a mark, have damaged, or lost."""
+        """Replace damaged or missing copies in these marked checkpoints by staged blobs."""
         # A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
         # that is not read and right. That another checkpoint cannot be healed is no reason to fail this save: its mark
         # stays.
@@ -218,7 +218,7 @@ class Staging:
                 relink_everywhere(self.layout, digest, mine, self._temporary)
 
     def take(self, digest: str, good: StorePath) -> None:
-        """Stage a copy that is known to be good, by a link or, where a link is not possible, by copying it."""
+        """Stage a good copy with a link or, if a link is not possible, by copying it."""
         mine = self._blobs / digest
         if not links.try_link(good, mine):
             self.write(
@@ -226,17 +226,17 @@ class Staging:
             )
 
     def write(self, digest: str, data: memoryview) -> None:
-        """Stage a new copy, durably, without offering it to others."""
+        """Stage a new copy, durably, without offering it to other processes."""
         files.create_blob(self._blobs / digest, data)
         with self._mutex:
             self.written[digest] = len(data)
 
     def put_away(self, name: StorePath) -> None:
-        """Move a file that nothing needs any more here: it goes to trash together with this directory."""
+        """Move a file that is no longer needed to this directory, with which it goes to trash."""
         links.rename(name, self._temporary())
 
     def _offer(self, digest: str, mine: StorePath, nbytes: int) -> bool:
-        """Give the new blob its canonical name, or take the one that another process offered meanwhile."""
+        """Link the new blob to its canonical name, or use the blob that another process offered meanwhile."""
         canonical = self._canonical(digest)
         for _ in range(_OFFER_TRIES):
             try:
@@ -268,7 +268,7 @@ class Staging:
         raise SaveFailed(msg)
 
     def _link_of(self, canonical: StorePath) -> StorePath | None:
-        """Return a new name for the canonical blob; None if it is gone, `canonical` if it can have no more names."""
+        """Return a new name for the canonical blob, None if it is missing, or `canonical` at its link limit."""
         theirs = self._temporary()
         try:
             return theirs if links.try_link(canonical, theirs) else canonical
@@ -276,7 +276,7 @@ class Staging:
             return None
 
     def _beside_theirs(self, canonical: StorePath, digest: str, nbytes: int, mine: StorePath) -> None:
-        """Keep our copy beside the canonical one, to which we can have no link; if that is no use, take its name."""
+        """Keep our copy next to a canonical one that cannot be linked, or replace the canonical one if unsound."""
         with contextlib.suppress(FileNotFoundError):  # freed meanwhile
             if not blobs.is_sound(canonical, digest, nbytes):
                 relink_everywhere(self.layout, digest, mine, self._temporary)
@@ -290,17 +290,17 @@ class Staging:
             self.written.pop(digest, None)
 
     def _take_over(self, digest: str, mine: StorePath) -> None:
-        """Put our copy in the place of the canonical name: the old one is damaged, or at its limit of links."""
+        """Replace the canonical file, which is damaged or at its link limit, by our copy."""
         canonical = self._canonical(digest)
         links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
         links.replace_name(mine, canonical, self._temporary())
 
     def _temporary(self) -> StorePath:
-        """Return an unused name, outside ``blobs/`` so that it is never taken for one."""
+        """Return an unused name, outside ``blobs/`` so that it is never mistaken for a blob."""
         return self._own / f"{_TEMPORARY}{next(self._serial)}"
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
-        """Give up every claim that is not `wanted` (digest -> size); return the wanted blobs that are not there."""
+        """Release every claim that is not in `wanted` (digest -> size). Return the wanted blobs that are missing."""
         # A claim of an earlier try that is not needed now would keep bytes alive in the checkpoint.
         for name in dirfd_stat.names(self._blobs):
             if name not in wanted:
@@ -314,7 +314,7 @@ class Staging:
             return False
 
     def seal(self, manifest: bytes) -> None:
-        """Write the manifest, or replace it, and make every name in the directory durable. Nothing may follow."""
+        """Write or replace the manifest, and make every name in the directory durable. Nothing may be added later."""
         # No process reads it before the directory is published, so the first one needs no other name until it is whole.
         path = self._own / MANIFEST
         fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path

@@ -1,8 +1,8 @@
-"""Locks of a run, of the trash and of the small files of a store; on a shared filesystem other hosts see them, too.
+"""Locks of a run, of the trash and of the small files of a store. On a shared filesystem, other hosts also see them.
 
-There the lock on the directory is followed by one on a file in ``locks/`` (`ckstore.fs.lock_files`), always in this
-order, and each is waited for as long as the caller says. How far that reaches is the mount's to say: where it is of one
-host only, nothing is lost.
+On such a filesystem, the lock on the directory is followed by one on a file in ``locks/`` (`ckstore.fs.lock_files`),
+always in this order. The caller sets the timeout of both. The mount determines which hosts see the lock on the file. If
+it is local to one host, nothing is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _D
 
 
 def try_trash(layout: Layout) -> locks.DirectoryLock | None:
-    """Lock the trash against other collectors, without waiting; None if there is one."""
+    """Lock the trash against other collectors without waiting, or return None if another one has it."""
     return _tried(layout, locks.try_exclusive(layout.trash), _TRASH)
 
 
@@ -42,7 +42,7 @@ def lock_small_files(layout: Layout, *, timeout_s: float) -> locks.DirectoryLock
 
 
 def make_locked(layout: Layout, name: str, data: bytes) -> locks.DirectoryLock:
-    """Make a file in ``locks/`` that this process has locked as long as it lives; `FileExistsError` if there is one."""
+    """Create a file in ``locks/``, locked until this process ends. Raise `FileExistsError` if it exists."""
     links.make_directory(layout.locks)
     # With the directory, as all locks on files: its lock is closed in a forked child, which must not outlive its parent
     # as the owner.

@@ -1,4 +1,4 @@
-"""Look over a store without reading data: what lies in staging and trash, whose its files are, who may change them."""
+"""Survey a store without reading data: leftovers in staging and trash, owners of files, and who may change them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 @dataclass(slots=True)
 class Survey:
-    """What the files of a store are like."""
+    """The properties of the files of a store."""
 
     link_most: int = 0  # most names that a blob has
     writable_blobs: int = 0  # blobs with write permission for any user
@@ -31,7 +31,7 @@ class Survey:
 
 
 def survey(layout: Layout) -> Survey:
-    """Look at every canonical blob, every directory and every small file, but not at other names of blobs."""
+    """Inspect every canonical blob, every directory and every small file, but no other names of blobs."""
     done = Survey()
     owner = dirfd_stat.status(layout.root).st_uid
     for path, status in _everything(layout):
@@ -67,7 +67,7 @@ def _entries(folder: StorePath) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def leftovers(folder: StorePath, dead: frozenset[str] | None = None) -> list[Leftover]:
-    """Return what lies in ``staging/`` or ``trash/``, by name."""
+    """Return the entries of ``staging/`` or ``trash/``, sorted by name."""
     now_s = time.time()
     found = []
     for path, status in sorted(_entries(folder), key=lambda entry: entry[0]):
@@ -87,7 +87,7 @@ def leftovers(folder: StorePath, dead: frozenset[str] | None = None) -> list[Lef
 
 
 def _own_bytes(path: StorePath, status: os.stat_result) -> int:
-    """Return the sizes of the files that have no other name, as deep as a store ever has them."""
+    """Return the size of the files that have no other name, down to the depth of a store."""
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size if status.st_nlink == 1 else 0
     # A file with another name is in a checkpoint, and freeing this name gives nothing.
@@ -95,14 +95,14 @@ def _own_bytes(path: StorePath, status: os.stat_result) -> int:
 
 
 def marked(layout: Layout) -> list[str]:
-    """Return the checkpoints, as ``RUN@STEP``, that are marked as damaged."""
+    """Return the checkpoints that are marked as damaged, as ``RUN@STEP``."""
     keys = (key_of(path.parent.name, path.name) for path in marks.marked(layout) if marks.is_marked(path))
     return [f"{run}@{step}" for run, step in sorted({key.run_step for key in keys if key is not None})]
 
 
 @cache
 def user_name(uid: int) -> str:
-    """Return the name of a user; ``uid N`` if it has none."""
+    """Return the name of a user, or ``uid N`` without a name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

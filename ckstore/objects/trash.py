@@ -1,6 +1,6 @@
-"""Trash: the only place where anything that others can see is unlinked (rules F, T and K of the design).
+"""Trash, the only place in which files that other processes can see are unlinked (rules F, T and K of the design).
 
-What is to go is renamed into ``trash/``; `ckstore.objects.collector` empties it.
+Files to delete are renamed into ``trash/``, which `ckstore.objects.collector` empties.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _UNDO_END = re.compile(r"\.undo-([0-9]{1,10})\Z")
 # A draft replaced a checkpoint by two renames where names could not be exchanged: the first left it under this name.
 _REPLACED = re.compile(r"(?P<run>[^@]+)@(?P<step>[0-9]+)\.[0-9a-f]{12}\.old\Z")
 RELINKING = "relink"
-"""The run of the staging directory in which a relink puts the files that it replaced."""
+"""The run in the name of the staging directory in which a relink puts replaced files."""
 
 
 def move_to_trash(
     layout: Layout, path: StorePath, lock: locks.DirectoryLock | None = None, *, undo_s: float = 0
 ) -> StorePath:
-    """Rename the directory `path` into ``trash/``; return where it is now. It waits there for `undo_s`."""
+    """Rename the directory `path` into ``trash/``, where it waits for `undo_s`. Return its new path."""
     # It is durable after a sync of ``trash/`` and of the old parent, which `former_parents` finds by the name in trash.
     # The name tells where it came from: what must be durable first, and which row of the catalog is wrong by now.
     name = path.name if path.parent == layout.staging else f"{path.parent.name}@{path.name}"
@@ -52,17 +52,17 @@ def move_to_trash(
 
 
 def can_return(name: str) -> bool:
-    """Whether an entry of trash is one that can be brought back, by its name."""
+    """Whether an entry of trash with this name can be restored."""
     return _UNDO_END.search(name) is not None
 
 
 def has_waiting(layout: Layout) -> bool:
-    """Whether an entry of trash is one that can be brought back."""
+    """Whether the trash has an entry that can be restored."""
     return any(map(can_return, names_in(layout.trash)))
 
 
 def left_s(path: StorePath) -> float:
-    """Return how long an entry of trash still waits to be brought back; 0: it may go, or is gone."""
+    """Return the remaining time in which an entry of trash can be restored, or 0 if it may be deleted or is missing."""
     window = _UNDO_END.search(path.name)
     # Without a manifest it cannot come back: a gc was killed while it took this apart, and so renewed the time.
     found = dirfd_stat.find(path) if window and dirfd_stat.exists(path / MANIFEST) else None
@@ -71,12 +71,12 @@ def left_s(path: StorePath) -> float:
 
 
 def left_of(window_s: float, since: float) -> float:
-    """Return what is left of a window that began at a time; one in the future, by a clock that was set back, is now."""
+    """Return the remaining time of a window. A start in the future, because the clock was set back, counts as now."""
     return max(0.0, window_s - max(0.0, time.time() - since))
 
 
 def renew_future(layout: Layout) -> None:
-    """Let what waits since a time in the future wait from now on: else it would stay until the clock is there again."""
+    """Restart windows that begin far in the future, because their entries would otherwise wait until that time."""
     now_s = time.time()
     for name in names_in(layout.trash):
         window = _UNDO_END.search(name)
@@ -87,7 +87,7 @@ def renew_future(layout: Layout) -> None:
 
 
 def due(layout: Layout, *, purge: bool = False) -> list[str]:
-    """Return the names in trash that do not wait; with `purge` also those that do and are this user's."""
+    """Return the names in trash that do not wait. With `purge`, include those that wait and belong to this user."""
     return [name for name in names_in(layout.trash) if not _stays(layout.trash / name, purge=purge)]
 
 
@@ -96,29 +96,29 @@ def _stays(path: StorePath, *, purge: bool) -> bool:
 
 
 def may_purge(path: StorePath) -> bool:
-    """Whether this user may end the time in which a checkpoint can be brought back: its own, and root each.
+    """Whether this user may end the undo window of a checkpoint: its owner, and root for every checkpoint.
 
-    Another user's blobs are not freed by it, so the only effect would be that they cannot be brought back.
+    Purging another user's checkpoint would not free its blobs. It would only prevent an undo.
     """
     found = dirfd_stat.find(path)
     return found is not None and owner.current_user() in (0, found.st_uid)
 
 
 def waiting_blobs(layout: Layout, *, purge: bool = False) -> set[str]:
-    """Return the digests in the entries of trash that wait: these keep a name, so no look at each is needed."""
+    """Return the digests in waiting entries of trash. They keep a name, so they need no individual check."""
     return {
         digest for folder in waiting_folders(layout, purge=purge) for digest in names_in(folder) if is_digest(digest)
     }
 
 
 def waiting_folders(layout: Layout, *, purge: bool = False) -> list[StorePath]:
-    """Return the directories of blobs in the entries of trash that wait; with `purge` without those of this user."""
+    """Return the blob directories of waiting entries of trash. With `purge`, exclude those of this user."""
     names = names_in(layout.trash)
     return [layout.trash / name / BLOBS for name in names if _stays(layout.trash / name, purge=purge)]
 
 
 def in_use(path: StorePath) -> bool:
-    """Whether a process is in a directory, of a checkpoint or in ``trash/``; also if it is not ours to open."""
+    """Whether a process uses the directory of a checkpoint or an entry of trash. True for an inaccessible directory."""
     try:
         return locks.is_locked(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -128,7 +128,7 @@ def in_use(path: StorePath) -> bool:
 
 
 def former_parents(layout: Layout, names: Sequence[str]) -> list[StorePath]:
-    """Return the directories from which what has these names in ``trash/`` may have been renamed."""
+    """Return the directories from which the entries of ``trash/`` with these names may have been renamed."""
     # Both stagings and checkpoints have names there that begin with their run and ``@``. Of another name any run may be
     # the one. The parents of condemned blobs are left out: a name that comes back in ``blobs/`` is only listed again.
     runs: set[str] = set()
@@ -152,7 +152,7 @@ def free_name(trash: StorePath, name: str) -> StorePath:
 
 
 def former_place(name: str) -> CheckpointKey | None:
-    """Return the key of the checkpoint that was renamed to this name in ``trash/``; None: it was not one."""
+    """Return the key of the checkpoint that was renamed to this name in ``trash/``, or None for another entry."""
     # A staging directory has the same form of name, and so may be taken for a checkpoint of which nothing is known.
     run, at, rest = name.partition("@")
     directory = _UNDO_END.sub("", rest).rpartition(".")[0]  # `free_name` put the last part there
@@ -160,14 +160,14 @@ def former_place(name: str) -> CheckpointKey | None:
 
 
 def draft_replaced(layout: Layout, name: str) -> CheckpointKey | None:
-    """Return which checkpoint a draft took from its place, by its name in ``staging/``, if nothing came there since."""
+    """Return the checkpoint that a draft moved to this name in ``staging/``, if its step has no directory."""
     found = _REPLACED.match(name)
     key = key_of(found["run"], found["step"]) if found is not None and is_run(found["run"]) else None
     return None if key is None or layout.of_step(*key.run_step) else key
 
 
 def dead_stagings(layout: Layout) -> list[str]:
-    """Return the names of the staging directories whose owner is dead; nothing is changed."""
+    """Return the names of the staging directories whose owner is dead, without changing them."""
     found = []
     for path, lock in _locked_dead(layout, None, {}):  # what cannot be looked at the sweep names
         lock.release()
@@ -181,9 +181,9 @@ def sweep_staging(
     grace: Grace | None = None,
     names: Sequence[str] | None = None,
 ) -> dict[str, str]:
-    """Move staging directories whose owner is dead to trash; return their names there by those in ``staging/``.
+    """Move staging directories whose owner is dead to trash. Return their names there by those in ``staging/``.
 
-    One that the system does not let go stops no other; its path and the error are added to `failed`.
+    If one cannot be moved, its path and the error are added to `failed`, and the others are still moved.
     """
     # With a grace, where the locks of other hosts are not seen: those that were left alone for so long. A save that
     # lives fails by that, and nothing is published.
@@ -204,7 +204,7 @@ def sweep_staging(
 
 
 def sweep_hidden(layout: Layout, names: Iterable[tuple[str, str]], grace: Grace | None = None) -> None:
-    """Move directories to trash that died under the hidden name of their step; `names`: runs, and names in them."""
+    """Move directories to trash that died under the hidden name of their step. `names` are runs, and names in them."""
     # Only on a shared filesystem a save has it for a moment (`publish._hide`).
     for run, name in names:
         if not name.startswith(".") or step_of(name[1:]) is None:
@@ -220,7 +220,7 @@ def sweep_hidden(layout: Layout, names: Iterable[tuple[str, str]], grace: Grace 
 
 
 def _blobs_are_durable(layout: Layout) -> bool:
-    """Make the names of all blobs in checkpoints durable, before the files that a relink replaced go."""
+    """Make the names of all blobs in checkpoints durable, before the files that a relink replaced are deleted."""
     # Where the disk refuses that, only the space of the old files is lost, and all else goes on: `verify` finds the
     # disk.
     try:
@@ -235,7 +235,7 @@ def _blobs_are_durable(layout: Layout) -> bool:
 def _locked_dead(
     layout: Layout, names: Sequence[str] | None, failed: dict[str, OSError | CkstoreError]
 ) -> Iterator[tuple[StorePath, locks.DirectoryLock]]:
-    """Yield the staging directories, of these names, whose owner is dead: each with a lock that the caller releases."""
+    """Yield the staging directories with these names whose owner is dead, each with a lock that the caller releases."""
     names = names_in(layout.staging) if names is None else names
     if not names:
         return
@@ -253,7 +253,7 @@ def _locked_dead(
 
 
 def sweep_locks(layout: Layout, grace: Grace | None) -> None:
-    """Unlink what processes left that died while they made the file of a lock, after the grace if there is one."""
+    """Unlink the leftovers of processes that died while creating a lock file, after the grace if there is one."""
     # A further name of a lock goes at once: its time is that of the last mark, and so would never be over.
     for path in leftovers(layout.locks):
         with suppress(FileNotFoundError, PermissionError):  # gone, or its owner's alone (a sticky directory)
@@ -262,7 +262,7 @@ def sweep_locks(layout: Layout, grace: Grace | None) -> None:
 
 
 def put_back(layout: Layout, digest: str, path: StorePath) -> bool:
-    """Give a blob in trash its canonical name again; False if another copy has it: then it stays in trash."""
+    """Restore the canonical name of a blob in trash. Return False if another copy has it. The blob then remains."""
     # So does a blob of another user, to which the kernel may refuse a link.
     canonical = layout.blob(digest)
     links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
@@ -285,7 +285,7 @@ def _same_inode(one: StorePath, other: StorePath) -> bool:
 
 
 def waits(layout: Layout, run: str, step: int | None = None) -> bool:
-    """Whether a dropped checkpoint of a run, of this step if one is given, can be brought back."""
+    """Whether a dropped checkpoint of a run, or of this step of it, can be restored."""
     of_run = ((name, former_place(name)) for name in names_in(layout.trash) if can_return(name))
     return any(
         place is not None and place.run == run and step in (None, place.step) and left_s(layout.trash / name) > 0
@@ -294,7 +294,7 @@ def waits(layout: Layout, run: str, step: int | None = None) -> bool:
 
 
 def names_in(directory: StorePath) -> list[str]:
-    """Return the names in a directory, sorted; none if there is no such directory."""
+    """Return the names in a directory, sorted. Empty if the directory is missing."""
     try:
         return sorted(dirfd_stat.names(directory))
     except FileNotFoundError:

@@ -61,7 +61,7 @@ def test_a_lock_that_another_has_now_is_lost(place: StorePath, *, exclusive: boo
     lost = take(place, exclusive=exclusive)
     forgotten(lost)
     other = take(place)
-    with pytest.raises(InUse, match="was lost: another process has it now; nothing was changed"):
+    with pytest.raises(InUse, match="was lost: another process has it now, and nothing was changed"):
         lost.check()
     lost.close()
     other.check()

@@ -312,7 +312,7 @@ def test_a_part_whose_blob_was_removed_meanwhile_fails_the_save(nodes: Nodes, se
             for key in keys(service, "blobs"):
                 service.objects.pop(key)
 
-    with pytest.raises(CkstoreError, match="is at a remote alone"):
+    with pytest.raises(CkstoreError, match="is only at a remote"):
         save(stores, 1, at=at)
 
     nothing_is_listed(stores, service, 1)

@@ -1,1 +1,1 @@
-"""The small documents of a store and of its checkpoints: annotations, pins, marks of damage, times of verifying."""
+"""The small documents of a store and its checkpoints: annotations, pins, marks of damage, times of verification."""

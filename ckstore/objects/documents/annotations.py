@@ -19,7 +19,7 @@ ANNOTATIONS_MAX_BYTES = 16 * 2**20
 
 
 def read_annotations(directory: StorePath) -> Annotations | None:
-    """Return what was added to the checkpoint in `directory`; None if nothing was."""
+    """Return the annotations of the checkpoint in `directory`, or None if it has none."""
     path = directory / ANNOTATIONS
     try:
         data = files.read_file(path, most_bytes=ANNOTATIONS_MAX_BYTES)
@@ -32,7 +32,7 @@ def read_annotations(directory: StorePath) -> Annotations | None:
 
 
 def add_annotations(layout: Layout, lock: DirectoryLock, more: Annotations) -> Annotations:
-    """Add to what the locked checkpoint has, durably and in one step; return all of it. An error adds nothing."""
+    """Add annotations to the locked checkpoint, durably and in one step, or not at all. Return all of them."""
     from ckstore.model.checkpoint.annotations import parse_annotations
     from ckstore.model.seal import to_write
 

@@ -1,4 +1,4 @@
-"""Small files that may change (settings, pins, annotations): replaced whole, in one step, durably, by one at a time."""
+"""Small files that may change (settings, pins, annotations). One process at a time replaces a whole file, durably."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TIMEOUT_S = 10.0
 
 
 def changing(layout: Layout) -> locks.DirectoryLock:
-    """Lock out everybody else who changes such a file, from reading its old content to writing the new one."""
+    """Lock out all other processes that change such a file, from reading its old content to writing the new one."""
     # It is the flock of those who write the catalog, on the store's directory: the holder must not use the catalog.
     return store_locks.lock_small_files(layout, timeout_s=_TIMEOUT_S)
 
 
 def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: str, data: bytes) -> None:
-    """Give the file `name` in an open directory this content; a reader sees the old one or the new one. Durable."""
+    """Durably set the content of `name` in an open directory. A reader sees the old or the new content."""
     # With `InUse` the lock was lost, and nothing was changed; after an `OSError` it has its old content or, if only the
     # directory could not be made durable, perhaps the new one.
     # The caller holds `lock`, that of `changing`, so what is at the temporary name is of a process that died. That name
@@ -35,7 +35,7 @@ def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: s
 
 
 def replace_by(fresh: str, dir_fd: int, name: str, data: bytes, *, check: Callable[[], None] = lambda: None) -> None:
-    """As `replace_file`, by the temporary name `fresh`, which no other process uses; then `check`, then the rename."""
+    """Replace a file like `replace_file`, with the unique temporary name `fresh`. Call `check` before the rename."""
     # Under the lock no living process has that name: a file there is of one that died.
     with contextlib.suppress(FileNotFoundError):
         links.unlink(fresh, dir_fd=dir_fd)

@@ -1,8 +1,8 @@
 """Records of evaluations, files in ``locks/``. Source: docs/format/v1.md, "Evaluations".
 
-Of one checkpoint and one metric they are numbered: the process that makes the next number is the one that evaluates,
-and its lock on the file ends with it. A process that ends an evaluation without the metric renames the record; what a
-killed one left is told by its free lock.
+The records of one checkpoint and one metric are numbered. The process that creates the next number evaluates the
+checkpoint, and its lock on the file ends with the process. A process that ends an evaluation without the metric renames
+the record. The free lock of a record shows that its process was killed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def records(layout: Layout) -> list[RecordName]:
 
 
 def running(layout: Layout, name: RecordName) -> Running | None:
-    """Return the evaluation of a record; None if it has ended."""
+    """Return the evaluation of a record, or None if it has ended."""
     if name.is_over:
         return None
     path = layout.locks / name.text
@@ -76,7 +76,7 @@ def running(layout: Layout, name: RecordName) -> Running | None:
 
 
 def _would_see_lock(layout: Layout, says: Evaluation | None) -> bool:
-    """Whether a lock of the process that made a record is seen from here as long as it is held."""
+    """Whether this process would see the lock of the process that created a record."""
     # Processes of one start of one machine see each other's locks, in containers too.
     if not layout.shared or (says is not None and says.boot == _boot()):
         return True
@@ -106,9 +106,9 @@ def _boot() -> str:
 
 
 def begin(layout: Layout, id: str, metric: str, number: int) -> locks.DirectoryLock | None:
-    """Make the record of an evaluation that begins; None: another process was faster.
+    """Create the record of a new evaluation. None if another process was faster.
 
-    The lock is that of the record: it is released at the end of the evaluation, or with this process.
+    The returned lock is that of the record. It is released at the end of the evaluation, or with this process.
     """
     name = RecordName(id, metric_key(metric), number)
     reach = layout.shared and _locks_reach_hosts(layout)
@@ -133,14 +133,14 @@ def of_metric(names: Iterable[RecordName], id: str, metric: str) -> list[RecordN
 
 
 def give_back(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
-    """End an evaluation that was not tried: its record goes, and its number is free again."""
+    """End an evaluation that was not started. Its record is removed, and its number is free again."""
     with lock:
         if _is_owner(lock):
             remove(layout, [name])
 
 
 def end(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
-    """End an evaluation; if its record is still there, it did not give the metric, and other hosts are told so."""
+    """End an evaluation. If its record still exists, mark it for other hosts as ended without the metric."""
     with lock:
         if _is_owner(lock):
             with suppress(FileNotFoundError):  # it was removed, since the checkpoint has the metric
@@ -148,18 +148,18 @@ def end(layout: Layout, name: RecordName, lock: locks.DirectoryLock) -> None:
 
 
 def _is_owner(lock: locks.DirectoryLock) -> bool:
-    """Whether this process took the lock; a forked child has a closed copy, and must leave its parent's record."""
+    """Whether this process took the lock. A forked child has a closed copy and must not remove its parent's record."""
     return lock.fd >= 0
 
 
 def remove_of(layout: Layout, id: str, metrics: Iterable[str]) -> None:
-    """Remove the records of a checkpoint that has these metrics now: nothing is left to evaluate."""
+    """Remove the records of a checkpoint that now has these metrics, because no evaluation is needed any more."""
     keys = {metric_key(metric) for metric in metrics}
     remove(layout, [name for name in records(layout) if name.id == id and name.metric in keys])
 
 
 def sweep(layout: Layout, is_there: Callable[[str], bool]) -> None:
-    """Remove the records of checkpoints whose id is not there any more, but for those of running evaluations."""
+    """Remove the records of checkpoints whose id no longer exists, except those of running evaluations."""
     gone = [name for name in records(layout) if not is_there(name.id)]
     remove(layout, [name for name in gone if running(layout, name) is None])
 

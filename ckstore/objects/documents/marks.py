@@ -1,8 +1,8 @@
-"""The mark that a checkpoint is damaged: ``damaged.json`` in its directory, so that it outlives the catalog.
+"""The mark of a damaged checkpoint, ``damaged.json`` in its directory, which remains if the catalog is lost.
 
-It is written and removed by holders of the shared lock on the directory and reached through the descriptor of the
-lock: the directory may be renamed meanwhile, and then the mark must go with it. It protects no bytes, so it is
-unlinked where it lies. Source: docs/format/v1.md, "damaged.json".
+A process that writes or removes it holds the shared lock on the directory, and uses the descriptor of the lock. The
+directory may be renamed meanwhile, and the mark must move with it. The mark protects no bytes, so it is unlinked in
+place. Source: docs/format/v1.md, "damaged.json".
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from ckstore.objects.layout import MARK, Layout
 _TEMPORARY = ".damaged-"
 
 Identity = tuple[int, int]
-"""Tells one mark from the next: inode number and modification time in ns."""
+"""Distinguishes one mark from the next: inode number and modification time in ns."""
 
 _unsure: set[tuple[int, int]] = set()
-"""Checkpoints, by device and inode, in which this process put a right copy, but could not make its name durable.
+"""Checkpoints, by device and inode, with a right copy from this process whose name it could not make durable.
 
-They read whole until the power goes. Asking for the same fsync again proves nothing, so this process leaves their marks
-to the next that reads them.
+They are whole until a power cut. Repeating the same fsync proves nothing, so this process leaves their marks to the
+next process that reads them.
 """
 
 
 @contextmanager
 def kept_unless_durable(lock: DirectoryLock) -> Iterator[None]:
-    """Put right what is in a locked checkpoint: after an error its mark is not removed by this process any more."""
+    """Repair a locked checkpoint in the block. After an error, this process no longer removes its mark."""
     try:
         yield
     except OSError:
@@ -48,7 +48,7 @@ def kept_unless_durable(lock: DirectoryLock) -> Iterator[None]:
 
 
 def identity(dir_fd: int) -> Identity | None:
-    """Return what tells the mark in an open directory from others; None if there is no mark."""
+    """Return the identity of the mark in an open directory, or None if there is no mark."""
     try:
         status = os.stat(MARK, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def is_marked(path: StorePath) -> bool:
 
 
 def marked(layout: Layout) -> Iterator[StorePath]:
-    """Yield the directory of every published checkpoint that is marked, or may be, since it cannot be looked at."""
+    """Yield the directory of every published checkpoint that is marked, or may be because it is not accessible."""
     # Each save asks this of all of them, so the names are looked up below the open directory of the run, and the few
     # that have a mark are looked at closer.
     for run in layout.runs():
@@ -87,7 +87,7 @@ def _may_be_marked(run_directory: OpenDir, step: str) -> bool:
 
 
 def blobs_of(path: StorePath) -> list[str]:
-    """Return the digests of the blobs that the mark of the checkpoint in the directory `path` names, each once."""
+    """Return the digests in the mark of the checkpoint in the directory `path`, each once."""
     try:
         with files.opened_directory(path) as fd:
             mark = read_mark(fd)
@@ -98,7 +98,7 @@ def blobs_of(path: StorePath) -> list[str]:
 
 
 def read_mark(dir_fd: int) -> Mark | None:
-    """Return the mark in an open directory; None if there is none. Whatever is at its name is a mark."""
+    """Return the mark in an open directory, or None if there is no file with its name. Any content is a mark."""
     try:
         data = files.read_file(MARK, most_bytes=MARK_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def read_mark(dir_fd: int) -> Mark | None:
 
 
 def write_mark(lock: DirectoryLock, mark: Mark) -> None:
-    """Mark the checkpoint whose directory is locked, durably, in one step; what was known before is kept."""
+    """Mark the locked checkpoint, durably and in one step. Damage that was already recorded is kept."""
     old = read_mark(lock.fd)
     if old is not None:
         joined = old.joined(mark)
@@ -126,7 +126,7 @@ def write_mark(lock: DirectoryLock, mark: Mark) -> None:
 
 
 def forget_blob(lock: DirectoryLock, digest: str) -> None:
-    """Take note that a blob was healed; the mark goes with the last thing that it says, and an error leaves it."""
+    """Remove a healed blob from the mark. The mark is deleted with its last entry. An error leaves it unchanged."""
     old = read_mark(lock.fd)
     if old is None:
         return
@@ -141,7 +141,7 @@ def forget_blob(lock: DirectoryLock, digest: str) -> None:
 
 
 def remove_mark(lock: DirectoryLock, known: Identity | None) -> bool:
-    """Remove the mark of a checkpoint that was found whole; False if there is none, or another than the one `known`."""
+    """Remove the mark of a whole checkpoint. Return False if there is no mark, or another one than `known`."""
     # A mark that came while the checkpoint was being read is of damage that this reading may have missed.
     if known is None or identity(lock.fd) != known:
         return False

@@ -13,7 +13,7 @@ from ckstore.objects.layout import Layout
 
 
 def read_pins(layout: Layout) -> list[Pin]:
-    """Return every pin, expired ones too, by name."""
+    """Return all pins, including expired ones, sorted by name."""
     try:
         names = sorted(name for entry in dirfd_stat.names(layout.pins) if (name := pin_name(entry)) is not None)
     except FileNotFoundError:
@@ -38,7 +38,7 @@ def _read(layout: Layout, name: str) -> Pin | None:
 
 
 def write_pin(layout: Layout, pin: Pin) -> None:
-    """Write the file of a new pin, durably. The caller holds what is pinned locked for use."""
+    """Write the file of a new pin, durably. The caller has locked the pinned checkpoint for use."""
     name = file_name(pin.name)
     where = str(layout.pins / name)
     data = to_write(pin, partial(parse_pin, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
@@ -50,7 +50,7 @@ def write_pin(layout: Layout, pin: Pin) -> None:
 
 
 def remove_pin(layout: Layout, name: str) -> bool:
-    """Remove a pin durably, whatever its file says; False if there is none."""
+    """Durably remove a pin, whatever its file contains. Return False if it does not exist."""
     if pin_name(file_name(name)) is None:
         return False
     try:

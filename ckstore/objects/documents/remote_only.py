@@ -1,7 +1,7 @@
-"""The file ``elsewhere.json`` of a checkpoint: its blobs were let go, and remotes have them. Source: docs/format/v1.md.
+"""The file ``elsewhere.json`` of a checkpoint: its blobs were evicted and are at remotes. Source: docs/format/v1.md.
 
-While it can be read, a blob that the directory lacks is elsewhere, not missing. It is written before any blob goes, and
-removed after the last one is back.
+While it is readable, a blob that the directory lacks is remote-only, not missing. It is written before any blob is
+freed, and removed after the last one was restored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_BYTES = 2**20
 
 
 def read_remote_only(dir_fd: int) -> RemoteOnly | None:
-    """Return where the blobs are that a checkpoint lacks, by its open directory; None: nowhere else."""
+    """Return the remotes of the blobs that an open checkpoint directory lacks, or None without this file."""
     try:
         data = files.read_file(ELSEWHERE, most_bytes=_MAX_BYTES, dir_fd=dir_fd)
     except FileNotFoundError:
@@ -31,7 +31,7 @@ def read_remote_only(dir_fd: int) -> RemoteOnly | None:
 
 
 def holders_at(directory: StorePath) -> tuple[RemoteHolder, ...]:
-    """Return the remotes that have what a directory of a checkpoint lacks; none: it lacks nothing."""
+    """Return the remotes with the blobs that a directory of a checkpoint lacks, empty if it lacks none."""
     try:
         data = files.read_file(directory / ELSEWHERE, most_bytes=_MAX_BYTES)
         return read(data, parse_remote_only, ELSEWHERE).remotes
@@ -40,12 +40,12 @@ def holders_at(directory: StorePath) -> tuple[RemoteHolder, ...]:
 
 
 def holder_names_at(directory: StorePath) -> tuple[str, ...]:
-    """As `holders_at`, by their names."""
+    """Return the names of `holders_at`."""
     return tuple(holder.name for holder in holders_at(directory))
 
 
 def may_lack(dir_fd: int) -> bool:
-    """Whether what an open directory of a checkpoint lacks is elsewhere; not if the file cannot be read."""
+    """Whether the blobs that an open checkpoint directory lacks are at remotes. False if the file is unreadable."""
     try:
         return read_remote_only(dir_fd) is not None
     except CkstoreError:
@@ -53,26 +53,26 @@ def may_lack(dir_fd: int) -> bool:
 
 
 def remote_only_bytes(document: RemoteOnly, where: str) -> bytes:
-    """Return the content of the file, after it was read back."""
+    """Return the content of the file, after parsing it again."""
     return to_write(document, parse_remote_only, most_bytes=_MAX_BYTES, where=where)
 
 
 def write_remote_only(layout: Layout, lock: DirectoryLock, document: RemoteOnly) -> None:
-    """Say in a locked checkpoint where its blobs are, durably. It holds them still."""
+    """Write the remotes of its blobs to a locked checkpoint, durably. The checkpoint still has the blobs."""
     data = remote_only_bytes(document, str(lock.inside / ELSEWHERE))
     with atomic_file.changing(layout) as changing:
         atomic_file.replace_file(layout, changing, lock.fd, ELSEWHERE, data)
 
 
 def remove_remote_only(lock: DirectoryLock) -> None:
-    """Say no more that blobs of a locked checkpoint are elsewhere: all of them are here, durably."""
+    """Remove the remotes of a locked checkpoint that has all its blobs durably again."""
     with suppress(FileNotFoundError):
         links.unlink(ELSEWHERE, dir_fd=lock.fd)
     files.sync_open_directory(lock.fd)
 
 
 def touch(lock: DirectoryLock) -> None:
-    """Let every catalog look at a locked checkpoint again: which blobs it holds has changed, its manifest has not."""
+    """Make every catalog read a locked checkpoint again, because its blobs have changed and its manifest has not."""
     status = os.stat(MANIFEST, dir_fd=lock.fd, follow_symlinks=False)
     # The same times: only ctime changes, by which a row of a catalog is known to be older. If the manifest is another
     # member's, the kernel refuses. The rows of the others then stay older, which frees nothing: gc counts links.

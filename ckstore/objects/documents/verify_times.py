@@ -1,7 +1,7 @@
-"""The file ``verified.json``: when which blob was read last, so that repeated budgets come round to all of them.
+"""The file ``verified.json``: when each blob was last read, so that repeated budgets cover all blobs.
 
-It lies in the store and not in the catalog: losing the catalog must not make every blob look unread.
-Source: docs/format/v1.md.
+It is in the store and not in the catalog, because otherwise the loss of the catalog would make every blob count as
+unread. Source: docs/format/v1.md.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ CHECKED_MAX_BYTES = 2**30
 _FORMAT = "ckstore-verified"
 
 Copy = tuple[str, int]
-"""Digest and inode number: a blob that was written again is another copy, which has not been read yet."""
+"""Digest and inode number. A blob that was written again is another copy, which has not been read yet."""
 
 
 @dataclass(slots=True)
 class CheckedTimes:
-    """For each copy of a blob, when a verification read it."""
+    """The time at which a verification read each copy of a blob."""
 
     times: dict[Copy, int] = field(default_factory=dict)  # copy -> seconds since 1970
 
     def when(self, copy: Copy, now_s: float) -> int:
-        """Return when a copy was read; 0: never. A time in the future is that of a wrong clock, and no time."""
+        """Return when a copy was read, or 0 for never. A time in the future is wrong and counts as 0."""
         then_s = self.times.get(copy, 0)
         # Else a wrong clock would keep the blob from being read until that time.
         return then_s if 0 < then_s <= now_s else 0
@@ -44,7 +44,7 @@ class CheckedTimes:
 
 
 def parse_checked(data: bytes, where: str) -> CheckedTimes:
-    """Return what ``verified.json`` says. It only decides what is read first, so what is not understood is nothing."""
+    """Return the content of ``verified.json``. It only orders reads, so an entry that is not understood is ignored."""
     try:
         members = parse_object(data, where=where)
     except BadInput:
@@ -71,7 +71,7 @@ CHECKED = "verified.json"
 
 
 def read_checked(layout: Layout) -> CheckedTimes:
-    """Return what is remembered; nothing if it cannot be read: then everything counts as unread."""
+    """Return the recorded times. If the file is unreadable, every blob counts as unread."""
     try:
         data = files.read_file(layout.root / CHECKED, most_bytes=CHECKED_MAX_BYTES)
     except (OSError, CkstoreError):
@@ -80,7 +80,7 @@ def read_checked(layout: Layout) -> CheckedTimes:
 
 
 def remember_checked(layout: Layout, read: Mapping[Copy, int], keep: Callable[[Copy], bool]) -> bool:
-    """Add when copies were read, and forget those that `keep` does not want; False if it was not possible."""
+    """Add the times of reads, and remove those that `keep` rejects. Return False if the file cannot be written."""
     # It is a hint about what to read first: that it cannot be written must not fail a verification.
     try:
         with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:

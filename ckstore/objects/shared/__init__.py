@@ -1,1 +1,1 @@
-"""What a store does where the filesystem is one of a cluster: replace by two renames, and free after a grace."""
+"""Rules of a store on a cluster filesystem: free after a grace."""

@@ -1,9 +1,9 @@
-"""What may go on a filesystem that other hosts have, while they work: what has waited in ``trash/`` for a grace.
+"""Decide what to free on a filesystem that other hosts use: entries that were in ``trash/`` for a grace.
 
-Their locks and open files are not seen from here. So what is dropped, and a blob without a use, first lies in
-``trash/``, where no save finds it, and is unlinked only after the grace: by then no reader that was open has need of
-it, no host believes an old name, and a link that one made has come to the count. The filesystem's own clock gives the
-time, since those of hosts differ.
+The locks and open files of other hosts are not visible. So a dropped checkpoint, and a blob without a use, is first
+moved to ``trash/``, where no save finds it, and is unlinked only after the grace. After that time, no open reader needs
+it, no host has its old name in a cache, and the link count includes a link that another host created. The filesystem's
+own clock measures the time, because the clocks of hosts differ.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _SECOND_NS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """Says what has waited long enough."""
+    """Decides which entries have waited long enough."""
 
     now_ns: int  # what the clock of the filesystem says
     grace_ns: int  # how long a thing waits
 
     def is_over(self, path: StorePath) -> bool:
-        """Whether what is there was not touched for so long, a staging's ``blobs/`` neither; False if it is gone."""
+        """Whether a file and its ``blobs/`` have been unchanged for the grace. False if it is missing."""
         times = []
         for place in (path, path / BLOBS):
             # The cache of this host may have times from before another host wrote.
@@ -49,7 +49,7 @@ class Grace:
 
 
 def begin(layout: Layout, grace_s: float) -> Grace:
-    """Ask the filesystem for the time, by a file that is made and removed in ``trash/``."""
+    """Read the filesystem's clock from a file that is created and removed in ``trash/``."""
     path = layout.trash / f".now-{uuid.uuid4().hex[:12]}"
     # A new file gets the time of the server, against which all other times are compared.
     fd = open_at(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)

@@ -129,7 +129,7 @@ def test_where_it_cannot_be_told_the_outcome_is_unknown(store: Store, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(DirectoryLock, "names", unreachable)
-        with pytest.raises(UnknownOutcome, match="cannot be told"):
+        with pytest.raises(UnknownOutcome, match="it is unknown whether"):
             store.save(FIRST, step=1)
 
     assert [one.event for one in store.events()] == ["unknown"]
