@@ -1,4 +1,7 @@
-"""``python -m tests.bench [SCENARIO …]``: measure, and write the report. ``make bench`` calls it."""
+"""``python -m tests.bench [SCENARIO …]``: measure, and write the report. ``make bench`` calls it.
+
+``python -m tests.bench list`` prints the scenarios, ``… report`` all tables of the last run of each.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from typing import Any
 from tests.bench import background, brief, counting, long, page, results, states
 from tests.bench.case import Scenario
 from tests.bench.child import Settings, preload
+from tests.bench.gpu_section import tables
 from tests.bench.places import Place, given, on_loops
 from tests.bench.plot import plot
 from tests.bench.report import report
@@ -44,7 +48,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--dir", type=Path, help="where to measure; else, as root, a new ext4 on a loop device")
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="for the reports; the image lies there")
-    parser.add_argument("--page", action="store_true", help="put the report into docs/performance.md and README.md")
+    parser.add_argument("--page", action="store_true", help="write the summary into docs/performance.md and README.md")
     parser.add_argument("--no-count", action="store_true", help="leave out the untimed pass that counts fsyncs")
     parser.add_argument(
         "--tiny", action="store_true", help="one round with next to nothing, all of it compared: a test"
@@ -103,6 +107,12 @@ def main(arguments: Sequence[str]) -> int:
         return background.main(arguments[1:])
     if arguments[:1] == ["long"]:
         return long.main(arguments[1:])
+    if arguments[:1] == ["report"]:
+        print(report(json.loads(page.PAGE.with_name(page.SAMPLES).read_text(encoding="utf-8"))))
+        return 0
+    if arguments[:1] == ["list"]:
+        print("\n".join(f"{scenario.name:<16} {scenario.title}" for scenario in all_scenarios()))
+        return 0
     if arguments[:1] == ["predict"]:
         from tests.bench import predict
 
@@ -176,9 +186,10 @@ def _measure(arguments: Sequence[str], options: argparse.Namespace, scenarios: S
 
 
 def _gpu(out: Path) -> int:
-    """Take the file of a run on a GPU, which is made elsewhere, into the page."""
+    """Write the section of the page from the file of a run on a machine with a GPU, and print all tables of it."""
     found = out.parent / "gpu.json"
     if page.write_gpu(page.PAGE, found):
+        print(tables(json.loads(found.read_text(encoding="utf-8"))))
         print(f"{page.PAGE}: the section on GPUs is that of {found}")
         return 0
     print(f"error: {found} does not exist, or its run had no GPU\nhint: tests/gpu/run.sh writes it", file=sys.stderr)

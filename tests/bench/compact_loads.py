@@ -20,6 +20,7 @@ from ckstore import Store
 from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.objects.encoded import Decoder
 from ckstore.ops.compact import plan
+from tests.bench import page
 
 _DEEPEST = 8
 _CHANGED = 0.014
@@ -221,49 +222,38 @@ def _act(store: Store, state: dict[str, torch.Tensor], number: int, into: dict[s
         store.delete(number - 2, now=True)
 
 
-_MARKS = {
-    only: (f"<!-- {only}: written by the command in it -->", f"<!-- end of {only} -->")
-    for only in ("chain", "loads", "beside")
-}
+_MARKS = {only: (f"<!--{only}:begin-->", f"<!--{only}:end-->") for only in ("chain", "loads", "beside")}
 
 
-def write_page(path: Path, only: str, rows: list[dict[str, Any]], words: str) -> None:
-    """Put the figures into their place in a page."""
-    lines = [f"`python -m tests.bench compact --only {only} {words} --page`:", ""]
+def write_page(path: Path, only: str, rows: list[dict[str, Any]], command: str) -> None:
+    """Write the figures between their markers of a page."""
+    lines = [f"`{command}`:"]
     lines += {"loads": _load_lines, "beside": _beside_lines, "chain": _chain_lines}[only](rows)
-    first, last = _MARKS[only]
-    before, _, rest = path.read_text(encoding="utf-8").partition(first)
-    after = rest.partition(last)[2]
-    path.write_text("\n".join([before + first, "", *lines, "", last + after]), encoding="utf-8")
+    page.put(path, *_MARKS[only], "\n".join(lines))
 
 
 def _load_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| tensor | decode, GB/s a core | load, GB/s a core | beside plain | deepest path | beside depth 1 | memory |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    yield "processor time of a load ÷ a plain load (goal 3), and of the longest chain ÷ one link (goal 2)"
+    yield ""
     for row in rows:
-        deepest = f"{row['deepest_times_first']:.1f} (in time {row['deepest_times_first_wall']:.1f})"
-        plain = f"{row['first_times_plain']:.1f} (in time {row['first_times_plain_wall']:.1f})"
         yield (
-            f"| {row['tensor']} | {row['decode_bytes_s'] / 1e9:.2f} | {row['first_bytes_s'] / 1e9:.2f} | {plain} |"
-            f" {row['depth']} files | {deepest} | {row['beyond_bytes'] / _MIB:.0f} MiB |"
+            f"- {row['tensor']}: {row['first_times_plain']:.1f} and {row['deepest_times_first']:.1f}"
+            f" ({row['depth']} files, +{row['beyond_bytes'] / _MIB:.0f} MiB)"
         )
 
 
 def _chain_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     (row,) = rows
-    yield "| history | plain | kept, 3 of them plain | times smaller | a link, the median | deepest load beside plain |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    sizes = f"{row['plain_bytes'] / _MIB:.1f} MiB | {row['encoded_bytes'] / _MIB:.1f} MiB"
     yield (
-        f"| {row['history']}, one step apart | {sizes} | {row['times']:.1f} (15) | {row['link_times']:.1f} |"
-        f" {row['load_times_plain']:.1f} |"
+        f"a {row['history']}, shrank {row['times']:.1f} times, from {row['plain_bytes'] / _MIB:.1f} MiB to"
+        f" {row['encoded_bytes'] / _MIB:.1f} (goal 15). The slowest load took {row['load_times_plain']:.1f} times as"
+        " long."
     )
 
 
 def _beside_lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     (row,) = rows
-    yield f"| | alone | beside a compaction at a share of {row['share']} | (most - least) / median, alone |"
-    yield "| --- | --- | --- | --- |"
-    for what in ("save", "step"):
-        times, spread = row[f"{what}_times"], row[f"{what}_spread"]
-        yield f"| {what} | {1000 * row[f'{what}_s']:.1f} ms | {times:.2f} times as long | {spread:.2f} |"
+    yield (
+        f"with a compaction at a share of {row['share']}, saves took {row['save_times']:.2f} times as long and training"
+        f" steps {row['step_times']:.2f} (spread without it {row['save_spread']:.2f} and {row['step_spread']:.2f})."
+    )

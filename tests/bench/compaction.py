@@ -36,6 +36,14 @@ GOALS = {
 """History and steps between checkpoints -> how many times smaller it should be."""
 _ROUNDS = 5
 _BACKUPS_AT = 10
+_ON_PAGE = {
+    "w+m+v": "pre-training: weights, AdamW moments",
+    "14 bytes": "fine-tune 3e-6: both, and bf16 weights",
+    "bf16 1e-6": "fine-tune 1e-6: bf16 weights",
+    "bf16 3e-6": "fine-tune 3e-6: bf16 weights",
+    "LoRA": "LoRA adapters",
+}
+"""History -> its row on the page."""
 _JOINED = ("w+m+v", "14 bytes")
 
 
@@ -44,16 +52,16 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench compact", description=__doc__)
     parser.add_argument("--steps", type=int, default=100, help="the greatest distance between two checkpoints")
     parser.add_argument("--chain", type=int, default=100, help="checkpoints of the chain, one step apart")
-    parser.add_argument("--pretrained", type=int, default=histories.PRETRAINED, help="steps before a fine-tune begins")
-    parser.add_argument("--width", type=int, default=histories.WIDTH, help="of the model")
-    parser.add_argument("--batch", type=int, default=histories.BATCH, help="rows of a step")
+    parser.add_argument("--pretrained", type=int, default=100, help="steps before a fine-tune begins")
+    parser.add_argument("--width", type=int, default=192, help="of the model")
+    parser.add_argument("--batch", type=int, default=2, help="rows of a step")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="loads that are timed")
     parser.add_argument("--only", choices=("bytes", "chain", "loads", "beside"), default="bytes", help="one part")
     parser.add_argument(
         "--size", type=size, default=64 * 2**20, help="of the tensor that is loaded, or compacted beside"
     )
     parser.add_argument("--share", type=float, default=0.1, help="of a processor, for the compaction beside a training")
-    parser.add_argument("--page", action="store_true", help="put the figures into docs/performance.md")
+    parser.add_argument("--page", action="store_true", help="write the figures into docs/performance.md")
     parser.add_argument("--out", type=Path, help="a file for the figures")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -66,8 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         print(json.dumps(found, indent=1))
         if given.page:
-            words = f"--size {given.size // 2**20}MiB --rounds {given.rounds}"
-            compact_loads.write_page(page.PAGE, given.only, found, words)
+            compact_loads.write_page(page.PAGE, given.only, found, _command(parser, given))
         return 0
     histories.WIDTH, histories.BATCH = given.width, given.batch
     if given.only == "chain":
@@ -75,8 +82,7 @@ def main(arguments: Sequence[str]) -> int:
         row = _chain(given.chain, model, given.rounds)
         print(_line(row))
         if given.page:
-            words = f"--chain {given.chain} --pretrained {given.pretrained} --width {given.width} --batch {given.batch}"
-            compact_loads.write_page(page.PAGE, "chain", [row], f"{words} --rounds {given.rounds}")
+            compact_loads.write_page(page.PAGE, "chain", [row], _command(parser, given))
         return 0
     rows = []
     with tempfile.TemporaryDirectory(prefix="ckstore-peers-") as folder:
@@ -85,12 +91,21 @@ def main(arguments: Sequence[str]) -> int:
             rows.append(row)
             print(_line(row), flush=True)
     if given.page:
-        words = f"--steps {given.steps} --chain {given.chain} --pretrained {given.pretrained} --width {given.width}"
-        words += f" --batch {given.batch} --rounds {given.rounds}"
-        _write_page(page.PAGE, rows, f"python -m tests.bench compact {words} --page", peers.missing)
+        _write_page(page.PAGE, rows, _command(parser, given), peers.missing)
     if given.out is not None:
         given.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def _command(parser: argparse.ArgumentParser, given: argparse.Namespace) -> str:
+    """Return the command that measures the same and writes it into the page, without options at their defaults."""
+    values = {"size": f"{given.size // 2**20}MiB"}
+    options = [
+        f"--{name} {values.get(name, value)}"
+        for name, value in vars(given).items()
+        if name not in ("page", "out") and value != parser.get_default(name)
+    ]
+    return " ".join(["python -m tests.bench compact", *options, "--page"])
 
 
 def measure(steps: int, chain: int, pretrained: int, peers: Peers, rounds: int) -> Iterator[dict[str, Any]]:
@@ -221,28 +236,34 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-_FIRST, _LAST = "<!-- compaction: written by the command in it -->", "<!-- end of compaction -->"
+_FIRST, _LAST = "<!--compaction:begin-->", "<!--compaction:end-->"
 
 
 def _write_page(path: Path, rows: Sequence[dict[str, Any]], command: str, missing: Mapping[str, str]) -> None:
-    """Replace the table of bytes in a page."""
-    names = [name for name in PEERS if not missing.get(name)]
+    """Replace the table of sizes on a page."""
+    distances = sorted({row["distance"] for row in rows})
     lines = [
-        f"`{command}`: how many times smaller the older of two checkpoints gets (goals in brackets),",
-        "and what others make of it that have the newer one:",
+        f"`{command}`:",
         "",
-        f"| history | steps apart | ckstore | {' | '.join(names)} |",
-        f"| --- | --- | --- |{' --- |' * len(names)}",
+        f"| History | {' | '.join(map(str, distances))} | Best peer at {_BACKUPS_AT} |",
+        f"|---|{'---|' * len(distances)}---|",
     ]
-    for row in rows:
-        goal = GOALS.get((row["history"], row["distance"]))
-        own = f"{row['times']:.3g}" + (f" ({goal})" if goal else "")
-        own = f"**{own}**" if goal and row["times"] < goal else own
-        others = [f"{row['plain_bytes'] / row['peers'][name]:.2f}" if name in row["peers"] else "" for name in names]
-        lines.append(f"| {row['history']} | {row['distance']} | {own} | {' | '.join(others)} |")
+    found = {(row["history"], row["distance"]): row for row in rows}
+    for history, words in _ON_PAGE.items():
+        own = [_times(found.get((history, distance))) for distance in distances]
+        at_ten = found.get((history, _BACKUPS_AT), {"peers": {}})
+        others = {name: at_ten["plain_bytes"] / kept for name, kept in at_ten["peers"].items()}
+        best = max(others, key=others.__getitem__, default="")
+        lines.append(f"| {words} | {' | '.join(own)} | {f'{others[best]:.2f} {best}' if best else ''} |")
     if absent := ", ".join(name for name in PEERS if missing.get(name)):
-        lines += ["", f"Not installed where it was measured: {absent}."]
-    text = path.read_text(encoding="utf-8")
-    before, _, rest = text.partition(_FIRST)
-    after = rest.partition(_LAST)[2]
-    path.write_text("\n".join([before + _FIRST, "", *lines, "", _LAST + after]), encoding="utf-8")
+        lines += ["", f"Not installed: {absent}."]
+    page.put(path, _FIRST, _LAST, "\n".join(lines))
+
+
+def _times(row: dict[str, Any] | None) -> str:
+    """Return how many times smaller a checkpoint became, with the goal."""
+    if row is None:
+        return ""
+    goal = GOALS.get((row["history"], row["distance"]))
+    own = f"{row['times']:.3g}" + (f" ({goal})" if goal else "")
+    return f"**{own}**" if goal and row["times"] < goal else own

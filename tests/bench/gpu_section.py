@@ -1,4 +1,4 @@
-"""The section on GPUs: the file that `tests/gpu/run.py` wrote on such a machine, as Markdown."""
+"""The section on GPUs in docs/performance.md, and all tables, from the file that `tests/gpu/run.py` wrote."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ _CALLS = {
     "first_call_s": ": the first call",
     "prewarmed_call_s": ": the first call, after `prewarm`",
     "durable_s": ": until durable",
+}
+_SHORT_CALLS = {
+    "after_call_s": "…, with `after=`",
+    "unchanged_call_s": "…, unchanged",
+    "first_call_s": "…, the first",
+    "prewarmed_call_s": "…, the first after `prewarm`",
 }
 _SAVES = {
     "ckstore_s": "`save`",
@@ -49,33 +55,84 @@ _ACTS = {
 
 
 def section(found: Mapping[str, Any]) -> str:
-    """Return what is known of a run that had a GPU; a case that failed is named."""
+    """Return the section for the page: the machine, the acts that a user waits for, and the cases that failed."""
     cases = found["cases"]
-    about, outcomes = cases["about"], list(found["tests"].values())
+    parts = (_head(found), "\n".join(_short_rows(cases)), _problems(cases))
+    return "\n\n".join(part for part in parts if part)
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """Return all tables of a run."""
+    cases = found["cases"]
+    rows = ["| Act | seconds | GB/s | |", "| --- | --- | --- | --- |", *_rows(cases)]
+    parts = (_head(found), _details(found), "\n".join(rows), _crossed(cases), _by_threads(cases), _problems(cases))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(found: Mapping[str, Any]) -> str:
+    about = found["cases"]["about"]
     machine, card = about["machine"], about["card"]
+    return (
+        f"{found['date']}: {card['name']} ({card['memory_bytes'] / 2**30:.0f} GiB), {machine['cores']} cores, "
+        f"CUDA {about['cuda']}, torch {about['versions'].get('torch', '?')}."
+    )
+
+
+def _details(found: Mapping[str, Any]) -> str:
+    """Return the machine, all versions, and the outcomes of the tests."""
+    about, outcomes = found["cases"]["about"], list(found["tests"].values())
+    machine = about["machine"]
     counts = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in dict.fromkeys(outcomes)) or "none ended"
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    head = (
-        f"Of a run on {found['date']}: {card['name']} ({card['memory_bytes'] / 2**30:.0f} GiB), {machine['cpu']}, "
-        f"{machine['cores']} cores, Linux {machine['kernel']}, CUDA {about['cuda']}, Python {machine['python']}, "
-        f"{versions}. Tests of `tests/gpu`: {counts}."
+    return (
+        f"{machine['cpu']}, Linux {machine['kernel']}, Python {machine['python']}, {versions}. "
+        f"Tests of `tests/gpu`: {counts}."
     )
-    rows = ["| Act | seconds | GB/s | |", "| --- | --- | --- | --- |", *_rows(cases)]
+
+
+def _problems(cases: Mapping[str, Any]) -> str:
+    """Return the cases that failed, and those that loaded other bytes than they saved."""
     failed = [
         f"- `{name}` failed: {case['error'].strip().splitlines()[-1]}"
         for name, case in cases.items()
         if "error" in case
     ]
     differs = [
-        f"- `{name}`: **what was loaded is not what was saved**"
+        f"- `{name}`: **the loaded bytes differ from the saved ones**"
         for name, case in cases.items()
         if not case.get("same", True)
     ]
-    return "\n\n".join(
-        part
-        for part in (head, "\n".join(rows), _crossed(cases), _by_threads(cases), "\n".join([*failed, *differs]))
-        if part
-    )
+    return "\n".join([*failed, *differs])
+
+
+def _short_rows(cases: Mapping[str, Any]) -> list[str]:
+    """Return the rows of the page: the seconds of each act for the smaller and the larger state."""
+    names = ("copies", "stall", "stall_large", "save", "load")
+    copies, stall, large, save, load = (cases.get(name, {}) for name in names)
+    sizes = [f"{case['bytes'] / 2**30:.3g} GiB, s" if "bytes" in case else "–" for case in (stall, large)]
+    baseline = _per_byte(copies, "from_device_pinned_s")
+    calls = [_seconds(case, "call_s") + _times(case, baseline) for case in (stall, large)]
+    rows = [("call of `save_async`", *calls)]
+    rows += [(words, _seconds(stall, key), _seconds(large, key)) for key, words in _SHORT_CALLS.items()]
+    rows += [(_SAVES[key], _seconds(save, key), "") for key in ("ckstore_s", "ckstore_unchanged_s")]
+    rows.append(("torch.save + fsync", _seconds(save, "torch_save_s"), ""))
+    shown = {"ckstore_s", "torch_load_s", "safetensors_s"}
+    rows += [(f"load: {words}", _seconds(load, key), "") for key, words in _LOADS.items() if key in shown]
+    lines = [f"| {' | '.join(row)} |".replace("  ", " ") for row in rows if row[1] or row[2]]
+    return [f"| Act | {' | '.join(sizes)} |", "|---|---|---|", *lines] if lines else []
+
+
+def _seconds(case: Mapping[str, Any], key: str) -> str:
+    return number(case[key]) if key in case else ""
+
+
+def _times(case: Mapping[str, Any], baseline: float | None) -> str:
+    """Return how many times as long as a pinned copy of the same bytes a call takes."""
+    share = _per_byte(case, "call_s")
+    if not baseline or share is None:
+        return ""
+    times = share / baseline
+    return f" ({number(times)} × copy{'' if times <= _GOAL else f', wanted {_GOAL:g}'})"
 
 
 def _rows(cases: Mapping[str, Any]) -> list[str]:

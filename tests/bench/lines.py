@@ -1,4 +1,4 @@
-"""The lines that ckstore wants to reach, each as a ratio of two figures of the same run."""
+"""The goals of ckstore, each as a ratio of two figures of the same run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Line:
-    """One thing to be reached.
+    """One goal.
 
     Attributes:
-        what: In words.
-        limit: The figure has to be at least, or at most, this.
-        at_least: Which of the two.
-        figure: Computes it; None: it was not measured.
+        what: The name of the figure.
+        limit: The figure must be at least, or at most, this.
+        at_least: Whether the limit is a minimum.
+        figure: Computes the figure. It returns None if it was not measured.
     """
 
     what: str
@@ -129,68 +129,73 @@ def _on_fast(scenario: str, baselines: dict[int, str]) -> tuple[Line, Line]:
     what = f"{scenario.removeprefix('fast-')}, a device in memory"
     chosen, two = (_baseline_share(scenario, tuple(baselines.values()), ours=ours) for ours in (_OURS, FAST_OURS[2]))
     return (
-        Line(f"{what}: share of the direct baseline", 0.85, True, chosen),
-        Line(f"{what}, two threads: share of the direct baseline", 0.85, True, two),
+        Line(f"{what}, time of direct I/O ÷ ours", 0.85, True, chosen),
+        Line(f"{what}, two threads, time of direct I/O ÷ ours", 0.85, True, two),
     )
 
 
 def _mapped(scenario: str, what: str) -> tuple[Line, Line]:
     peer, every = "safetensors", ", every byte"
     return (
-        Line(f"{what}: time of that of safetensors", 2.0, False, _slower(scenario, peer)),
-        Line(f"{what}{every}: time of that of safetensors", 1.0, False, _slower(scenario, peer + every, _OURS + every)),
+        Line(f"{what}, time ÷ safetensors", 2.0, False, _slower(scenario, peer)),
+        Line(f"{what}{every}, time ÷ safetensors", 1.0, False, _slower(scenario, peer + every, _OURS + every)),
     )
 
 
 LINES = (
     Line(
-        "first save: share of the direct-write baseline, or the next line",
+        "first save, time of the direct write ÷ ours (or the next line)",
         0.85,
         True,
         _baseline_share("save", WRITE_BASELINES),
     ),
-    Line("first save: faster than the best peer, or the line before", 1.2, True, _faster("save")),
-    Line("first save: faster than torch.save + fsync", 1.5, True, _faster("save", "torch.save")),
-    Line("first save: CPU-seconds of those of torch.save", 0.5, False, _cpu_of_torch_save),
-    Line("steady saves: share of the direct-write baseline", 0.85, True, _baseline_share("steady", WRITE_BASELINES)),
-    Line("first save on tmpfs: faster than safetensors", 1.0, True, _faster("tmpfs", "safetensors")),
-    Line("unchanged: of hash + 20 µs × (tensors + blobs) + 10 ms", 1.3, False, _unchanged),
-    Line("unchanged: faster than restic", 20.0, True, _faster("unchanged", "restic")),
-    Line("unchanged: faster than borg", 20.0, True, _faster("unchanged", "borg")),
-    Line("unchanged: faster than the best peer", 10.0, True, _faster("unchanged")),
-    Line("10 % changed: bytes stored of bytes changed", 1.02, False, _stored),
-    Line("10 % changed: time of that of the changed bytes and the hash", 1.3, False, _changing),
-    Line("small tensors: faster than torch.save + fsync", 1.0, True, _faster("small", "torch.save")),
-    Line("small tensors: faster than a file each", 10.0, True, _faster("small", "file a tensor, fsync each")),
-    Line("3 MB in 100 tensors: time of torch.save + fsync", 1.5, False, _slower("small-state", "torch.save")),
-    Line("the same on XFS: time of torch.save + fsync", 1.5, False, _slower("small-state-xfs", "torch.save")),
+    Line("first save, time of the fastest peer ÷ ours (or the line before)", 1.2, True, _faster("save")),
+    Line("first save, time of torch.save + fsync ÷ ours", 1.5, True, _faster("save", "torch.save")),
+    Line("first save, CPU-seconds ÷ those of torch.save", 0.5, False, _cpu_of_torch_save),
+    Line("steady saves, time of the direct write ÷ ours", 0.85, True, _baseline_share("steady", WRITE_BASELINES)),
+    Line("first save on tmpfs, time of safetensors ÷ ours", 1.0, True, _faster("tmpfs", "safetensors")),
+    Line("save, unchanged, time ÷ (hash + 20 µs × (tensors + blobs) + 10 ms)", 1.3, False, _unchanged),
+    Line("save, unchanged, time of restic ÷ ours", 20.0, True, _faster("unchanged", "restic")),
+    Line("save, unchanged, time of borg ÷ ours", 20.0, True, _faster("unchanged", "borg")),
+    Line("save, unchanged, time of the fastest peer ÷ ours", 10.0, True, _faster("unchanged")),
+    Line("10 % changed, bytes stored ÷ bytes changed", 1.02, False, _stored),
+    Line("10 % changed, time ÷ (writing the changed bytes + hashing all)", 1.3, False, _changing),
+    Line("small tensors, time of torch.save + fsync ÷ ours", 1.0, True, _faster("small", "torch.save")),
+    Line("small tensors, time of one file for each ÷ ours", 10.0, True, _faster("small", "file a tensor, fsync each")),
+    Line("saves of 3 MB in 100 tensors, time ÷ torch.save + fsync", 1.5, False, _slower("small-state", "torch.save")),
+    Line("the same on XFS, time ÷ torch.save + fsync", 1.5, False, _slower("small-state-xfs", "torch.save")),
     *_on_fast("fast-save", FAST_WRITE),
     Line(
-        "save, a device in memory: share of hash, copy and direct write",
+        "save, a device in memory, time of hash, copy and direct write ÷ ours",
         0.85,
         True,
         _baseline_share("fast-save", tuple(FAST_HASHED.values())),
     ),
     *_on_fast("fast-load", FAST_READ),
-    *_mapped("map", "mapped, warm"),
-    *_mapped("map-again", "mapped, after a load"),
-    Line("load, warm, verified: faster than torch.load", 3.0, True, _faster("load", "torch.save")),
-    Line("load, after a load, verified: faster than torch.load", 3.0, True, _faster("load-again", "torch.save")),
+    *_mapped("map", "mapped load, warm"),
+    *_mapped("map-again", "mapped load after a load"),
+    Line("load, warm, time of torch.load ÷ ours", 3.0, True, _faster("load", "torch.save")),
+    Line("load after a load, time of torch.load ÷ ours", 3.0, True, _faster("load-again", "torch.save")),
     Line(
-        "load, cold, verified: share of the direct-read baseline",
+        "load, cold, time of the direct read ÷ ours",
         0.85,
         True,
         _baseline_share("load-cold", READ_BASELINES),
     ),
-    Line("load in place, warm: time of that of one memcpy", 1.5, False, _in_place),
-    Line("one tensor, cold: bytes read of bytes needed", 1.1, False, _one),
-    Line("first save: extra memory in MiB", 256.0, False, _memory("save")),
-    Line("first save of a state larger than memory: extra memory in MiB", 256.0, False, _memory("save-large")),
-    Line("load in place: extra memory in MiB", 128.0, False, _memory("into")),
-    Line("keep the last three: p95 of p50, median of the rounds", 1.5, False, _tail),
-    Line("page cache of another file kept", 0.95, True, lambda r: r.value("cache", _OURS, "kept_share")),
+    Line("load in place, warm, time ÷ memcpy", 1.5, False, _in_place),
+    Line("one tensor, cold, bytes read ÷ bytes needed", 1.1, False, _one),
+    Line("first save, extra memory in MiB", 256.0, False, _memory("save")),
+    Line("first save of a state larger than memory, extra memory in MiB", 256.0, False, _memory("save-large")),
+    Line("load in place, extra memory in MiB", 128.0, False, _memory("into")),
+    Line("keep the last three, p95 ÷ p50, median of the rounds", 1.5, False, _tail),
     Line(
-        "verify, cold: share of the slower of read and hash",
+        "share of the page cache of another file that is kept",
+        0.95,
+        True,
+        lambda r: r.value("cache", _OURS, "kept_share"),
+    ),
+    Line(
+        "verify, cold, time of the slower of read and hash ÷ ours",
         0.85,
         True,
         _baseline_share("verify", READ_BASELINES, HASH_BASELINES),

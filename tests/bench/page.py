@@ -1,6 +1,7 @@
-"""Put the report and the plot into docs/performance.md, between its two markers.
+"""Write the summary and the plot of ``make bench`` into docs/performance.md, between two markers.
 
-``docs/performance.json`` has the samples of the last run of each scenario, so that scenarios can be run by themselves.
+``docs/performance.json`` has the samples of the last run of each scenario, so that scenarios can be run separately.
+``python -m tests.bench report`` prints all tables of these samples.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 from tests.bench.gpu_section import section
 from tests.bench.plot import plot
-from tests.bench.report import report
 from tests.bench.results import joined
+from tests.bench.summary import summary
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 GPU_BEGIN, GPU_END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
@@ -26,10 +27,10 @@ class NoPlace(Exception):
 
 
 def write(page: Path, read: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the scenarios of a run into the samples beside the page, and make table and plot of all that are there.
+    """Add the scenarios of a run to the samples of the page, and write the summary and the plot of all samples.
 
     Returns:
-        All that are there.
+        All samples.
 
     Raises:
         NoPlace: There is no place for it; nothing was changed.
@@ -38,9 +39,8 @@ def write(page: Path, read: Mapping[str, Any]) -> dict[str, Any]:
     samples = page.with_name(SAMPLES)
     read = joined(json.loads(samples.read_text(encoding="utf-8")) if samples.exists() else {}, read)
     samples.write_text(json.dumps(read, separators=(",", ":")).replace('{"role"', '\n{"role"') + "\n", encoding="utf-8")
-    new = f"![Medians and spread of each case]({PLOT})\n\n{report(read)}"
     page.with_name(PLOT).write_text(plot(read), encoding="utf-8")
-    put(page, BEGIN, END, new)
+    put(page, BEGIN, END, summary(read))
     return read
 
 

@@ -46,7 +46,7 @@ def _run(run: Mapping[str, Any]) -> str:
 
 
 def _lines(results: Results) -> str:
-    rows = ["| To be reached | Wanted | Found | |", "| --- | --- | --- | --- |"]
+    rows = ["| Goal | Wanted | Measured | Reached |", "| --- | --- | --- | --- |"]
     for line in LINES:
         value = line.figure(results)
         if value is not None:

@@ -19,8 +19,8 @@ import torch
 from ckstore import Store
 from ckstore.ops.read import storage_read
 from ckstore.ops.save import write
-from tests.bench import background, brief, cores, counting, long, page, scale, states
-from tests.bench.__main__ import chosen
+from tests.bench import background, brief, cores, counting, evaluators, long, page, scale, states
+from tests.bench.__main__ import chosen, main
 from tests.bench.background_cases import CASES, run_case
 from tests.bench.case import Here
 from tests.bench.lines import LINES
@@ -31,6 +31,7 @@ from tests.bench.runner import in_order
 from tests.bench.scenarios import all_scenarios
 from tests.bench.sizes import size
 from tests.bench.states import Sizes
+from tests.bench.summary import summary
 from tests.support.requirements import representatives
 from tests.support.stores import check_store
 
@@ -238,7 +239,19 @@ def test_the_page_of_this_project_has_a_place_for_the_table() -> None:
     text = page.PAGE.read_text(encoding="utf-8")
 
     assert text.count(page.BEGIN) == text.count(page.END) == 1
-    assert all(f"`{scenario.name}`" in text for scenario in all_scenarios())
+
+
+def test_the_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [scenario.name for scenario in all_scenarios()]
+
+
+def test_all_tables_of_the_page_s_samples_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report"]) == 0
+
+    assert report(json.loads(page.PAGE.with_name(page.SAMPLES).read_text(encoding="utf-8"))) in capsys.readouterr().out
 
 
 def test_a_run_of_some_scenarios_replaces_those_and_leaves_the_others(tmp_path: Path) -> None:
@@ -256,8 +269,9 @@ def test_a_run_of_some_scenarios_replaces_those_and_leaves_the_others(tmp_path: 
     assert text.startswith("Before.\n")
     assert text.endswith("After.\n")
     assert "stale words" not in text
-    assert "`save`: of a run on 2026-01-03" in text
-    assert "`verify`: of a run on 2026-01-01" in text
+    assert "2026-01-01 to 2026-01-03: " in text
+    assert "(`save`) | 2 | – | – |" in text
+    assert "(`verify`) | 3 | – | – |" in text
 
 
 def told(scenario: str, date: str, seconds: float) -> dict[str, Any]:
@@ -291,7 +305,7 @@ def test_fsyncs_are_scaled_up_like_the_times() -> None:
 def test_the_page_is_what_its_samples_say() -> None:
     read = json.loads(page.PAGE.with_name(page.SAMPLES).read_text(encoding="utf-8"))
 
-    assert report(read) in page.PAGE.read_text(encoding="utf-8")
+    assert f"{page.BEGIN}\n\n{summary(read)}\n\n{page.END}" in page.PAGE.read_text(encoding="utf-8")
     assert plot(read) == page.PAGE.with_name(page.PLOT).read_text(encoding="utf-8")
     assert f"{brief.BEGIN}\n\n{brief.brief(read)}\n\n{brief.END}" in brief.README.read_text(encoding="utf-8")
 
@@ -337,6 +351,16 @@ def test_the_processor_s_time_is_measured_by_the_number_of_threads(
 
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == [["save", form] for form in cores._FORMS] + [["load", form] for form in cores._LOADS]
+
+
+@pytest.mark.slow
+def test_the_cost_of_an_evaluation_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--counts", "2", "--processes", "2", "--rounds", "1", "--dir", str(tmp_path)]
+
+    assert evaluators.main(options) == 0
+
+    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == ["`annotate`", "`follow(lacking=)` and `annotate`", "the same, 2 processes"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.bench import page
-from tests.bench.gpu_section import section
+from tests.bench.gpu_section import section, tables
 from tests.gpu import cores, kit, run
 from tests.gpu.measure import CASES, copies_in
 
@@ -158,24 +158,25 @@ def of_a_card(**cases: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_section_has_the_card_the_stall_beside_the_copy_and_the_bytes_that_crossed() -> None:
-    text = section(
-        of_a_card(
-            copies={"bytes": 10**9, "from_device_pinned_s": 0.02, "from_device_pageable_s": 0.2},
-            stall={"bytes": 2 * 10**9, "call_s": 0.05, "first_call_s": 0.4, "durable_s": 2.0, "same": True},
-            save={"error": "Traceback\nRuntimeError: CUDA error"},
-            load={"bytes": 10**9, "ckstore_s": 0.5, "torch_load_s": 1.0, "same": False},
-            crossed={"bytes": 10**9, "first_save": {"DtoH": 10**9, "HtoD": 0}},
-        )
+    found = of_a_card(
+        copies={"bytes": 10**9, "from_device_pinned_s": 0.02, "from_device_pageable_s": 0.2},
+        stall={"bytes": 2 * 10**9, "call_s": 0.05, "first_call_s": 0.4, "durable_s": 2.0, "same": True},
+        save={"error": "Traceback\nRuntimeError: CUDA error"},
+        load={"bytes": 10**9, "ckstore_s": 0.5, "torch_load_s": 1.0, "same": False},
+        crossed={"bytes": 10**9, "first_save": {"DtoH": 10**9, "HtoD": 0}},
     )
 
-    assert "A Card 80GB (80 GiB)" in text
-    assert "CUDA 13.0" in text
-    assert "Tests of `tests/gpu`: 2 passed, 1 failed." in text
-    assert "| `save_async`: the call | 0.05 | 40 | 1.25 × the pinned copy (wanted: at most 1.1) |" in text
-    assert "| *copy from the GPU, pinned* | 0.02 | 50 |  |" in text
-    assert "first save 1.00 from and 0.00 to the GPU" in text
-    assert "- `save` failed: RuntimeError: CUDA error" in text
-    assert "- `load`: **what was loaded is not what was saved**" in text
+    for text in (section(found), tables(found)):
+        assert "A Card 80GB (80 GiB)" in text
+        assert "CUDA 13.0" in text
+        assert "- `save` failed: RuntimeError: CUDA error" in text
+        assert "- `load`: **the loaded bytes differ from the saved ones**" in text
+    assert "| call of `save_async` | 0.05 (1.25 × copy, wanted 1.1) | |" in section(found)
+    assert "Tests of `tests/gpu`: 2 passed, 1 failed." in tables(found)
+    assert "first save 1.00 from and 0.00 to the GPU" in tables(found)
+    assert "| load: torch.load(map_location) | 1 | |" in section(found)
+    assert "| `save_async`: the call | 0.05 | 40 | 1.25 × the pinned copy (wanted: at most 1.1) |" in tables(found)
+    assert "| *copy from the GPU, pinned* | 0.02 | 50 |  |" in tables(found)
 
 
 def test_the_section_has_a_table_by_threads_where_the_run_has_that_case() -> None:
@@ -190,15 +191,15 @@ def test_the_section_has_a_table_by_threads_where_the_run_has_that_case() -> Non
         "places": {"shm": shm, "disk": disk},
     }
 
-    text = section(of_a_card(cores=cores))
+    text = tables(of_a_card(cores=cores))
 
     assert "A state of 4.0 GiB in the processor's memory, 16 cores" in text
     assert "| | 1 | 2 | 4 | 8 | 16 | chosen (8) |\n| --- | --- | --- | --- | --- | --- | --- |\n" in text
     assert "| *hash* | 20 |  |  |  | 120 |  |" in text
     assert "| `save` to /dev/shm | 5 |  |  |  |  | 22.5 |" in text
     assert "*copy of memory*" not in text  # time ran out before it
-    assert "by the number of threads" not in section(of_a_card())
-    assert "by the number of threads" not in section(of_a_card(cores={"error": "not run: no time was left"}))
+    assert "by the number of threads" not in tables(of_a_card())
+    assert "by the number of threads" not in tables(of_a_card(cores={"error": "not run: no time was left"}))
 
 
 def test_states_by_threads_come_back_the_same_and_what_time_does_not_allow_is_left_out(

@@ -76,7 +76,7 @@ def places_of(
 class Snapshot:
     """Shared memory for one state. Its pages are there before anything is copied into it, huge ones if possible.
 
-    A copy to huge pages takes seven tenths of the time of one to pages of 4 KiB (docs/performance.md).
+    A copy to huge pages takes seven tenths of the time of one to pages of 4 KiB (docs/adr/0014-saver.md).
     """
 
     def __init__(self, nbytes: int) -> None:
