@@ -74,7 +74,7 @@ def test_a_store_from_elsewhere_harms_nothing_outside_it(
         "refused": sum(found.refused for found in visits.values()),
     }
     with capsys.disabled():
-        print("\n" + covered("stores from elsewhere", f"part {part}", violations=len(wrong), seed=seed, **counts))
+        print("\n" + covered("hostile stores", f"part {part}", violations=len(wrong), seed=seed, **counts))
     assert not wrong, "\n".join(wrong[:_TOLD])
     assert counts["acts"] > 50 * len(visits)
 

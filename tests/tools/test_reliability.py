@@ -48,12 +48,22 @@ def test_the_table_has_the_sums_of_what_the_lanes_told(
     test = "tests/tools/test_reliability.py"
     assert (done.returncode, done.stderr) == (0, "")
     assert rows(page) == [
-        ["kill points", "12 points, 1 part", "0", "none: nothing is drawn", f"`make crash PYTEST_ARGS={test}`"],
+        ["kill points", "12 points, 1 part", "0", "–", f"`make crash PYTEST_ARGS={test}`"],
         ["power cuts", "1,500 cuts, 1 not reached, 2 parts", "0", "7, 8", f"`make crash PYTEST_ARGS={test}`"],
     ]
     assert page.read_text().startswith("# Reliability\n\nBefore.\n\n<!-- table: begin -->\n\n| Lane ")
     assert page.read_text().endswith("\n\n<!-- table: end -->\n\nAfter.\n")
     assert "old" not in page.read_text()
+
+
+def test_of_many_seeds_the_number_is_in_the_table(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REPORT, str(tmp_path / "crash.jsonl"))
+    for seed in range(3):
+        covered("histories", f"part {seed}", seed=seed, histories=50)
+
+    run(tmp_path / "crash.jsonl", page)
+
+    assert rows(page)[0][:4] == ["histories", "150 histories, 3 parts", "0", "3 seeds"]
 
 
 def test_a_second_run_changes_nothing(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

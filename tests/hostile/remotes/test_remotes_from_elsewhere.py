@@ -119,7 +119,7 @@ def test_a_remote_from_elsewhere_harms_nothing_outside_it(
         "refused": sum(found.refused for found in visits),
     }
     with capsys.disabled():
-        print("\n" + covered("remotes from elsewhere", f"part {part}", violations=len(wrong), seed=seed, **counts))
+        print("\n" + covered("hostile remotes", f"part {part}", violations=len(wrong), seed=seed, **counts))
     assert not wrong, "\n".join(wrong[:_TOLD])
     assert counts["acts"] > 20 * len(visits)
 
