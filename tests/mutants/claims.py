@@ -9,7 +9,7 @@ _CLAIMS, _OWNERS = "tests/remote/test_claims.py", "tests/remote/test_owners.py"
 
 CLAIMS = [
     Mutant(
-        "an eviction claims the checkpoint before it looks at the remote",
+        "an eviction claims the checkpoint before it inspects the remote",
         "evict-unclaimed",
         "PresenceCheck.claim",
         "        for_each(claim, wanted, threads=self._manner.threads, stopping=objects.close)\n",
@@ -18,7 +18,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "after its claim an eviction looks for the mark of a removal",
+        "after its claim, an eviction checks for the mark of a removal",
         "evict-ignores-removal",
         "PresenceCheck.lacks",
         "if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:",
@@ -27,7 +27,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a removal looks for claims after it wrote its mark",
+        "a removal checks for claims after it wrote its mark",
         "removal-ignores-claims",
         "keep_remote.remove_there",
         "{*places} - {claim.place for claim in claims} - failed.keys()",
@@ -36,7 +36,7 @@ CLAIMS = [
         "NoSuchRef",
     ),
     Mutant(
-        "keep_remote does not choose what another store relies on",
+        "keep_remote does not choose checkpoints that another store claims",
         "plan-ignores-claims",
         "KeepRemote._candidates",
         'wanted_by=stays.get(place.id, "") or claimed.get(place, ""),',
@@ -45,7 +45,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a claimed checkpoint exists, whatever mark is beside it",
+        "a claimed checkpoint exists, despite any mark of a removal",
         "claimed-is-removed",
         "ObjectSource.listed",
         "            dropped -= {claim.place for claim in claims_at(self._objects)}\n",
@@ -54,7 +54,7 @@ CLAIMS = [
         "NoSuchRef",
     ),
     Mutant(
-        "a claim names the blobs of a checkpoint whose manifest is gone",
+        "a claim names the blobs even if the manifest of its checkpoint is deleted",
         "claims-name-nothing",
         "RemoteSurvey.named",
         "            found.update(() if said is None else said.blobs)\n",
@@ -63,7 +63,7 @@ CLAIMS = [
         "Error",
     ),
     Mutant(
-        "a claim stays while the checkpoint can be brought back",
+        "a claim lasts while the checkpoint can be undeleted",
         "claim-of-dropped-ends",
         "claims._is_needed",
         "(_listed(context, claim.place), _dropped(context, claim.place), _listed(context, claim.place))",
@@ -72,7 +72,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a claim ends when the bytes are back",
+        "a claim ends when the bytes are restored",
         "claim-for-ever",
         "transfer.pull",
         "if work.brought_back and isinstance(there, Remote):",
@@ -81,7 +81,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a checkpoint that keeps its bytes says so, and has no claim",
+        "a checkpoint that keeps its bytes is recorded as local and has no claim",
         "claim-of-refused-stays",
         "evict._take_back",
         "    attest.end_claim(place_of(one.info), one.holder.claim)\n",
@@ -90,7 +90,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a checkpoint that lacks bytes says where they are, whatever failed",
+        "a checkpoint without bytes records where they are, despite any failure",
         "word-taken-back-too-late",
         "evict._take_back",
         "        if not here.issuperset(blob.digest for blob in one.blobs):\n            return\n",
@@ -99,7 +99,7 @@ CLAIMS = [
         "MissingBlob",
     ),
     Mutant(
-        "a mirror brings nothing of a run that another store owns",
+        "a mirror pushes nothing to a run that another store owns",
         "owned-run-taken",
         "Ownership._take",
         "            self._check_dead(remote, owner, listed)\n",
@@ -108,7 +108,7 @@ CLAIMS = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "an owner that wrote a moment ago is alive",
+        "an owner that wrote recently is alive",
         "owner-never-alive",
         "Ownership._check_dead",
         "if remote.cas and age_s > there.life_s:",
@@ -117,7 +117,7 @@ CLAIMS = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a policy reads who owns a run after it listed the checkpoints",
+        "a policy reads the owner of a run after it listed the checkpoints",
         "owner-read-early",
         "KeepRemote.plan",
         "        listed = source.places()\n"
@@ -128,7 +128,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a policy keeps the newest pushed checkpoint of its store, also where a later one is not pushed yet",
+        "a policy keeps the newest pushed checkpoint of its store, even if a newer one is not pushed yet",
         "unpushed-takes-a-place",
         "KeepRemote.plan",
         "[info for info in here.values() if info.id in pushed]",
@@ -137,7 +137,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "an owner writes again on its own version alone",
+        "an owner overwrites only its own version",
         "owner-overwrites",
         "Ownership._write_again",
         "remote.objects.update(keys.owner(run), own.render(), known.tag)",
@@ -146,7 +146,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a policy does not count for the run of another store",
+        "a policy does not apply to the run of another store",
         "foreign-run-judged",
         "KeepRemote._judges",
         "        return False\n",
@@ -155,7 +155,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "what is saved after a takeover comes after what the former owner brings",
+        "saves after a takeover follow the checkpoints that the former owner pushes",
         "takeover-below",
         "Ownership._take",
         "        raise_order(self.context, owner.sequence, remote.name)\n",
@@ -164,7 +164,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "keep_remote keeps the newest of this store, whatever numbers an earlier life of the run left there",
+        "keep_remote keeps the newest checkpoint of this store, despite higher numbers from an earlier life of the run",
         "abandoned-timeline-wins",
         "KeepRemote._stays_for_here",
         "            elif info.id in wanted:\n",
@@ -173,7 +173,7 @@ CLAIMS = [
         "NoSuchRef",
     ),
     Mutant(
-        "a save has a greater number than what was found at the mirror",
+        "a save has a greater number than the checkpoints at the mirror",
         "least-number-ignored",
         "sequence.next_sequence",
         "max(greatest, context.known.greatest_sequence.value, least) + 1",
@@ -182,7 +182,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a number that was made up at a remote uses up no numbers",
+        "a forged number at a remote does not use up the numbers",
         "made-up-number-believed",
         "ownership.raise_order",
         "if sequence > own + WIDEST_GAP:",
@@ -191,8 +191,8 @@ CLAIMS = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "verify asks the remote for checkpoints whose bytes are there alone",
-        "elsewhere-believed",
+        "verify checks the remote for checkpoints whose bytes only it has",
+        "remote-only-believed",
         "store.Store.verify",
         "        if not report.elsewhere:\n",
         "        if report:\n",
@@ -200,7 +200,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "the mirror pushes again what left it",
+        "the mirror pushes removed checkpoints again",
         "missing-settled",
         "Mirror._settled",
         "        new = [info for info in new if info.id not in again]\n",
@@ -218,7 +218,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a tag that came from a remote and was not moved here moves as it does there",
+        "a tag from a remote follows the remote until it is moved locally",
         "taken-tag-stays",
         "metadata_sync.take_names",
         "if target is None or _came_from(context, source, name, target):",
@@ -227,7 +227,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a tag that was moved here stays where it is",
+        "a locally moved tag stays unchanged",
         "own-tag-moved",
         "metadata_sync.take_names",
         "if target is None or _came_from(context, source, name, target):",
@@ -236,7 +236,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "what keep_remote removed is pushed again once it is kept",
+        "checkpoints that keep_remote removed are pushed again once it keeps them",
         "pruned-for-ever",
         "Mirror._settled",
         "again = mirrored.missing.keys() | mirrored.pruned",
@@ -245,7 +245,7 @@ CLAIMS = [
         "the remote lost",
     ),
     Mutant(
-        "what keep_remote removed is not taken for what the mirror has",
+        "the mirror is not assumed to have checkpoints that keep_remote removed",
         "pruned-is-there",
         "KeepRemote.apply",
         "            note_pruned(self.context.layout, self.remote.name, [entry.info.id for entry in going])\n",
@@ -254,7 +254,7 @@ CLAIMS = [
         "the remote lost",
     ),
     Mutant(
-        "an owner stays alive while a checkpoint is on its way",
+        "an owner stays alive while it pushes a checkpoint",
         "owner-dies-while-pushing",
         "Mirror._say",
         "            self._own(there, info)\n",
@@ -263,7 +263,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a claim that cannot be read counts, and stops no other duty",
+        "an unreadable claim counts, and stops no other task",
         "damaged-claim-stops-all",
         "claims._read_if_possible",
         "    except RemoteError:\n        return None\n",
@@ -272,7 +272,7 @@ CLAIMS = [
         "RemoteError",
     ),
     Mutant(
-        "a store that cannot be looked at may be alive",
+        "a store that cannot be inspected may be alive",
         "unseen-store-is-gone",
         "ownership._is_gone",
         "    except (CkstoreError, OSError):  # it cannot be looked at, such as another user's: it may be alive\n"
@@ -282,7 +282,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "claims that left a remote are written again",
+        "claims that are missing at a remote are written again",
         "lost-claims-stay-lost",
         "Mirror._look",
         "            claim_again(context, there)\n",
@@ -291,8 +291,8 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a deleted checkpoint that can be brought back is claimed again as well",
-        "lost-claims-of-listed-alone",
+        "a deleted checkpoint that can be undeleted is also claimed again",
+        "lost-claims-of-listed-only",
         "lost_claims._evicted",
         "    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be brought back\n",
         "",
@@ -300,7 +300,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "tags, pins and notes that left the mirror are pushed again",
+        "tags, pins and notes that are missing at the mirror are pushed again",
         "mirrored-documents-believed",
         "Mirror._look",
         "known.documents.keys() - documents",
@@ -309,7 +309,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "verify fails where the remote of an evicted checkpoint is gone",
+        "verify fails if the remote of an evicted checkpoint is missing",
         "emptied-remote-not-asked",
         "listing._missing_at_holder",
         "    except NoSuchRemote as error:",
@@ -318,7 +318,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "doctor says of evicted checkpoints what the mirror was seen to lack",
+        "doctor reports evicted checkpoints that the mirror lacks",
         "evicted-believed-by-doctor",
         "check_elsewhere",
         "    if facts.missing:",

@@ -10,7 +10,7 @@ _REPAIR = "tests/ops/compact/test_repair.py"
 
 COMPACTING = [
     Mutant(
-        "a checkpoint that is deleted after it was listed stops no compaction",
+        "a checkpoint that is deleted after it was listed does not stop a compaction",
         "compaction-stopped-by-a-delete",
         "_look_at",
         "    except (FileNotFoundError, NotADirectoryError):\n",
@@ -19,7 +19,7 @@ COMPACTING = [
         "No such file or directory",
     ),
     Mutant(
-        "after a directory that may not be durable nothing more is compacted or written",
+        "after a failed fsync of a directory nothing more is compacted or written",
         "compacting-after-a-failed-fsync",
         "_Compaction._publish",
         "            reclaim.abandon(self._context, staging, error, purge=False)\n",
@@ -28,7 +28,7 @@ COMPACTING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a compaction on a full disk leaves what can be brought back",
+        "a compaction on a full disk keeps checkpoints that can be undeleted",
         "compaction-ends-undo",
         "_Compaction._one",
         "staging, error, purge=False)",
@@ -37,7 +37,7 @@ COMPACTING = [
         "nothing of that name can be brought back",
     ),
     Mutant(
-        "an encoded form is read from the disk before the plain bytes go",
+        "an encoded form is read from the disk before the plain bytes are deleted",
         "encoded-form-from-memory",
         "stage",
         "    back = direct.read_range(staging.path_of(digest), 0, len(data) + 1)\n",
@@ -46,7 +46,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "an encoded form is decoded and compared before the plain bytes go",
+        "an encoded form is decoded and compared before the plain bytes are deleted",
         "encoded-form-not-compared",
         "stage",
         "    if algorithm_of(blob.digest).digest(plain) != blob.digest:\n",
@@ -55,7 +55,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "nothing is encoded from bytes that are not what their digest says",
+        "bytes that differ from their digest are not encoded",
         "encoded-from-rot",
         "BlobSource.read",
         "        if found != digest:\n",
@@ -64,7 +64,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "an element that a forged piece cuts is no sample",
+        "an element that a forged piece splits is not sampled",
         "compaction-of-cut-elements",
         "Matcher._sample",
         "nbytes - nbytes % width",
@@ -82,7 +82,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "a path has eight encoded blobs at most",
+        "a chain has at most eight encoded blobs",
         "path-of-any-depth",
         "EncodingTable.allows",
         "depth <= PATH_MOST and path_bytes",
@@ -91,7 +91,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "a path has twice the plain bytes at most",
+        "a chain has at most twice the plain bytes",
         "path-of-any-bytes",
         "EncodingTable.allows",
         " and path_bytes <= PATH_TIMES * plain_bytes",
@@ -100,7 +100,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "the directory of a checkpoint has every file that it is decoded with",
+        "the directory of a checkpoint has every file of its chains",
         "base-not-linked",
         "EncodingTable.encoding",
         "        path = self.path(sizes)\n",
@@ -109,7 +109,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "a repair makes the name of a plain blob durable before a document has it",
+        "a repair makes the name of a plain blob durable before a document refers to it",
         "plain-form-not-synced",
         "plain_form._put_plain",
         "    files.sync_directory(path / BLOBS)\n",
@@ -118,7 +118,7 @@ COMPACTING = [
         "N1 (",
     ),
     Mutant(
-        "what a document names no more goes by way of trash",
+        "files that a document no longer names are moved to trash",
         "leftovers-unlinked",
         "Staging.put_away",
         "        links.rename(name, self._temporary())\n",
@@ -127,7 +127,7 @@ COMPACTING = [
         "T1 (",
     ),
     Mutant(
-        "what a document names no more stays while a process may decode with it",
+        "files that a document no longer names are kept while a process may decode with them",
         "leftovers-of-a-reader",
         "plain_form.put_leftovers_away",
         "        lock = locks.try_exclusive(path)\n",
@@ -136,7 +136,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "a repair says which checkpoints it passed over",
+        "a repair reports skipped checkpoints",
         "held-not-said",
         "Verification._survey",
         "(done.held if done else {})",
@@ -145,7 +145,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "what a compaction reads can be deleted while it rests",
+        "the checkpoints of a compaction can be deleted while it rests",
         "locked-while-resting",
         "_Compaction._rest",
         "                    resting.enter_context(read.lock.let_go())\n",
@@ -154,7 +154,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "after a rest it is looked whether that is still there",
+        "after a rest a compaction checks that its checkpoints still exist",
         "gone-after-a-rest",
         "DirectoryLock.let_go",
         "        if not self.names(self._where):\n",
@@ -163,7 +163,7 @@ COMPACTING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "the form before a compaction is not offered to be brought back",
+        "the form before a compaction cannot be undeleted",
         "undo-of-a-compaction",
         "waiting.waiting",
         "if any(id_at(layout.checkpoint(key)) == looked.manifest_id for key in published[place.run_step]):\n",
@@ -173,7 +173,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "all generations of a checkpoint go with it",
+        "all generations of a checkpoint are deleted together",
         "deletion-of-one-generation",
         "drop.drop",
         "        others = [] if is_former_form else _others_taken(layout, info, held)\n",
@@ -182,7 +182,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "a compaction drops the generations that a killed one left",
+        "a compaction drops the generations of a killed one",
         "killed-compaction-not-finished",
         "compact.compact.compact",
         "    left = drop_superseded(context, forms_only=True)  # of a compaction that was killed\n",
@@ -191,7 +191,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "a list is made again where a checkpoint went meanwhile",
+        "a listing is repeated if a checkpoint is deleted meanwhile",
         "list-with-a-hole",
         "listing.infos",
         "    if any(context.layout.inode(key) is None for key in lacking):\n",
@@ -200,7 +200,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "no process waits for a checkpoint while it holds the lock of the catalog",
+        "no process waits for a checkpoint while it holds the catalog lock",
         "look-waits-for-a-compaction",
         "checkpoints.look",
         "            lock = locks.lock_shared(path, timeout_s=0)\n",
@@ -209,7 +209,7 @@ COMPACTING = [
         "waits for a lock",
     ),
     Mutant(
-        "a look without the lock counts if the directory still has its name",
+        "an inspection without the lock counts if the directory still has its name",
         "unlocked-look-believed",
         "_looked_at_unlocked",
         "            else:\n                if opened.names(path):\n",
@@ -218,7 +218,7 @@ COMPACTING = [
         "assert",
     ),
     Mutant(
-        "a reader that found a checkpoint before its compaction reads its latest generation",
+        "a reader that resolved a checkpoint before its compaction reads its latest generation",
         "reader-of-a-former-generation-refused",
         "find.open_directory",
         "            if find(context, ref).key == info.key:\n                raise\n",

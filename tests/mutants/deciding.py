@@ -14,7 +14,7 @@ _TAGS = "tests/ops/refs/test_doubtful_tags.py"
 
 DECIDING = [
     Mutant(
-        "a renamed run returns the superseded checkpoints as well",
+        "renaming a run also returns the superseded checkpoints",
         "renamed-without-superseded",
         "rename_run.rename_run",
         "infos(context, new, superseded=True)",
@@ -23,7 +23,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "a save comes after the checkpoints that can be brought back",
+        "a save follows the checkpoints that can be undeleted",
         "sequence-forgets-trash",
         "next_sequence",
         "    _look_at_waiting(context, greatest)\n",
@@ -41,7 +41,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "what waits for the mirror is kept by every policy",
+        "every policy keeps checkpoints that the mirror lacks",
         "unmirrored-dropped",
         "_protect",
         "            kept += [candidate.wanted_by] if candidate.wanted_by else []\n",
@@ -50,7 +50,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "a budget spares what frees nothing here",
+        "a budget drops no checkpoint that frees nothing locally",
         "evicted-dropped-for-a-budget",
         "over_budget",
         " and blobs[entry.info.name]]",
@@ -59,7 +59,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "no source is deleted whose copy a budget would drop",
+        "no source is deleted if a budget would drop its copy",
         "budget-of-imports-ignored",
         "_check_deletable",
         "    if policy is not None or rules.budget is not None:\n",
@@ -68,7 +68,7 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "while a tag cannot be read nothing is planned to be dropped",
+        "no drop is planned while a tag cannot be read",
         "doubtful-tags-planned-over",
         "_history",
         "    check_tags(context.layout)\n",
@@ -77,7 +77,7 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "while a tag cannot be read nothing is dropped",
+        "nothing is dropped while a tag cannot be read",
         "doubtful-tags-dropped-over",
         "check_unprotected",
         "    check_tags(context.layout)\n",
@@ -86,7 +86,7 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a tag that names once a checkpoint that is not there is doubtful",
+        "a tag whose checkpoint is missing once is doubtful",
         "dangling-tags-believed",
         "_doubt",
         "    if not target.twice and layout",
@@ -95,7 +95,7 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "what is dropped, and what outranks it, is read from the manifests",
+        "dropped checkpoints, and those that outrank them, are read from the manifests",
         "rows-drop",
         "_plan",
         "            if sure:\n                facts = _read(context, facts)\n",
@@ -104,7 +104,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "what the catalog proposes as the newest is looked at",
+        "the newest checkpoint by the catalog is checked by its directory",
         "proposals-believed",
         "newest_by_catalog",
         "    if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):\n",
@@ -113,7 +113,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "in a long run a name that the catalog does not know is looked at",
+        "in a long run, names unknown to the catalog are checked",
         "unknown-names-left-out",
         "Catalog",
         "for directory in names if (",
@@ -122,7 +122,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "a plan that believed the catalog drops nothing",
+        "a plan made from the catalog drops nothing",
         "shown-plans-applied",
         "carry_out",
         "    if to_do.shown_only:  # rule D: what drops a checkpoint was read from its manifest\n",
@@ -131,7 +131,7 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "what has no readable manifest is kept",
+        "checkpoints with an unreadable manifest are kept",
         "unreadable-dropped",
         "retain._read",
         "        return replace(candidate, damage=error.message, doubt=",
@@ -140,7 +140,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "checksum of a row",
+        "rows have a checksum",
         "rows-without-checksum",
         "IS_RIGHT",
         'IS_RIGHT = f"(checksum IS {CHECKSUM})"\n',
@@ -149,7 +149,7 @@ DECIDING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "inode and times of the manifest that a row was made from",
+        "rows have inode and times of their manifest",
         "rows-by-inode-of-the-directory",
         "queries.infos",
         "if published.get(_key_in(row)) == stamp]",
@@ -158,7 +158,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "no whole checkpoint is not the same as no checkpoint",
+        "no complete checkpoint is different from no checkpoint",
         "none-whole-is-none",
         "check_newest",
         "    if newest is None and (found := problems_of(context, torn)):\n",
@@ -167,7 +167,7 @@ DECIDING = [
         "CkstoreWarning: checkpoints are not whole",
     ),
     Mutant(
-        "a checkpoint that is newer than the newest whole one is named",
+        "a checkpoint newer than the newest complete one is reported",
         "older-one-unsaid",
         "tell_torn",
         "    newer = found if newest is None else newer_than(newest, found)\n",
@@ -176,7 +176,7 @@ DECIDING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "latest-valid without a whole checkpoint is not latest-valid without one",
+        "latest-valid reports if checkpoints exist but none is complete",
         "none-valid-is-none",
         "_none_left",
         "    everything = passed + incomplete(context, run)\n",
@@ -185,7 +185,7 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a tag keeps what is left of a checkpoint",
+        "a tag protects the remains of a checkpoint",
         "torn-unprotected",
         "drop_torn",
         "            if protected:\n                check_unprotected(context, key)\n",
@@ -194,7 +194,7 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a rule drops no whole checkpoint that was put in the place of a torn one",
+        "no rule drops a complete checkpoint that replaced a torn one",
         "replaced-torn-dropped",
         "drop_torn",
         " or (found.is_another and not by_hand)",
@@ -203,7 +203,7 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "the manifest of the newest, and the one written last, are read",
+        "the manifests of the newest checkpoint and of the last written one are read",
         "newest-by-rows",
         "_newest",
         "        suspects = {info.id: info for info in (*_written_last(context, published, found[0]), *found)}\n",
@@ -212,7 +212,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "a sequence number comes after those of the manifests",
+        "a sequence number exceeds those of the manifests",
         "sequence-by-rows",
         "greatest",
         "            suspects = {by_order[-1], by_time[-1]} - self._checked\n",
@@ -221,7 +221,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "a sequence number far beyond the others does not count",
+        "an implausibly large sequence number is ignored",
         "any-sequence-counts",
         "greatest_in_order",
         "        if sequence - last > WIDEST_GAP:\n            break\n",
@@ -230,7 +230,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "a piece that the catalog names is looked at",
+        "a piece from the catalog is checked",
         "pieces-believed",
         "_pieces_are_there",
         "        if len(found) != place.length or context.algorithm.digest(found) != digest:\n",
@@ -239,7 +239,7 @@ DECIDING = [
         "DamagedBlob",
     ),
     Mutant(
-        "a piece lies inside its blob",
+        "a piece is inside its blob",
         "pieces-from-the-end",
         "_may_be_there",
         "    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes\n",

@@ -8,7 +8,7 @@ _ROOM = "tests/gpu"
 
 DEVICES = [
     Mutant(
-        "a chunk of a device that was given up is read before its buffer is another save's",
+        "a chunk of a released device is read before another save gets its buffer",
         "device-read-after-the-end",
         "store_sources",
         "        writer.complete(blobs)\n"
@@ -24,7 +24,7 @@ DEVICES = [
         "assert",
     ),
     Mutant(
-        "what was read from a device lies between two equal fingerprints",
+        "fingerprints before and after a read from a device are equal",
         "fingerprint-not-taken-again",
         "DeviceChunks.settle",
         "            if old != new:\n",
@@ -33,7 +33,7 @@ DEVICES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "what was copied before the walk lies between two equal fingerprints",
+        "fingerprints before and after a copy made before the walk are equal",
         "head-start-believed",
         "HeadStart.indexes",
         "fingerprints.get(one.index) != before",
@@ -42,7 +42,7 @@ DEVICES = [
         "assert",
     ),
     Mutant(
-        "a saver has a snapshot when the copies are done",
+        "a saver gets a snapshot only after the copies are complete",
         "sent-before-it-is-copied",
         "Client._submit_behind",
         "                copying.wait()\n",
@@ -51,7 +51,7 @@ DEVICES = [
         "assert",
     ),
     Mutant(
-        "a tensor is released when its copy is done",
+        "a tensor is released only after its copy is complete",
         "released-before-it-is-copied",
         "Copying.keep",
         "        self._kept.append(source)\n",
@@ -60,7 +60,7 @@ DEVICES = [
         "assert",
     ),
     Mutant(
-        "pinned memory is filled again when the device has taken it",
+        "pinned memory is reused only after the device has read it",
         "slot-filled-too-early",
         "_Slot.wait",
         "            self.mark.synchronize()\n",

@@ -121,7 +121,7 @@ DURABILITY = [
         "N4 (",
     ),
     Mutant(
-        "fsync by the process itself when another one renamed",
+        "fsync by the process itself after another process renamed",
         "rename-of-others-trusted",
         "publish.publish",
         "        sync_parents(parents)\n",
@@ -130,7 +130,7 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of the new parent's parent when another one has been at work",
+        "fsync of the new parent's parent after another process changed it",
         "checkpoints-synced-once",
         "publish.publish",
         "known.pop(manifest.run, None) == change.before",
@@ -184,7 +184,7 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of the directory before what its document names no more goes",
+        "fsync of the directory before files that its document no longer names are deleted",
         "leftovers-of-a-name-not-durable",
         "put_leftovers_away",
         "            files.sync_open_directory(lock.fd)\n            for name in _leftovers_in(path):\n",
@@ -257,7 +257,7 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of the run after a checkpoint was brought back",
+        "fsync of the run after an undelete",
         "undelete-not-synced-in-run",
         "waiting.undelete",
         "        for folder in (run, layout.checkpoints, layout.staging, layout.trash):\n",
@@ -266,7 +266,7 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "fsync of staging/ after a checkpoint was brought back",
+        "fsync of staging/ after an undelete",
         "undelete-not-synced-in-staging",
         "waiting.undelete",
         "        for folder in (run, layout.checkpoints, layout.staging, layout.trash):\n",
@@ -275,7 +275,7 @@ DURABILITY = [
         "N3 (",
     ),
     Mutant(
-        "fsync of trash/ before anything there is unlinked",
+        "fsync of trash/ before anything in it is unlinked",
         "trash-not-synced",
         "empty",
         "        for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):\n",
@@ -284,7 +284,7 @@ DURABILITY = [
         "T2 (",
     ),
     Mutant(
-        "fsync of where it came from before anything in trash/ is unlinked",
+        "fsync of the former parents before anything in trash/ is unlinked",
         "former-parents-not-synced",
         "empty",
         "        for parent in (self._layout.trash, *trash.former_parents(self._layout, names)):\n",
@@ -302,7 +302,7 @@ DURABILITY = [
         "T2 (",
     ),
     Mutant(
-        "that a replaced checkpoint has left its run is durable before it is taken apart",
+        "a replaced checkpoint is deleted only after its removal from the run is durable",
         "replaced-not-synced",
         "former_parents",
         "    return [*(path for path in there if dirfd_stat.is_directory(path)), layout.staging]\n",
@@ -347,7 +347,7 @@ DURABILITY = [
         "N2 (",
     ),
     Mutant(
-        "the name of a run that has changed since this process synced it is synced again",
+        "fsync of the name of a run that changed since the last fsync of this process",
         "made-again-not-synced",
         "publish.publish",
         " and known.pop(manifest.run, None) == change.before:",
@@ -365,7 +365,7 @@ DURABILITY = [
         "R1 (",
     ),
     Mutant(
-        "fsync of the parents of a new generation before the former one goes",
+        "fsync of the parents of a new generation before the former one is deleted",
         "generation-not-synced",
         "publish_generation",
         "            sync_parents(parents)\n",
@@ -401,7 +401,7 @@ DURABILITY = [
         "N4 (",
     ),
     Mutant(
-        "fsync of trash/ before the next publication makes durable that a former generation has left its run",
+        "fsync of trash/ before the next publication makes the removal of a former generation durable",
         "former-generation-not-synced",
         "BaseCheckpoints._drop",
         "                files.sync_directory(self._context.layout.trash)\n",
@@ -410,7 +410,7 @@ DURABILITY = [
         "N4 (",
     ),
     Mutant(
-        "each directory made above a store is durable before the next is made in it",
+        "each directory created above a store is durable before the next is created in it",
         "parents-unsynced",
         "opening._make_parents",
         "        files.sync_name(path)\n",
@@ -419,7 +419,7 @@ DURABILITY = [
         "assert",
     ),
     Mutant(
-        "an empty directory above a new store may be left by a maker that died, so its name is synced",
+        "the name of an existing empty directory above a new store is synced, since its creator may have died",
         "left-parent-unsynced",
         "opening._make_parents",
         "        files.sync_name(folder)\n",
@@ -428,7 +428,7 @@ DURABILITY = [
         "assert",
     ),
     Mutant(
-        "a maker begins again when one that failed removed a directory above",
+        "init starts again if a failed init removed a directory above the store",
         "create-once",
         "opening.create",
         "        with suppress(FileNotFoundError):",
@@ -437,7 +437,7 @@ DURABILITY = [
         "FileNotFoundError",
     ),
     Mutant(
-        "a maker that fails removes the directories that it made",
+        "a failed init removes the directories that it created",
         "failed-init-left",
         "opening._removed_without_store",
         "                    with suppress(OSError):\n                        links.remove_directory(path)\n",
@@ -446,7 +446,7 @@ DURABILITY = [
         "assert",
     ),
     Mutant(
-        "a maker that fails takes nothing from a store that another host made meanwhile",
+        "a failed init deletes nothing of a store that another host made meanwhile",
         "init-removes-from-a-store",
         "opening._removed_without_store",
         "            if not dirfd_stat.exists(layout.settings):\n",

@@ -9,7 +9,7 @@ _MEANWHILE = f"{_TESTS}::test_an_evaluation_that_others_finish_or_fail_meanwhile
 
 EVALUATING = [
     Mutant(
-        "the record of an evaluation is locked before it has its name",
+        "the record of an evaluation is locked before it gets its name",
         "evaluation-not-locked",
         "LockFile.make",
         "                lock._lock_fresh()\n",
@@ -18,8 +18,8 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "a process that asks whether a record is locked keeps no other one from asking",
-        "evaluation-asked-alone",
+        "a process that tests the lock of a record does not disturb another test",
+        "evaluation-asked-unshared",
         "lock_files.is_locked",
         "fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)",
@@ -27,7 +27,7 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "an evaluation ends with its process, also if a forked child lives on",
+        "an evaluation ends with its process, even if a forked child lives on",
         "evaluation-outlived-by-a-child",
         "make_locked",
         "    lock = locks.lock_shared(layout.locks)\n",
@@ -36,7 +36,7 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "a record with the greatest number alone is that of an evaluation",
+        "only the record with the greatest number belongs to an evaluation",
         "evaluation-of-an-old-number",
         "documents.evaluations.begin",
         "if any(other.number >= number and other != name for other in of_metric(records(layout), id, metric)):",
@@ -45,7 +45,7 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "after its record is made an evaluator looks at the metrics again",
+        "after making its record, an evaluator reads the metrics again",
         "evaluation-of-what-has-the-metric",
         "Evaluator._pick",
         "again = self._look_again(info)",
@@ -54,7 +54,7 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "after its record is made an evaluator waits for a process that drops the checkpoint",
+        "after making its record, an evaluator waits for a process that drops the checkpoint",
         "evaluation-of-what-is-being-dropped",
         "Evaluator._look_again",
         "            with held(self._context, info, is_durable=True):\n                return self._now(info)\n",
@@ -72,7 +72,7 @@ EVALUATING = [
         "not enough values to unpack",
     ),
     Mutant(
-        "a drop looks for evaluations while no other process can use the checkpoint",
+        "a drop checks for evaluations while no other process can use the checkpoint",
         "drop-of-what-is-evaluated",
         "drop.drop",
         "            check_not_evaluated(context, info)\n",
@@ -81,7 +81,7 @@ EVALUATING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a superseded checkpoint stays while it is being evaluated, also in the plan of a gc",
+        "a superseded checkpoint is kept while it is evaluated, and in the plan of a gc",
         "superseded-in-evaluation",
         "superseded.due",
         " and one.info.id not in evaluated",
@@ -90,7 +90,7 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "a rule waits for an evaluation for a bounded time",
+        "a rule waits for an evaluation for a limited time",
         "evaluation-without-an-end",
         "kept_for_evaluation",
         "if _age_s(running) < most_s:",
@@ -99,7 +99,7 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "evaluations that end without the metric are bounded",
+        "the number of evaluations that end without the metric is limited",
         "evaluation-for-ever",
         "Evaluator._may_try",
         "if self._attempts is None or number <= self._attempts:",
@@ -108,7 +108,7 @@ EVALUATING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "the free lock of an evaluator on another host tells nothing where it may not be seen",
+        "a free lock of an evaluator on another host proves nothing if locks may be invisible",
         "evaluation-of-another-host",
         "evaluations._would_see_lock",
         "return says is not None and says.locks_reach_hosts and _locks_reach_hosts(layout)",
@@ -117,7 +117,7 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "a forked child leaves the record of its parent",
+        "a forked child keeps the record of its parent",
         "evaluation-ended-by-a-child",
         "evaluations._is_owner",
         "return lock.fd >= 0",
@@ -126,7 +126,7 @@ EVALUATING = [
         "assert",
     ),
     Mutant(
-        "a metric ends the evaluation when it is durable",
+        "a metric ends the evaluation once it is durable",
         "evaluation-after-the-metric",
         "labels.annotate",
         "    remove_of(context.layout, info.id, more.metrics)\n",
@@ -135,7 +135,7 @@ EVALUATING = [
         "InUse",
     ),
     Mutant(
-        "a checkpoint that is dropped before its evaluation is named",
+        "a checkpoint that is dropped before its evaluation is reported",
         "evaluation-dropped-quietly",
         "follow.Follower._tell_dropped",
         "evaluator.tell_dropped(self.run)\n",
@@ -144,7 +144,7 @@ EVALUATING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "the event of a drop has the metrics of that moment",
+        "the event of a drop has the current metrics",
         "drop-of-older-metrics",
         "free.drop._metrics_of",
         "return tuple(sorted({*info.metrics, *(() if added is None else added.metrics)}))",

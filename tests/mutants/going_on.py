@@ -9,7 +9,7 @@ _SUBSCRIBERS = "tests/ops/save/test_subscribers.py"
 
 GOING_ON = [
     Mutant(
-        "a checkpoint that cannot be pushed stops no other duty of the mirror",
+        "a checkpoint that cannot be pushed stops no other task of the mirror",
         "mirror-stops-at-one",
         "Mirror._do",
         "            self._failed[duty] = error\n            return False\n",
@@ -18,7 +18,7 @@ GOING_ON = [
         "it waits as for a mirror that is away",
     ),
     Mutant(
-        "the mirror tries again what failed, ever more rarely",
+        "the mirror retries failures at increasing intervals",
         "mirror-retries-at-once",
         "mirror._push_all",
         "min(2 * retry_s, _LONGEST_PAUSE_S)",
@@ -27,7 +27,7 @@ GOING_ON = [
         "assert",
     ),
     Mutant(
-        "a push goes on past a checkpoint that cannot be sent",
+        "a push continues after a checkpoint that cannot be sent",
         "push-stops-at-one",
         "Push._send_whole",
         "(CkstoreError, OSError) as error",
@@ -36,7 +36,7 @@ GOING_ON = [
         "Regex pattern did not match",
     ),
     Mutant(
-        "a push goes on past a checkpoint whose manifest cannot be read",
+        "a push continues after a checkpoint whose manifest cannot be read",
         "push-plan-stops-at-one",
         "_blobs_of_each",
         "(CkstoreError, OSError) as error",
@@ -45,7 +45,7 @@ GOING_ON = [
         "Regex pattern did not match",
     ),
     Mutant(
-        "a push ends where the remote takes nothing",
+        "a push ends if the remote accepts nothing",
         "push-goes-on-without-remote",
         "Push._send_whole",
         "        except OF_ALL:\n            raise\n",
@@ -54,7 +54,7 @@ GOING_ON = [
         "assert",
     ),
     Mutant(
-        "a pull goes on past a checkpoint that cannot be written",
+        "a pull continues after a checkpoint that cannot be written",
         "pull-stops-at-one",
         "Pull.bring",
         "(CkstoreError, OSError) as error",
@@ -63,7 +63,7 @@ GOING_ON = [
         "Regex pattern did not match",
     ),
     Mutant(
-        "evict goes on past a checkpoint that the system refuses",
+        "evict continues after a checkpoint that the system refuses",
         "evict-stops-at-one",
         "evict._tried",
         "(CkstoreError, OSError) as error",
@@ -72,7 +72,7 @@ GOING_ON = [
         "Regex pattern did not match",
     ),
     Mutant(
-        "keep_remote goes on past a checkpoint that it cannot drop locally",
+        "keep_remote continues after a checkpoint that it cannot drop locally",
         "keep-remote-stops-at-one",
         "KeepRemote._forget_here",
         "(CkstoreError, OSError) as error",
@@ -81,7 +81,7 @@ GOING_ON = [
         "Invalid cross-device link",
     ),
     Mutant(
-        "blobs at a remote are pruned though keep_remote fails",
+        "blobs at a remote are pruned even if keep_remote fails",
         "prune-waits-for-keep-remote",
         "Remotes.prune",
         "                failure = error\n",
@@ -90,7 +90,7 @@ GOING_ON = [
         "assert [] == ['cold']",
     ),
     Mutant(
-        "retention goes on past a checkpoint that the system refuses",
+        "retention continues after a checkpoint that the system refuses",
         "retention-stops-at-one",
         "retain._try_drop",
         "    except OSError as error:  # one that the system does not let go must not keep the others\n"
@@ -100,7 +100,7 @@ GOING_ON = [
         "assert",
     ),
     Mutant(
-        "retention goes on past a run that cannot be made durable",
+        "retention continues after a run that cannot be made durable",
         "retention-stops-at-a-run",
         "retain.carry_out",
         "                outcomes += [_refused(entry.info, error) for entry in going]\n                continue\n",
@@ -109,7 +109,7 @@ GOING_ON = [
         "Invalid cross-device link",
     ),
     Mutant(
-        "gc goes on past a blob that the system refuses",
+        "gc continues after a blob that the system refuses",
         "gc-stops-at-a-blob",
         "Collector.mark_for_deletion",
         "                self.collected.failed[self._layout.blob(digest).inner] = error\n",
@@ -118,7 +118,7 @@ GOING_ON = [
         "gc stopped",
     ),
     Mutant(
-        "gc and an opening go on past a dead save that the system refuses",
+        "gc and opening continue after a dead save that the system refuses",
         "sweep-stops-at-one",
         "trash.sweep_staging",
         "                failed[path.inner] = error\n",
@@ -127,7 +127,7 @@ GOING_ON = [
         "gc stopped",
     ),
     Mutant(
-        "gc goes on past a superseded checkpoint that the system refuses",
+        "gc continues after a superseded checkpoint that the system refuses",
         "superseded-stops-at-one",
         "drop_superseded",
         "            failures[one.info.shown] = error\n",
@@ -154,7 +154,7 @@ GOING_ON = [
         "assert",
     ),
     Mutant(
-        "metrics count what a save returns",
+        "metrics count the returned saves",
         "metrics-counted-before-the-others",
         "subscribers.tell_subscribers",
         "(_RETENTION, _JOURNAL, *publication.context.subscribers, _METRICS)",

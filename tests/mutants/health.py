@@ -10,7 +10,7 @@ _MODEL = "tests/model/manifest/test_health.py"
 
 HEALTH = [
     Mutant(
-        "negative values that are not finite are found",
+        "negative infinities are detected",
         "negative-not-looked-at",
         "FloatForm._suspects",
         " or bits.max() >= sign + self.least",
@@ -19,7 +19,7 @@ HEALTH = [
         "assert",
     ),
     Mutant(
-        "an infinite value that the parent did not have is not usual",
+        "an infinity that the parent lacked is unusual",
         "each-infinity-usual",
         "health.judged",
         "usual.get(name, 0) if was_counted else count.inf",
@@ -28,7 +28,7 @@ HEALTH = [
         "assert",
     ),
     Mutant(
-        "a tensor in which something was found is counted whole",
+        "a tensor with a detected value is counted completely",
         "only-parts-counted",
         "HealthCheck.complete",
         "if can_read and (is_sick or found is None):",
@@ -37,7 +37,7 @@ HEALTH = [
         "diverged@0",
     ),
     Mutant(
-        "a tensor that had such values is looked at wholly",
+        "a tensor that had such values is checked completely",
         "sick-in-its-turn",
         "HealthCheck.counting",
         "1 if source.name in self._before.sick else min(self._every, part_count)",
@@ -46,7 +46,7 @@ HEALTH = [
         "assert",
     ),
     Mutant(
-        "a part that pauses no longer than before still changes",
+        "a part whose pause is no longer than before is still changing",
         "pauses-not-known",
         "Health.unchanged",
         "max(_STILL_LEAST, part.longest + 1)",
@@ -55,7 +55,7 @@ HEALTH = [
         "assert",
     ),
     Mutant(
-        "a rule keeps the healthy checkpoints that it keeps without the others",
+        "unhealthy checkpoints do not count for a rule that keeps a number",
         "unhealthy-take-places",
         "_Run._twice",
         "[candidate for candidate in ordered if candidate.healthy]",
@@ -82,7 +82,7 @@ HEALTH = [
         "assert",
     ),
     Mutant(
-        "a healthy checkpoint is dropped while a healthy one that stays is held",
+        "a healthy checkpoint is dropped only while another healthy one is kept",
         "last-healthy-dropped",
         "carry_out",
         "has_healthy = _hold_newest_valid(context, healthy, guarded) is not None",
@@ -100,7 +100,7 @@ HEALTH = [
         "assert",
     ),
     Mutant(
-        "the manifest of the newest healthy checkpoint says that it is",
+        "the manifest of the newest healthy checkpoint is read",
         "healthy-by-its-row",
         "_take_healthy",
         "    if info.unhealthy:\n        raise _Unhealthy(info)\n",

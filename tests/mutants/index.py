@@ -8,7 +8,7 @@ _BESIDE = "tests/hostile/test_beside.py::test_a_set_that_ckstore_would_not_have_
 
 INDEX = [
     Mutant(
-        "a journal that names another file is not opened",
+        "a journal that refers to another file is not opened",
         "super-journal-opened",
         "_names_another",
         "max(0, end - len(_MAGIC))) == _MAGIC",
@@ -17,7 +17,7 @@ INDEX = [
         "AssertionError",
     ),
     Mutant(
-        "a catalog that has another name elsewhere is not opened",
+        "a catalog with a second name is not opened",
         "linked-catalog-opened",
         "_why_strange_file",
         "    if found.st_nlink > 1:\n",
@@ -26,7 +26,7 @@ INDEX = [
         "AssertionError",
     ),
     Mutant(
-        "a catalog of another schema is not read",
+        "a catalog with another schema is not read",
         "any-schema-read",
         "check_header",
         "    if not is_schema_of(connection, VERSION):\n",
@@ -44,7 +44,7 @@ INDEX = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "links of dropped checkpoints that wait are no reason why a deletion frees nothing",
+        "links of checkpoints that can be undeleted are not reported as the reason why a deletion frees nothing",
         "waiting-links-kept",
         "report.deletion.Preview",
         "                    found.other_links += 1\n",
@@ -53,7 +53,7 @@ INDEX = [
         "assert",
     ),
     Mutant(
-        "data in a pack that only a deleted checkpoint uses is told apart from shared data",
+        "pack data of only the deleted checkpoint is distinguished from shared data",
         "packed-called-shared",
         "pack_uses.PackUses.packed_bytes",
         "                packed[group] += largest - second\n",
@@ -62,7 +62,7 @@ INDEX = [
         "assert",
     ),
     Mutant(
-        "a process that has the number of one that ended is not named as the saver of a checkpoint",
+        "a process with a reused PID is not reported as the saver of a checkpoint",
         "recycled-pid-named",
         "saver_of._is_running",
         "        return is_older and",
@@ -71,7 +71,7 @@ INDEX = [
         "assert",
     ),
     Mutant(
-        "the number of a process of another host names no process of this one",
+        "a PID of another host is not looked up locally",
         "pid-of-another-host",
         "saver_of._saved",
         "    if not id or context.shared:\n",

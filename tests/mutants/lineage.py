@@ -9,7 +9,7 @@ _FRAMEWORKS = "tests/integrations/test_one_training.py"
 
 LINEAGE = [
     Mutant(
-        "a save replaces only what is of its own training",
+        "a save replaces only checkpoints of its own training",
         "another-training-replaced",
         "RunGuard.check",
         "other.manifest.training != manifest.training and ",
@@ -18,7 +18,7 @@ LINEAGE = [
         "assert",
     ),
     Mutant(
-        "a training begins only in a run without another one",
+        "a training starts only in a run without another one",
         "fresh-training-in-a-used-run",
         "RunGuard._check_begin",
         '        if self.if_run_in_use == "error":\n            raise _in_use(self.context, other)\n',
@@ -27,7 +27,7 @@ LINEAGE = [
         "assert",
     ),
     Mutant(
-        "a loop that starts again in its process replaces nothing",
+        "a loop that restarts in its process replaces nothing",
         "starts-again-unseen",
         "RunGuard.check",
         "            self._check_order([other for other in replaced if other.manifest.content != manifest.content])\n",
@@ -36,7 +36,7 @@ LINEAGE = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a training stops if another process goes on with it",
+        "a training stops if another process continues it",
         "two-at-once-go-on",
         "RunGuard._check_alone",
         "found.manifest.sequence > parent.sequence",
@@ -45,7 +45,7 @@ LINEAGE = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "what is brought back stops no training",
+        "an undeleted checkpoint stops no training",
         "brought-back-is-another-process",
         "RunGuard._check_alone",
         "found.manifest.sequence > parent.sequence",
@@ -54,7 +54,7 @@ LINEAGE = [
         "RunInUse",
     ),
     Mutant(
-        "a fork begins a training of its own",
+        "a fork starts its own training",
         "a-fork-is-its-origin",
         "training_of",
         "parent is not None and parent.run == run",
@@ -81,7 +81,7 @@ LINEAGE = [
         "assert",
     ),
     Mutant(
-        "the rank that loaded says what is continued",
+        "the rank that loaded determines the continued training",
         "only-the-publishing-rank-is-asked",
         "MergedCheckpoint._parent",
         " or next(iter(said), None)",
@@ -90,7 +90,7 @@ LINEAGE = [
         "assert",
     ),
     Mutant(
-        "a name for a run is taken by one process",
+        "only one process gets the name of a run",
         "a-name-is-taken-twice",
         "take_free_run",
         "        if links.make_directory(context.layout.checkpoints / name):\n            return name\n",
@@ -99,7 +99,7 @@ LINEAGE = [
         "assert",
     ),
     Mutant(
-        "a spawned process continues what this one loaded",
+        "a spawned process continues the loaded training of its parent",
         "pickled-without-its-lineage",
         "_opened_again",
         "    known.last_parents, known.declared = continues\n",
@@ -108,7 +108,7 @@ LINEAGE = [
         "assert",
     ),
     Mutant(
-        "a training is refused when it finds another process again",
+        "a training is refused whenever it detects another process",
         "the-other-process-is-seen-once",
         "RunGuard._check_alone",
         "        new = names - known.seen_names.get(run, names)\n",
@@ -117,7 +117,7 @@ LINEAGE = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a fit that starts again is another training",
+        "a restarted fit is another training",
         "a-second-fit-goes-on",
         "CkstoreCheckpointIO.save_checkpoint",
         "            own_run.begin(self.store, self._run)\n",
@@ -135,7 +135,7 @@ LINEAGE = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a directory is a checkpoint if its files begin as that one's",
+        "a directory is a checkpoint only if its files start with the same bytes",
         "any-directory-of-the-step-is-the-checkpoint",
         "_committed_from",
         "stored.read(len(head)) != head",
@@ -144,7 +144,7 @@ LINEAGE = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a rate that a scheduler changed is no other rate",
+        "a learning rate changed by a scheduler is not a difference",
         "a-schedule-is-a-difference",
         "hyperparameters._given",
         'group.get("initial_lr", group.get("lr")) if name == "lr" else group.get(name)',
@@ -153,7 +153,7 @@ LINEAGE = [
         "assert",
     ),
     Mutant(
-        "a configuration is compared with that of what was loaded",
+        "a configuration is compared with that of the loaded checkpoint",
         "another-configuration-unnoticed",
         "changed_configuration",
         "if now.get(name) != before.get(name)",

@@ -9,7 +9,7 @@ _REPORTED = "tests/ops/read/test_own_loaders.py::test_what_parts_report_is_a_dif
 
 LOADING = [
     Mutant(
-        "what a part reports as missing or unexpected is a difference",
+        "missing and unexpected keys that a part reports are differences",
         "reports-of-parts-ignored",
         "Attempt.run",
         "self._report(missing, unexpected)",
@@ -18,7 +18,7 @@ LOADING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "where a load is refused for what a part reports, all parts are put back",
+        "if a part's report refuses a load, all parts are restored",
         "refused-parts-stay-loaded",
         "_load_into_open",
         "        plan.undo()\n",
@@ -27,7 +27,7 @@ LOADING = [
         "assert",
     ),
     Mutant(
-        "if a part raises, all that were loaded before are put back",
+        "if a part raises, all parts loaded before are restored",
         "parts-before-stay-loaded",
         "IntoPlan.attempt",
         "            self.undo()\n",
@@ -36,7 +36,7 @@ LOADING = [
         "assert",
     ),
     Mutant(
-        "values of tensors are put back, too",
+        "values of tensors are also restored",
         "values-stay-loaded",
         "_Value.put_back",
         "            tensor.copy_(data)\n",
@@ -45,7 +45,7 @@ LOADING = [
         "assert",
     ),
     Mutant(
-        "a tensor whose parts nothing loads is left alone",
+        "a tensor whose parts are not loaded stays unchanged",
         "weight-without-its-quantization",
         "_Module.compare",
         " and key not in lost",
@@ -54,7 +54,7 @@ LOADING = [
         "assert",
     ),
     Mutant(
-        "extra state goes to `set_extra_state`, whatever its shape",
+        "extra state of any shape is passed to `set_extra_state`",
         "extra-state-compared",
         "_loads_its_own",
         "    if has_extra_state(part) or not all(plain):\n",
@@ -63,7 +63,7 @@ LOADING = [
         "_extra_state",
     ),
     Mutant(
-        "a weight that is quantized with another context is not filled",
+        "a weight quantized with another context is not filled",
         "quantized-otherwise-filled",
         "_unlike",
         "    if walk.refused or own != found:\n",
@@ -72,7 +72,7 @@ LOADING = [
         "StopIteration",
     ),
     Mutant(
-        "no object is asked for its state only to compare it",
+        "the state of an object is not computed only for a comparison",
         "target-asked-for-its-state",
         "_TargetWalk._stateful",
         "        make = self.comparison.new(node)\n",

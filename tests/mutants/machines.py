@@ -11,7 +11,7 @@ _CLOSED = f"{_USERS}::test_a_checkpoint_that_is_closed_to_a_user_stops_no_other_
 
 MACHINES = [
     Mutant(
-        "what root makes in a store belongs to the owner of the directory",
+        "files that root makes in a store belong to the owner of the directory",
         "root-keeps-its-files",
         "give_to_owner_of",
         "        os.fchown(fd, owner.st_uid, owner.st_gid)\n",
@@ -20,7 +20,7 @@ MACHINES = [
         "assert",
     ),
     Mutant(
-        "a checkpoint that is closed to a user is passed over where many are listed",
+        "lists skip checkpoints that the user may not read",
         "closed-stops-a-list",
         "OpenDir.look_into",
         "                    except PermissionError:\n                        continue\n",
@@ -29,7 +29,7 @@ MACHINES = [
         "Permission denied",
     ),
     Mutant(
-        "a run that is closed to a user is passed over",
+        "runs that the user may not read are skipped",
         "closed-run-stops-a-list",
         "Layout.listed",
         "        except PermissionError:\n",
@@ -38,7 +38,7 @@ MACHINES = [
         "Permission denied",
     ),
     Mutant(
-        "a checkpoint that is closed to a user is not taken for a damaged one that a save may replace",
+        "a checkpoint that the user may not read is not replaced as damaged",
         "closed-replaced",
         "_sound_of_step",
         '        if looked.is_closed and rule != "replace":\n',
@@ -47,8 +47,8 @@ MACHINES = [
         "assert",
     ),
     Mutant(
-        "whether there is space is tried, since statfs does not show a quota",
-        "full-by-statfs-alone",
+        "free space is tested by an allocation, since statfs shows no quota",
+        "full-by-statfs-only",
         "reserve.is_full",
         "    return not files.has_room(layout.reserve, LEAST_BYTES)\n",
         "    return False\n",
@@ -56,7 +56,7 @@ MACHINES = [
         "is full",
     ),
     Mutant(
-        "a failed save that cannot even be renamed goes to trash once the reserve is given up",
+        "a failed save that cannot be renamed is moved to trash once the reserve is freed",
         "staging-left-by-quota",
         "reclaim._moved",
         "        if error.errno not in files.NO_SPACE:\n            raise\n        return None\n",
@@ -65,7 +65,7 @@ MACHINES = [
         "assert",
     ),
     Mutant(
-        "an error of SQLite on a full disk is said as that",
+        "an SQLite error on a full disk is reported as a full disk",
         "full-catalog-called-broken",
         "_translated",
         "        if code in _FULL and (code",
@@ -74,7 +74,7 @@ MACHINES = [
         "CatalogUnavailable",
     ),
     Mutant(
-        "what is left of memory is asked before a snapshot is made",
+        "available memory is checked before a snapshot is made",
         "snapshot-unasked",
         "Snapshot.__init__",
         "        if found is not None and self.nbytes",
@@ -83,7 +83,7 @@ MACHINES = [
         "memory was made",
     ),
     Mutant(
-        "control groups of version 1 are asked, too",
+        "control groups of version 1 are also checked",
         "version-1-unasked",
         "memory._of_groups",
         '        files = _VERSION_2 if kind == "cgroup2" else _VERSION_1\n',

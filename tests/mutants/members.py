@@ -8,7 +8,7 @@ _RULES = "tests/ops/free/test_members_rules.py"
 
 MEMBERS = [
     Mutant(
-        "du says whose the files on the disk are",
+        "du reports the owners of the files on the disk",
         "du-without-users",
         "report.usage.usage",
         "        by_user[file.uid] += file.nbytes\n",
@@ -26,7 +26,7 @@ MEMBERS = [
         "assert",
     ),
     Mutant(
-        "a process that keeps gc out by a shared lock is not taken for a gc",
+        "a process that blocks gc by a shared lock is not reported as a gc",
         "reader-called-gc",
         "gc._kept_out",
         "    if found and all(one.is_shared for one in found):\n",
@@ -35,7 +35,7 @@ MEMBERS = [
         "Regex pattern did not match",
     ),
     Mutant(
-        "a lock that is waited for in vain names its holder",
+        "a timeout of a lock names its holder",
         "lock-holder-unnamed",
         "locks._wait_for",
         'named_holders(os.fstat(fd)) if pause_s > _POLL_FIRST_S else ""',
@@ -44,7 +44,7 @@ MEMBERS = [
         "Regex pattern did not match",
     ),
     Mutant(
-        "the saves of other users do not carry out the rule of a member",
+        "saves of other users do not apply the rule of a member",
         "rule-by-anyone",
         "rule_scopes",
         '"own" if author == own else "none"',
@@ -53,7 +53,7 @@ MEMBERS = [
         "assert",
     ),
     Mutant(
-        "a rule of a member is for the checkpoints of that member",
+        "the rule of a member applies to the checkpoints of that member",
         "rule-for-all",
         "retain._is_own",
         "found.st_uid == owner.current_user()",
@@ -71,7 +71,7 @@ MEMBERS = [
         "assert",
     ),
     Mutant(
-        "who set a rule is noted with it",
+        "the author of a rule is recorded with it",
         "rule-without-author",
         "_note_author",
         "            authors[name] = uid\n",
@@ -80,7 +80,7 @@ MEMBERS = [
         "assert",
     ),
     Mutant(
-        "gc --now ends the undo of the member's own checkpoints only",
+        "gc --now ends the undo only of the member's own checkpoints",
         "purge-of-all",
         "may_purge",
         "    return found is not None and owner.current_user() in (0, found.st_uid)\n",
@@ -89,7 +89,7 @@ MEMBERS = [
         "assert",
     ),
     Mutant(
-        "gc --now leaves superseded checkpoints of other users for their window",
+        "gc --now keeps superseded checkpoints of other users for their window",
         "purge-of-superseded",
         "superseded._is_over",
         "purge and trash.may_purge(path)",

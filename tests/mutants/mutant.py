@@ -14,7 +14,7 @@ class Mutant:
     """The code without a guard.
 
     Attributes:
-        guard: What is taken away, in the words of docs/protocol.md.
+        guard: The removed guard, as a row of docs/reliability-mutants.md.
         name: Tells it from the others; letters, digits and dashes.
         where: The function, class, constant or module that changes: see `tests.mutants.finding`.
         old: What changes in it: whole lines, however far they are indented, or a part of a line. It occurs once in all

@@ -14,7 +14,7 @@ _KILLED = "tests/remote/test_killed_evict.py::test_a_gc_after_a_kill_anywhere_fr
 
 PARTIES = [
     Mutant(
-        "SIGTERM ends the process that mirrors once everything is pushed",
+        "SIGTERM ends the mirror process once everything is pushed",
         "sigterm-ignored-when-idle",
         "Ending.waiting",
         "            if self.is_asked:",
@@ -23,7 +23,7 @@ PARTIES = [
         "assert",
     ),
     Mutant(
-        "after SIGTERM a push has some seconds",
+        "after SIGTERM a push has a few seconds",
         "sigterm-waits-for-ever",
         "Ending._asked",
         "            signal.setitimer(signal.ITIMER_REAL, self._last_s)\n",
@@ -32,7 +32,7 @@ PARTIES = [
         "assert",
     ),
     Mutant(
-        "the process that mirrors ends when it is refused for a day",
+        "the mirror process ends after a day of refusals",
         "mirror-waits-for-ever",
         "mirror.serve",
         "        if time.monotonic() - done_at >= patience_s:\n",
@@ -41,7 +41,7 @@ PARTIES = [
         "assert",
     ),
     Mutant(
-        "an explicit endpoint of Azure is asked, and no emulator",
+        "an explicit endpoint of Azure is used instead of an emulator",
         "azure-emulator",
         "_azure_config",
         '"use_emulator": "false"',
@@ -50,7 +50,7 @@ PARTIES = [
         "Regex pattern did not match",
     ),
     Mutant(
-        "a full bucket is told from wrong credentials",
+        "a full bucket is distinguished from wrong credentials",
         "full-bucket-denied",
         "engine_errors.translated",
         "code[1] in _FULL_CODES",
@@ -59,7 +59,7 @@ PARTIES = [
         "RemoteDenied",
     ),
     Mutant(
-        "fetched bytes are written without the mutex of the cache",
+        "downloaded bytes are written without the mutex of the cache",
         "cache-written-under-lock",
         "Fetched.keep",
         "        with suppress(CkstoreError, OSError):\n",
@@ -68,7 +68,7 @@ PARTIES = [
         "Broken",
     ),
     Mutant(
-        "threads that write fetched bytes at once keep to the limit together",
+        "threads that write downloaded bytes concurrently share one limit",
         "cache-pending-uncounted",
         "Fetched._make_room",
         "        nbytes += self._pending_bytes\n",
@@ -95,7 +95,7 @@ PARTIES = [
         "assert",
     ),
     Mutant(
-        "an error of a move between directories names overlayfs or project ids",
+        "an error of a move between directories mentions overlayfs or project ids",
         "crossing-unnamed",
         "describe_os_error",
         "    if error.errno == errno.EXDEV:\n",
@@ -104,7 +104,7 @@ PARTIES = [
         "assert",
     ),
     Mutant(
-        "doctor names directories with different project ids",
+        "doctor reports directories with different project ids",
         "projects-unseen",
         "check_links",
         "    if facts.projects:\n",
@@ -113,7 +113,7 @@ PARTIES = [
         "assert",
     ),
     Mutant(
-        "a catalog looks again at a checkpoint before its blobs go",
+        "the catalog checks a checkpoint again before its blobs are deleted",
         "evict-touched-late",
         "evict._let_go",
         "        touch(lock)\n"
@@ -123,7 +123,7 @@ PARTIES = [
         "assert",
     ),
     Mutant(
-        "a catalog looks again at a checkpoint before it stops saying that its blobs are elsewhere",
+        "the catalog checks a checkpoint again before it records local blobs",
         "restored-touched-late",
         "ops.save.restore_blobs.restore_blobs",
         "        touch(lock)\n        if is_local:\n",
@@ -141,7 +141,7 @@ PARTIES = [
         "LinkedBlob",
     ),
     Mutant(
-        "names of blobs that wait in trash since an eviction are inside the store",
+        "names of blobs that an eviction moved to trash are inside the store",
         "trashed-names-outside",
         "_Names.outside",
         "        inside += [folder / digest for folder in self.listing[1]]\n",
@@ -150,7 +150,7 @@ PARTIES = [
         "LinkedBlob",
     ),
     Mutant(
-        "keep_remote drops locally only what has no bytes there",
+        "keep_remote drops locally only checkpoints without local bytes",
         "whole-dropped",
         "keep_remote._is_only_at",
         "return is_lacking and document is not None",
@@ -159,7 +159,7 @@ PARTIES = [
         "assert",
     ),
     Mutant(
-        "keep_remote looks for the bytes again under the lock of its local drop",
+        "keep_remote checks for the bytes again under the lock of its local drop",
         "pulled-meanwhile-dropped",
         "KeepRemote._forget_here",
         "why, last=partial(_check_only_at, uuid, manifest))",

@@ -12,7 +12,7 @@ _TRAINERS = "tests/integrations/test_patience.py"
 
 PATIENCE = [
     Mutant(
-        "a disk that is seen to be full is waited for, and not tried again",
+        "a full disk is waited for without retries",
         "patience-tries-a-full-disk",
         "Tries._left_s",
         ' or failure == "no room"',
@@ -21,7 +21,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "a save waits for space no longer than it may",
+        "the wait of a save for space is limited",
         "patience-waits-without-end",
         "Tries._left_s",
         "now_s if self._full_since_s is None else self._full_since_s",
@@ -30,7 +30,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "after an unknown outcome nothing is tried again",
+        "nothing is retried after an unknown outcome",
         "patience-after-an-unknown-outcome",
         "failure_of",
         "error.__cause__ if type(error) is SaveFailed else error",
@@ -39,7 +39,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "what only a person can change is not tried again",
+        "failures that need a person are not retried",
         "patience-with-permissions",
         "failure_of",
         'return "storage" if cause.errno in PASSING else None',
@@ -48,7 +48,7 @@ PATIENCE = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "what a failed try staged is discarded before the pause",
+        "the staging of a failed attempt is discarded before the pause",
         "patience-keeps-the-staging",
         "_publish_once",
         "            reclaim.abandon(context, staging, error)\n",
@@ -66,7 +66,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "no try begins after the process is to be killed",
+        "no attempt starts when the process is about to be killed",
         "patience-beyond-the-grace",
         "Patience._effective",
         "        return SavePatience(try_for_s=max(0.0, process_end_s() - self._tries.began_s))\n",
@@ -75,7 +75,7 @@ PATIENCE = [
         "Input/output error",
     ),
     Mutant(
-        "an error that is not of the storage is raised whatever `on_failure` says",
+        "an error not caused by the storage is raised for every `on_failure`",
         "patience-tolerates-everything",
         "is_of_storage",
         "isinstance(error, _OF_STORAGE) and not isinstance(error, _NOT_OF_STORAGE)",
@@ -84,7 +84,7 @@ PATIENCE = [
         "CkstoreWarning",
     ),
     Mutant(
-        "an unknown outcome is raised whatever `on_failure` says",
+        "an unknown outcome is raised for every `on_failure`",
         "patience-tolerates-the-unknown",
         "is_of_storage",
         " and not isinstance(error, _NOT_OF_STORAGE)",
@@ -93,7 +93,7 @@ PATIENCE = [
         "CkstoreWarning",
     ),
     Mutant(
-        "no more saves in a row may fail than the store says",
+        "the number of consecutive failed saves is limited by the store",
         "patience-for-ever",
         "tolerated",
         "return None if count > context.failed_saves_most else NotSaved",
@@ -102,7 +102,7 @@ PATIENCE = [
         "CkstoreWarning",
     ),
     Mutant(
-        "a save that is given up ends its pause",
+        "an abandoned save ends its pause",
         "patience-of-a-saver-with-a-lost-save",
         "Reporter.pause",
         "return self._inbox.is_refused(number) or is_over()",
@@ -111,7 +111,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "a saver in a pause shows that it is alive",
+        "a saver in a pause reports that it is alive",
         "patience-taken-for-stuck",
         "Reporter.pause",
         "                    self._tell()  # a sign of life",
@@ -120,7 +120,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "`flush` says that a save which failed is not durable, tolerated or not",
+        "`flush` reports a failed save as not durable, even if it is tolerated",
         "patience-flushes-a-failure",
         "BackgroundSaves.flush",
         "return done and all(pending.exception() is None for pending in under_way)",
@@ -129,7 +129,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "a rank tries no longer than the others wait",
+        "a rank retries no longer than the others wait",
         "patience-beyond-the-ranks",
         "WorkWatch.patience_s",
         "return self._work.left_s()",
@@ -138,7 +138,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "a rank in a pause says that it is about to rename nothing",
+        "a rank in a pause reports that it will rename nothing",
         "patience-looks-published",
         "WorkWatch.pause",
         "            self._failed()\n",
@@ -147,7 +147,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "all ranks go on without a save, or none",
+        "either all ranks continue without a save, or none does",
         "patience-of-some-ranks",
         "error_of",
         'all(document.get("of_storage") for _, document in failed)',
@@ -156,7 +156,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "ModelCheckpoint removes no marker for one that was not saved",
+        "ModelCheckpoint removes no marker for a checkpoint that was not saved",
         "patience-loses-the-best",
         "CkstoreCheckpointIO._remove",
         "        if place.parent in self._failed:\n",
@@ -165,7 +165,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "the Trainer deletes no directory for one that is not in the store",
+        "the Trainer deletes no directory for a checkpoint that is not in the store",
         "patience-deletes-directories",
         "committed",
         "        if info and keep_count is not None:\n",
@@ -174,7 +174,7 @@ PATIENCE = [
         "assert",
     ),
     Mutant(
-        "the last save of Lightning is tried for longer",
+        "the last save of Lightning is retried for longer",
         "patience-of-lightning",
         "lightning_trainer.is_last_save",
         "    if 0 <= loop.max_steps <= trainer.global_step:\n        return True\n",
@@ -183,7 +183,7 @@ PATIENCE = [
         "SaveFailed",
     ),
     Mutant(
-        "the save of Lightning after an exception is tried for longer",
+        "the save of Lightning after an exception is retried for longer",
         "patience-after-an-exception",
         "lightning_trainer.is_last_save",
         "trainer.state.status == TrainerStatus.INTERRUPTED or ",
@@ -192,7 +192,7 @@ PATIENCE = [
         "SaveFailed",
     ),
     Mutant(
-        "a training goes on over a failed save of DCP in the background",
+        "a training continues after a failed background save of DCP",
         "patience-of-futures",
         "integrations.dcp.calls._followed",
         "found = None if tolerant is None else tolerated(tolerant, raised, writer.run, writer.step)",

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 PLACES = [
     Mutant(
-        "no file of the store gets the number of a closed stdout or stderr",
+        "no file of the store gets the descriptor of a closed stdout or stderr",
         "streams-left-closed",
         "open_closed_streams",
         "    while fd <= 2:",
@@ -15,7 +15,7 @@ PLACES = [
         "returned non-zero exit status",
     ),
     Mutant(
-        "what is written for a user replaces nothing in the store",
+        "files written for a user replace nothing in the store",
         "written-into-the-store",
         "Layout.outside",
         "        if (dirfd_stat.resolved(path.parent) / path.name).is_relative_to(self.path):\n",
@@ -24,7 +24,7 @@ PLACES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "no store is made in another one, where it would be swept away",
+        "no store is made in another store, which would sweep it",
         "store-in-a-store",
         "opening.create",
         "        refuse_inside(root)\n",
@@ -33,7 +33,7 @@ PLACES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "directories on the way are opened without following a symlink",
+        "parent directories are opened without following a symlink",
         "symlink-followed",
         "open_below",
         "how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd",
@@ -42,7 +42,7 @@ PLACES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "the same, at every call of an act beside a neighbour",
+        "the same at every call of an act, while a neighbour swaps directories",
         "symlink-followed-in-an-act",
         "open_below",
         "how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd",
@@ -51,7 +51,7 @@ PLACES = [
         "was touched",
     ),
     Mutant(
-        "directories on the way are of the filesystem of the store",
+        "parent directories are on the filesystem of the store",
         "mount-entered",
         "open_below",
         "        if device is None or os.fstat(below).st_dev == device:\n",
@@ -60,7 +60,7 @@ PLACES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a folder that is imported is read where its names are regular files only",
+        "an imported folder is read only if its files are regular",
         "latest-followed",
         "history._named_latest",
         "        if not stat.S_ISREG(about.st_mode):\n",
@@ -69,7 +69,7 @@ PLACES = [
         "AssertionError",
     ),
     Mutant(
-        "a log of a Trainer is read only if it is a file in the checkpoint",
+        "the log of a Trainer is read only if it is a file in the checkpoint",
         "log-followed",
         "history._metrics",
         'state.kind != "file" or state.nbytes',
@@ -78,7 +78,7 @@ PLACES = [
         "StateChanged",
     ),
     Mutant(
-        "only what a stopped deletion left is deleted",
+        "only the remains of an interrupted deletion are deleted",
         "foreign-link-deleted",
         "history._delete",
         "        elif stat.S_ISREG(mode):\n",
@@ -87,7 +87,7 @@ PLACES = [
         "AssertionError",
     ),
     Mutant(
-        "in a folder of another program mounted filesystems are walked into",
+        "mounted filesystems in a folder of another program are entered",
         "foreign-mount-refused",
         "tree.foreign",
         "return StorePath(os.path.abspath(path), is_foreign=True)",
@@ -96,7 +96,7 @@ PLACES = [
         "NotInStore",
     ),
     Mutant(
-        "a number in a document has a greatest length",
+        "numbers in a document have a maximum length",
         "long-numbers-read",
         "is_big_decimal",
         "len(text) > MAX_NUMBER_DIGITS + 1 or ",
@@ -105,7 +105,7 @@ PLACES = [
         "assert not True",
     ),
     Mutant(
-        "a state larger than the caller allows is refused before memory is taken",
+        "a state larger than the caller allows is refused before memory is allocated",
         "bound-ignored",
         "check_bound",
         "if max_bytes is not None and nbytes > max_bytes:",
@@ -115,7 +115,7 @@ PLACES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a new directory gets its mode by a descriptor",
+        "the mode of a new directory is set by its descriptor",
         "mode-given-by-path",
         "_give_owner_and_mode",
         "    made = open_directory(path, flags=os.O_NOFOLLOW)\n",
@@ -124,7 +124,7 @@ PLACES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "one component at a time",
+        "paths are opened one component at a time",
         "two-components-at-once",
         "CheckpointDirectory._opened",
         "files.open_with_status(self.blobs.inside / digest)",
@@ -133,7 +133,7 @@ PLACES = [
         "more than one component",
     ),
     Mutant(
-        "what is nested deep in trash is moved up, not walked into",
+        "deeply nested trash is moved up instead of entered",
         "deep-trash-left",
         "collector._contents",
         "            waiting.append(up)\n",
@@ -142,7 +142,7 @@ PLACES = [
         "assert",
     ),
     Mutant(
-        "no read by the caller of an open checkpoint takes more than it allows",
+        "no read from an open checkpoint exceeds the caller's limit",
         "tensor-unbounded",
         "OpenCheckpoint._read",
         "self._max_bytes, less)",
@@ -152,7 +152,7 @@ PLACES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a transaction of fsspec in which everything was removed again makes no checkpoint",
+        "an fsspec transaction without remaining files makes no checkpoint",
         "empty-transaction-committed",
         "CheckpointTransaction.complete",
         "                if not staging.has_files():  # all that was written was removed again\n",

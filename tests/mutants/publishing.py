@@ -11,7 +11,7 @@ _CONVERT = "tests/ops/open/test_draft_conversion.py"
 
 PUBLISHING = [
     Mutant(
-        "no name is taken twice",
+        "no name is used twice",
         "taken-name-acknowledged",
         "publish.rename_opened",
         "            return False\n",
@@ -20,7 +20,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "a checkpoint whose id begins like another one has a longer name",
+        "a checkpoint whose id begins like another one gets a longer name",
         "digits-not-added",
         "give_name",
         "            digit_count = len(id)\n",
@@ -29,7 +29,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "over a damaged form the next generation is published",
+        "a damaged form is replaced by the next generation",
         "damaged-form-stays",
         "give_name",
         "not is_form and is_sound(layout, found):",
@@ -38,7 +38,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "no other process publishes between the look at a step and the rename",
+        "no other process publishes between the check of a step and the rename",
         "published-under-a-shared-lock",
         "publish._publish",
         "exclusive=True, timeout_s=_RUN_TIMEOUT_S) as lock:",
@@ -63,7 +63,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "a save comes after all others of its step in the order of commits",
+        "a save follows all other saves of its step in commit order",
         "overtaken-published",
         "publish._publish",
         "            if as_newest and any(",
@@ -72,7 +72,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "on a shared filesystem a save has a hidden name before it looks at its step",
+        "on a shared filesystem, a save gets a hidden name before it checks its step",
         "nothing-hidden",
         "publish._publish",
         '    hides = layout.shared and rule not in ("replace", "beside")\n',
@@ -81,7 +81,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "the hidden name that a save renames is still its own",
+        "a save renames only its own hidden name",
         "hidden-name-of-another",
         "publish._publish",
         "            if hides:\n                _check_own(staging, source, layout.checkpoint(key))\n",
@@ -91,7 +91,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "a save that died under the hidden name keeps no other one away",
+        "the hidden name of a dead save blocks no other save",
         "hidden-name-for-ever",
         "_hide",
         "        if time.monotonic() > deadline and not _took_away(layout, hidden):\n",
@@ -100,7 +100,7 @@ PUBLISHING = [
         "InUse",
     ),
     Mutant(
-        "a save on a shared filesystem that publishes nothing gives its hidden name up",
+        "a save on a shared filesystem that publishes nothing removes its hidden name",
         "hidden-name-left",
         "publish._publish",
         "        if hides and not published:\n",
@@ -109,7 +109,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "a save drops nothing that comes after it",
+        "a save drops no newer checkpoint",
         "newer-one-dropped",
         "superseded._drop_one",
         "    if older.order >= new.order and not newer:",
@@ -118,7 +118,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "what is superseded stays for the longer undo window",
+        "superseded checkpoints are kept for the longer undo window",
         "superseded-not-waiting",
         "superseded._is_over",
         "    return found is None or not trash.left_of(window_s, found.st_ctime)\n",
@@ -127,7 +127,7 @@ PUBLISHING = [
         "NoSuchRef",
     ),
     Mutant(
-        "what is superseded and protected is not due",
+        "a protected superseded checkpoint is not dropped",
         "protected-due",
         "superseded.due",
         "pins is not None and not one.info.tags and one.info.id not in pins and ",
@@ -136,7 +136,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "nothing is due for the sake of a damaged checkpoint",
+        "a damaged checkpoint supersedes nothing",
         "due-for-a-damaged-one",
         "superseded._due",
         "        if not why_not_valid(context, one):\n",
@@ -145,7 +145,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "of a step whose newest checkpoint is damaged an older one is not loaded",
+        "if the newest checkpoint of a step is damaged, no older one is loaded instead",
         "older-one-for-a-damaged-one",
         "find._refuse_damaged",
         "        if not is_older:\n",
@@ -154,7 +154,7 @@ PUBLISHING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "store.json says that a store was converted when all of it was",
+        "store.json records a conversion only when it is complete",
         "converted-said-first",
         "draft_conversion.convert",
         "    if is_whole and not tags_left:\n",
@@ -163,7 +163,7 @@ PUBLISHING = [
         "assert",
     ),
     Mutant(
-        "store.json is rewritten last in a conversion",
+        "a conversion rewrites store.json last",
         "store-json-first",
         "draft_conversion.convert",
         "    is_whole = _publish_replaced(layout, left)\n",

@@ -8,7 +8,7 @@ _TESTS = "tests/purge/test_purge.py::"
 
 PURGE = [
     Mutant(
-        "a save renews the times of the blobs that it uses",
+        "a save renews the times of its blobs",
         "used-blobs-grow-old",
         "blobs.is_sound",
         "            blob_time.stamp(name, dir_fd=parent)\n",
@@ -17,7 +17,7 @@ PURGE = [
         "missing",
     ),
     Mutant(
-        "access times are renewed as well",
+        "access times are also renewed",
         "access-times-grow-old",
         "_set",
         "    if _set_and_read(file, dir_fd, now_ns, fine_ns) != fine_ns:\n",
@@ -35,7 +35,7 @@ PURGE = [
         "assert",
     ),
     Mutant(
-        "a save renews the store's own files",
+        "a save renews the times of the store's own files",
         "own-files-grow-old",
         "renew_used",
         "        renewal.own_files(layout.root)\n",
@@ -44,7 +44,7 @@ PURGE = [
         "",
     ),
     Mutant(
-        "a save of what is there renews that checkpoint",
+        "a save with existing content renews the times of that checkpoint",
         "existing-checkpoint-grows-old",
         "renew_used",
         "        renewal.checkpoint(layout.checkpoint(existing))\n",
@@ -62,7 +62,7 @@ PURGE = [
         "assert",
     ),
     Mutant(
-        "a stamp is never before the write",
+        "a stamp is never earlier than the write",
         "stamps-in-the-past",
         "_set",
         "    fine_ns = now_ns + (digits.nanoseconds - now_ns) % _SECOND_NS\n",
@@ -80,7 +80,7 @@ PURGE = [
         "assert",
     ),
     Mutant(
-        "touch asks for the time of a blob when it sets it",
+        "touch reads the time of a blob again before it sets it",
         "times-of-the-listing-believed",
         "_Renewal._renew",
         "blob_time.is_stamp(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns)",
@@ -89,7 +89,7 @@ PURGE = [
         "assert",
     ),
     Mutant(
-        "doctor names remotes in directories that are often purged",
+        "doctor reports remotes in directories that are often purged",
         "remotes-purged-quietly",
         "report.doctor._remote_ages",
         'one.get("kind") == "directory"',

@@ -11,7 +11,7 @@ _DCP = "tests/integrations/test_dcp.py"
 
 RANKS = [
     Mutant(
-        "who acknowledges the rename of another rank syncs it itself (rule F)",
+        "a rank fsyncs the rename of another rank before it acknowledges it (rule F)",
         "ranks-acknowledge-unsynced",
         "Coordinator._published",
         "            files.sync_directory(folder)\n",
@@ -20,7 +20,7 @@ RANKS = [
         "assert",
     ),
     Mutant(
-        "what a rank that stands still would rename is moved away",
+        "the part of a stuck rank is moved away before it can rename it",
         "ranks-unfenced",
         "_stop_publishers",
         "                trash.move_to_trash(",
@@ -29,7 +29,7 @@ RANKS = [
         "assert",
     ),
     Mutant(
-        "the outcome of a try holds what it published",
+        "the outcome of an attempt includes the published checkpoint",
         "ranks-return-what-is-there",
         "with_news",
         "    if found is not None and found.manifest_id == info.id:\n",
@@ -47,7 +47,7 @@ RANKS = [
         "assert",
     ),
     Mutant(
-        "what a rank that died may have published is not published again",
+        "a checkpoint that a dead rank may have published is not published again",
         "ranks-publish-twice",
         "Coordinator._decide_alone",
         "        if gone is not None:\n",
@@ -56,7 +56,7 @@ RANKS = [
         "assert",
     ),
     Mutant(
-        "the ranks of a group tell each other what failed before the first collective of DCP",
+        "ranks of a group exchange their failures before the first collective of DCP",
         "ranks-disagree",
         "GroupMeeting.agree",
         "        if failed:\n",
@@ -65,7 +65,7 @@ RANKS = [
         "assert",
     ),
     Mutant(
-        "an answer that was lost after the commit is no failure",
+        "a lost answer after the commit is not a failure",
         "lost-commit-said-to-have-failed",
         "sealed",
         "            self.unknown = error\n",
@@ -74,7 +74,7 @@ RANKS = [
         "RemoteUnavailable",
     ),
     Mutant(
-        "what another node saved at the step is asked for before the whole is pushed",
+        "before the merged checkpoint is pushed, the checkpoint of another node at the step is read",
         "step-of-another-node-passed-over",
         "publish_apart",
         "    if request.step is not None:\n        list_step(context, remote, request.run, request.step)\n",
@@ -83,7 +83,7 @@ RANKS = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a rank that stood still does not put what it saved in the place of a later checkpoint",
+        "a stuck rank does not replace a later checkpoint",
         "older-one-listed-again",
         "_adopt",
         "    if not of_step or of_step[-1].order < info.order:\n",
@@ -92,7 +92,7 @@ RANKS = [
         "assert",
     ),
     Mutant(
-        "a rank that fails to publish stops the ranks of other hosts that publish",
+        "a rank that fails stops the publishing ranks of other hosts",
         "failed-rank-lets-others-publish",
         "_after",
         "self._stop_publishers() if self.context.layout.shared else self.meeting.hear",
@@ -101,7 +101,7 @@ RANKS = [
         "assert",
     ),
     Mutant(
-        "a rank that is late stops the ranks of other hosts that publish",
+        "a rank that is late stops the publishing ranks of other hosts",
         "late-rank-lets-others-publish",
         "Coordinator._give_up",
         "        if outcome is None or self.context.layout.shared:\n",
@@ -110,7 +110,7 @@ RANKS = [
         "assert",
     ),
     Mutant(
-        "what a rank of another host has under the hidden name of its step is not taken for lost",
+        "a checkpoint under the hidden name of another host's rank is not lost",
         "hidden-is-lost",
         "_is_unpublished",
         "layout.shared and _find_hidden(layout, who, take=False)",
@@ -119,7 +119,7 @@ RANKS = [
         "NoSuchRef",
     ),
     Mutant(
-        "a committed save does not fail by the document of its outcome",
+        "a damaged outcome document does not fail a committed save",
         "damaged-outcome-fails-a-save",
         "_readable_outcome",
         "        with suppress(OSError, DamagedBlob):\n",
@@ -128,7 +128,7 @@ RANKS = [
         "DamagedBlob",
     ),
     Mutant(
-        "a rank that cannot fence the others does not say that nothing was published",
+        "a rank that cannot fence the others does not report that nothing was published",
         "unfenced-says-failed",
         "Coordinator._stop_publishers",
         'raise UnknownOutcome(msg, hint="look at the disk; ckstore log says whether it is there") from error',

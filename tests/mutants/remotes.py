@@ -29,7 +29,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a push writes its intent before it reads what is condemned",
+        "a push writes its intent before it reads the condemned names",
         "intent-after-condemned",
         "Push._send_under",
         "        intent.write(objects)\n",
@@ -38,7 +38,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a push looks at every blob once more before its manifest",
+        "a push checks every blob again before its manifest",
         "sent-is-there",
         "Push._send_under",
         "        if gone:\n",
@@ -56,7 +56,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a push that slept for half of its intent's life begins again",
+        "a push that was suspended for half the life of its intent starts again",
         "sleep-ignored",
         "Intent.renew",
         "            if age_s > LIFE_S / 2:\n                raise Voided\n",
@@ -74,7 +74,7 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a blob that another size is listed for is sent again",
+        "a blob with a different listed size is sent again",
         "size-ignored",
         "Push._look",
         "if listed.nbytes == wanted",
@@ -83,7 +83,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a push takes what it needs out of the condemned",
+        "a push removes its blobs from the condemned names",
         "condemned-left",
         "Condemned.unmark_needed",
         "self.condemned.pop(str(name), None)",
@@ -92,7 +92,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a blob that is being removed goes on under another name",
+        "a blob that is being removed is sent under another name",
         "going-name-used",
         "Condemned.unmark_needed",
         "                self.retired_names[digest] = name.number + 1\n",
@@ -101,7 +101,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what comes down has its digest before it gets its name",
+        "downloaded bytes are compared with their digest before they get a name",
         "unhashed-named",
         "fetch_checked",
         "        if algorithm.digest(buffer) == blob.digest:\n",
@@ -110,7 +110,7 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a manifest is that of its key",
+        "a manifest belongs to its key",
         "manifest-of-another-key",
         "source.read_manifest",
         "    if (manifest.run, manifest.step, manifest_id) != tuple(place):\n",
@@ -128,7 +128,7 @@ REMOTES = [
         "",
     ),
     Mutant(
-        "what is condemned changes by compare-and-swap",
+        "the condemned names change by compare-and-swap",
         "condemned-overwritten",
         "condemned.swap",
         "    return objects.update(keys.CONDEMNED, data, version)\n",
@@ -155,7 +155,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a pruner ends a removal that was cut off",
+        "a pruner completes an interrupted removal",
         "removal-left-half",
         "_Prune._rounds",
         "                self.survey.finish_removals()\n",
@@ -164,7 +164,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what is being pushed again is not removed with what an earlier removal left",
+        "a blob that is being pushed again is not removed with the rest of an earlier removal",
         "removal-beside-a-push",
         "RemoteSurvey.finish_removals",
         "if tuple(place) not in pushed and ",
@@ -173,7 +173,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what was pushed again since the pruner looked is not removed",
+        "a blob that was pushed after the pruner's listing is not removed",
         "removal-after-a-push",
         "RemoteSurvey.finish_removals",
         " and objects.head(place.dropped)",
@@ -182,7 +182,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "processes that mirror and die at once are started ever more rarely",
+        "mirror processes that die immediately are restarted at increasing intervals",
         "mirror-started-by-each-save",
         "_Start.is_over",
         "return age_s > self.pause_s",
@@ -191,7 +191,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "no store is made where its mirror cannot be made",
+        "no store is made if its mirror cannot be made",
         "store-without-its-mirror",
         "settings_at",
         '        objects.send(key, b"1")\n',
@@ -200,7 +200,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what is condemned is removed after a grace",
+        "condemned blobs are removed after a grace",
         "condemned-removed-at-once",
         "_Prune._judged",
         "            elif self._is_past(time_of_text(said.condemned[name])):\n",
@@ -209,7 +209,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a blob is condemned a grace after it was written",
+        "a blob is condemned only when it is older than a grace",
         "young-condemned",
         "_Prune._judged",
         "                fresh += [name] if self._is_old(one) else []\n",
@@ -218,7 +218,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what an intent names stays",
+        "blobs that an intent names are kept",
         "intents-ignored",
         "RemoteSurvey.named",
         "            found.update(record.blobs)\n",
@@ -227,7 +227,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "an intent is taken away only as it was listed",
+        "an intent is voided only in the listed version",
         "intent-voided-blindly",
         "intent_record.void",
         "    return objects.update(record.listed.key, gone.render(), record.listed.tag) is not None\n",
@@ -236,7 +236,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a push that committed is not finished where its checkpoint was removed since",
+        "a committed push is not completed if its checkpoint was removed meanwhile",
         "removed-brought-back",
         "intent_record.finish",
         "objects.head(place.dropped) is None and ",
@@ -245,7 +245,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a name whose removal was not acknowledged is never used again",
+        "a name whose removal was not acknowledged is never reused",
         "unacknowledged-reused",
         "_Prune._end_batches",
         "            said.burn(self._sent)\n",
@@ -254,7 +254,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "the names that a dead pruner was removing are never used again",
+        "names that a dead pruner was removing are never reused",
         "dead-batch-reused",
         "_Prune._next",
         "                new.burn(dead.names)\n",
@@ -263,7 +263,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "without compare-and-swap a prune is refused beside pushes",
+        "without compare-and-swap a prune is refused during pushes",
         "pruned-without-swap",
         "prune.prune",
         "    if not remote.cas and not exclusive:\n",
@@ -272,7 +272,7 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "what was sent counts where the service checks bodies, else it is read back",
+        "sent bytes are trusted if the service checks bodies, otherwise they are read back",
         "sent-believed",
         "PresenceCheck._is_known",
         '        return seen.how == "read" or self._remote.checks_bodies\n',
@@ -281,7 +281,7 @@ REMOTES = [
         "Error",
     ),
     Mutant(
-        "what was seen counts for that version alone",
+        "an observation of an object counts only for the observed version",
         "other-version-believed",
         "PresenceCheck._is_known",
         "        if seen is None or not seen.is_still(self._current(digest)):\n",
@@ -290,7 +290,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "nothing is let go that was removed at the remote",
+        "nothing is evicted that was removed at the remote",
         "evicted-though-dropped",
         "PresenceCheck.lacks",
         "        if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:\n",
@@ -299,7 +299,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "nothing is let go that the remote does not list",
+        "nothing is evicted that the remote does not list",
         "evicted-though-unlisted",
         "PresenceCheck.lacks",
         "                if listed is None or listed.nbytes != file.nbytes:\n",
@@ -309,7 +309,7 @@ REMOTES = [
         "KeyError",
     ),
     Mutant(
-        "the word that bytes are elsewhere is there before they go",
+        "the record that only a remote has the bytes is written before they are deleted",
         "word-after-bytes",
         "evict._begin",
         "        say_elsewhere(context, one)\n",
@@ -318,7 +318,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a create that was refused looks whose object it is",
+        "after a refused create, the owner of the object is checked",
         "refusal-is-success",
         "ServiceObjects.create",
         "            found = self._same(key, data)\n",
@@ -327,7 +327,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a create without an answer looks whether it arrived",
+        "after a create without an answer, the object is read",
         "lost-answer-is-lost-race",
         "ServiceObjects.create",
         "            found = self._same(key, data)\n",
@@ -345,7 +345,7 @@ REMOTES = [
         "",
     ),
     Mutant(
-        "a body is counted as it comes",
+        "the bytes of a body are counted while it is received",
         "length-believed",
         "ServiceObjects.get",
         "                if left < 0:\n",
@@ -354,7 +354,7 @@ REMOTES = [
         "sends more than",
     ),
     Mutant(
-        "a listing without end is an error, and no shorter listing",
+        "an endless listing is an error instead of a shorter listing",
         "listing-endless",
         "ServiceObjects.list",
         "            if count > MOST_LISTED:  # else a service that makes up names would be listened to for ever\n",
@@ -363,7 +363,7 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a forked child whose parent used the engine is refused",
+        "a child is refused if it was forked after its parent used the engine",
         "fork-allowed",
         "check_process",
         "    if _used_by_pid in (0, pid):\n",
@@ -372,7 +372,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what is decoded with a base keeps it at the remote",
+        "a base is kept at the remote while an encoded blob needs it",
         "base-pruned",
         "RemoteSurvey._read",
         "            files = found.manifest.blobs if found.encoding is None else found.encoding.files\n",
@@ -381,7 +381,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a difference is applied only to the piece that it was made against",
+        "a difference is applied only to its own base",
         "advanced-unchecked",
         "Decoding.advance",
         "        if form is None or algorithm_of(old.piece).digest(into) != old.piece:\n",
@@ -390,7 +390,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "an eviction wants all that a blob is decoded with",
+        "an eviction requires all bases of a blob",
         "evicted-without-base",
         "remote_presence._files_of",
         "    if encoding is None:\n",
@@ -399,7 +399,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what a reader has open keeps its bytes",
+        "a checkpoint that a reader has open keeps its bytes",
         "open-evicted",
         "evict.alone",
         "        lock = locks.try_exclusive(path)\n",
@@ -408,7 +408,7 @@ REMOTES = [
         "IndexError",
     ),
     Mutant(
-        "bytes come from the remote that had them, not from another one under its name",
+        "bytes are read from the remote that had them, not from another one with its name",
         "other-remote-read",
         "RemoteReader._source",
         "                if uuid_of(remote) != holder.uuid:\n",
@@ -417,7 +417,7 @@ REMOTES = [
         "another remote has the name",
     ),
     Mutant(
-        "two clients that make one remote at a service without conditions agree on it",
+        "two clients that make one remote without conditional writes agree on it",
         "own-remote-believed",
         "Remotes._tried",
         '        is_shared = make and abilities.writes and abilities.cas == "no"\n',
@@ -426,7 +426,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a process that waits for its mirror lets another one try",
+        "a process that waits for its mirror lets another process try",
         "waits-with-its-lock",
         "mirror.serve",
         "with lock:",
@@ -435,7 +435,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a mirror that failed goes on waiting while another process has its lock",
+        "a mirror that failed keeps waiting while another process has its lock",
         "ends-at-any-lock",
         "mirror.serve",
         "        elif not has_failed:  # another is at work\n",
@@ -444,7 +444,7 @@ REMOTES = [
         "InterruptedError",
     ),
     Mutant(
-        "keep_local lets go of nothing that the mirror was not seen to have",
+        "keep_local evicts only bytes that the mirror was observed to have",
         "local-only-planned",
         "retain.plan_local",
         "    for info in behind(context.layout, remote, here):\n",
@@ -453,7 +453,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what has no bytes here takes no place by keep_local",
+        "checkpoints without local bytes do not count for keep_local",
         "place-without-bytes",
         "retain.plan_local",
         "    here = [info for info in infos(context) if not info.elsewhere]\n",
@@ -462,7 +462,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "retention keeps here what the mirror is to keep and lacks",
+        "retention keeps checkpoints locally that the mirror should keep and lacks",
         "wanted-there-dropped",
         "mirrored.kept_for_mirror",
         "        found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}\n",
@@ -471,7 +471,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "nothing is brought of a checkpoint that was removed at the remote",
+        "no metadata is pushed for a checkpoint that was removed at the remote",
         "said-of-removed",
         "push.push_metadata",
         "    there = {place for place in places if place.manifest in found and place.dropped not in found}\n",
@@ -480,7 +480,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what was said of a checkpoint is brought though another process pushed it",
+        "metadata of a checkpoint is pushed even if another process pushed the checkpoint",
         "settled-as-said",
         "Mirror.step",
         "            self._note(name, uuid, done)\n",
@@ -490,7 +490,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what cannot be joined at the mirror keeps nothing else back",
+        "metadata that cannot be merged at the mirror delays no other metadata",
         "said-in-one-order",
         "Mirror._bring_said",
         "        lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]\n",
@@ -499,7 +499,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what came from the mirror does not go back",
+        "metadata from the mirror is not pushed back to it",
         "taken-sent-back",
         "mirrored.note_taken",
         "    if documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
@@ -517,7 +517,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what was replaced goes at the mirror only while what has its step is there",
+        "a replaced checkpoint is removed at the mirror only while the mirror has its replacement",
         "last-of-step-removed",
         "keep_remote._is_there",
         "    return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None\n",
@@ -526,7 +526,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what a store lists is not replaced by what another store saved",
+        "a checkpoint that a store lists is not replaced by the save of another store",
         "replaced-by-another",
         "keep_remote._of_replaced",
         '    kept += ["it is what this store has at its step"] if is_here else []\n',
@@ -535,7 +535,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a push that waits for its rate keeps its intent",
+        "a push that is slowed to its rate renews its intent",
         "stale-while-it-waits",
         "Push._rest",
         "            self._renew()\n",
@@ -544,7 +544,7 @@ REMOTES = [
         "overtaken by a pruner",
     ),
     Mutant(
-        "a mirror knows what it was given until all that was saved since is there",
+        "a mirror records pushed checkpoints until it has all later ones",
         "given-forgotten",
         "mirrored.add_mirrored",
         "    if all(info.id in given or info.elsewhere for info in here):\n",
@@ -553,7 +553,7 @@ REMOTES = [
         "StepExists",
     ),
     Mutant(
-        "what is only listed here is dropped here when it goes at the mirror",
+        "a checkpoint without local bytes is dropped locally when it is removed at the mirror",
         "listed-without-bytes",
         "KeepRemote._forget_here",
         "        if info is None or not info.elsewhere:\n",
@@ -562,7 +562,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what a reader has open here stays at the mirror",
+        "a checkpoint that a reader has open locally is kept at the mirror",
         "open-removed-there",
         "KeepRemote._forget_here",
         "            return error.message\n",
@@ -589,7 +589,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "nothing goes at the mirror while a tag there cannot be read",
+        "nothing is removed at the mirror while one of its tags cannot be read",
         "unread-tag-ignored",
         "KeepRemote._candidates",
         "read_tags(remote.objects, strict=True)",
@@ -598,7 +598,7 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a checkpoint is marked as removed before its manifest goes",
+        "a checkpoint is marked as removed before its manifest is deleted",
         "removed-unmarked",
         "keep_remote.remove_there",
         '    each(places, lambda place: remote.objects.send(place.dropped, b"{}"))\n',
@@ -607,7 +607,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "the cache of fetched bytes has a bound",
+        "the download cache has a size limit",
         "cache-unbounded",
         "Fetched._make_room",
         "        if self._nbytes + nbytes <= most:\n            return True\n",
@@ -616,7 +616,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "the cache takes half of the free space at most",
+        "the cache uses at most half of the free space",
         "cache-fills-disk",
         "fetched.limit_bytes",
         "    return min(share, (room.free_bytes + kept_bytes) // 2)\n",
@@ -625,7 +625,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "what the cache has is fetched again where it is wrong",
+        "damaged bytes in the cache are downloaded again",
         "cache-believed",
         "RemoteReader.__call__",
         "        if again:\n",
@@ -634,7 +634,7 @@ REMOTES = [
         "Error",
     ),
     Mutant(
-        "local blobs that take the place of evicted ones are read and compared",
+        "local blobs that replace evicted ones are read and compared",
         "evicted-blobs-claimed-unread",
         "_bring_back",
         "compares=True",
@@ -643,7 +643,7 @@ REMOTES = [
         "DamagedBlob",
     ),
     Mutant(
-        "an equal save over an evicted checkpoint keeps the bytes that it staged",
+        "an equal save over an evicted checkpoint keeps its staged bytes",
         "evicted-bytes-not-restored",
         "_publish_once",
         "            if outcome.existing is not None and outcome.existing.elsewhere:\n",
@@ -661,8 +661,8 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "an intent is renewed while a single blob is on its way",
-        "renewed-between-blobs-alone",
+        "an intent is renewed while a single blob is uploaded",
+        "renewed-only-between-blobs",
         "Push._watch",
         "        self._renew()\n",
         "",
@@ -670,7 +670,7 @@ REMOTES = [
         "the intent was not renewed",
     ),
     Mutant(
-        "the upload of a large body may take longer than an answer",
+        "an upload of a large body may take longer than an answer",
         "slow-upload-cut",
         "ServiceObjects._writing",
         "        if memoryview(data).nbytes <= _UPLOAD_BYTES:\n",
@@ -688,7 +688,7 @@ REMOTES = [
         "RemoteUnavailable",
     ),
     Mutant(
-        "the mark of a swap is that of the own write",
+        "the version after a swap is that of the own write",
         "mark-of-another-write",
         "ServiceObjects.update",
         "self._own_mark(key, data)",
@@ -697,7 +697,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a pruner uses its lists again only over the version that it wrote last",
+        "a pruner reuses its lists only for its own last version",
         "lists-of-another-version",
         "_Prune._carry_out",
         "                version = swap(self.remote.objects, new, version)\n",
@@ -716,7 +716,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a pruner that fails takes its batches out",
+        "a pruner that fails removes its batches",
         "failed-batch-left",
         "_Prune.beside_pushes",
         "                self._end_batches()\n",
@@ -725,7 +725,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "condemned names are bounded",
+        "the number of condemned names is limited",
         "condemned-unbounded",
         "_Prune._next",
         "fresh[: max(0, MOST_CONDEMNED - len(condemned) - going_count)]",
@@ -734,7 +734,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "burnt names are bounded, with those of every batch",
+        "the number of burnt names is limited, including those of every batch",
         "burnt-unbounded",
         "_Prune._next",
         "        if len(new.retired_names) + going_count + len(batch) > MOST_BURNT:\n",
@@ -743,7 +743,7 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a load that meets damage asks the remotes",
+        "a load that finds damage reads from the remotes",
         "loads-repair-nothing",
         "open_checked",
         "    if context.rescuer is not None:\n",
@@ -752,7 +752,7 @@ REMOTES = [
         "DamagedBlob",
     ),
     Mutant(
-        "bytes of a remote are compared before they are taken",
+        "bytes of a remote are compared before they are used",
         "remote-bytes-believed",
         "_read_blob",
         "            if algorithm_of(blob.digest).digest(data) == blob.digest:\n",
@@ -761,7 +761,7 @@ REMOTES = [
         "repaired damaged or missing blobs",
     ),
     Mutant(
-        "of several processes that repair a blob one fetches it",
+        "only one of several processes that repair a blob downloads it",
         "repairs-unlocked",
         "_repair",
         "            with locks.lock_exclusive(folder, timeout_s=_LOCK_S):\n",
@@ -770,7 +770,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "checkpoints that lack a repaired blob get its name back",
+        "checkpoints without a repaired blob are linked to it again",
         "lost-names-stay-lost",
         "relink_everywhere",
         "            if present is None and not needs and not _has_lost(path, digest):\n",
@@ -779,7 +779,7 @@ REMOTES = [
         "CkstoreWarning",
     ),
     Mutant(
-        "a repair of a load gives a lost blob back to the other checkpoints, too",
+        "a repair during a load also relinks a lost blob into the other checkpoints",
         "others-lack-it-still",
         "_repair_locked",
         "        others = self._others_lacking(directory, key).get(record.digest, ())\n",
@@ -788,7 +788,7 @@ REMOTES = [
         "CkstoreWarning",
     ),
     Mutant(
-        "a remote that does not answer is waited for once",
+        "a remote that does not answer delays a load only once",
         "dead-remote-asked-again",
         "problem",
         '        return self._problem if self._problem and time.monotonic() - self._failed_s < AGAIN_S else ""\n',
@@ -797,7 +797,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "the wait for the first answer of a remote ends",
+        "the wait for the first answer of a remote is limited",
         "dead-remote-waited-for",
         "_answering",
         "    timer.start()\n",
@@ -806,7 +806,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "nothing goes into quarantine before right bytes are found",
+        "damaged bytes are quarantined only once correct bytes exist",
         "quarantine-first",
         "_repair_locked",
         '            if answer.data is None:\n                return "; ".join(answer.problems)\n',
@@ -815,7 +815,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "latest-valid repairs what a mark or a missing blob says",
+        "latest-valid repairs marked damage and missing blobs",
         "marked-passed-over",
         "_take",
         "            if is_repaired or context.rescuer is None or not context.rescuer.checkpoint(info.key):\n",
@@ -824,7 +824,7 @@ REMOTES = [
         "latest-valid is main@2",
     ),
     Mutant(
-        "the newest checkpoint that a new catalog does not list is repaired",
+        "the newest checkpoint is repaired even if a new catalog does not list it",
         "torn-newest-passed-over",
         "newest",
         "    if repair_newer(context, found, torn):\n",
@@ -833,7 +833,7 @@ REMOTES = [
         "NoWholeCheckpoint",
     ),
     Mutant(
-        "a manifest is taken from a remote by the id in the name of its directory",
+        "a manifest is read from a remote by the id in its directory name",
         "no-manifest-from-remotes",
         "repair_manifest",
         "    remote = copies.remote_manifest(key)\n",
@@ -860,7 +860,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "each version of an object in a directory has a mark of its own",
+        "each version of an object in a directory has its own mark",
         "mark-twice",
         "in_directory._rename",
         "        if before is None or status.st_mtime_ns > before.st_mtime_ns:\n",
@@ -869,7 +869,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "updates of objects in a directory exclude each other",
+        "concurrent updates of objects in a directory exclude each other",
         "updates-race",
         "in_directory.DirectoryObjects.update",
         "_lock(top, exclusive=True)",
@@ -878,7 +878,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a folder that is removed before an object gets its name is made again",
+        "a folder that is removed before an object gets its name is created again",
         "folder-gone",
         "in_directory.DirectoryObjects._written",
         "                    if not dirfd_stat.exists(fresh):\n",
@@ -887,7 +887,7 @@ REMOTES = [
         "RemoteUnavailable",
     ),
     Mutant(
-        "what a writer that died left in a directory is removed",
+        "temporary files of a dead writer in a directory are removed",
         "left-for-ever",
         "in_directory.DirectoryObjects._write",
         "            _sweep(folder)\n",
@@ -896,7 +896,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "nothing is compared where locks are not known to reach other hosts",
+        "conditional writes are refused if locks are not known to reach other hosts",
         "locks-believed",
         "in_directory.DirectoryObjects._look",
         "not place.shared or reach_of_locks(place.kind, place.options).hosts is True",
@@ -905,7 +905,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a mirror writes nothing to another remote at its place",
+        "a mirror writes nothing to another remote that replaced its own",
         "other-remote-owned",
         "ownership.Ownership.own",
         "            check_takes(remote, self.context.settings)  # first: another remote may have replaced this one\n",
@@ -914,7 +914,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a remote is made in no directory that holds other files",
+        "no remote is made in a directory with other files",
         "among-other-files",
         "folder.check_folder",
         "    if others and keys.INFO not in names:\n",
@@ -932,7 +932,7 @@ REMOTES = [
         "Error",
     ),
     Mutant(
-        "what relied on a store relies on the remote only when every byte was seen there",
+        "a converted store relies on the remote only after every byte was observed there",
         "converted-unseen",
         "store_conversion._end",
         "    if problem := attest.lacks(place_of(one.info), one.blobs, read=True):\n",
@@ -941,7 +941,7 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "every folder of a remote in a directory is as open as that",
+        "every folder of a remote in a directory has the permissions of that directory",
         "folder-made-private",
         "in_directory._make_parents",
         "        links.make_directory(top, mode=mode)\n",
@@ -950,7 +950,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a forked child does not wait for threads that it does not have",
+        "a forked child does not wait for threads of its parent",
         "forked-threads",
         "CallThreads._begin_in_child",
         "        if self._pid != os.getpid():\n",
@@ -959,7 +959,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "blobs of a part that is not here are looked for before anything is sent",
+        "blobs of a part on another node are checked before anything is sent",
         "part-not-looked-for",
         "Push._send_under",
         "        is_new = delta is None and self._there.has_looked\n",
@@ -968,7 +968,7 @@ REMOTES = [
         "BytesElsewhere",
     ),
     Mutant(
-        "an intent that has committed is not renewed, so it does not become stale",
+        "a committed intent is not renewed, so it does not become stale",
         "committed-intent-renewed",
         "Intent.renew",
         "            if self.has_committed:\n",
@@ -977,7 +977,7 @@ REMOTES = [
         "Voided",
     ),
     Mutant(
-        "a push asks for blobs that it only believes to be missing",
+        "a push checks blobs that it only assumes to be missing",
         "believed-missing",
         "push_plan.believe",
         "known, nbytes, unreadable=unreadable)",
@@ -986,7 +986,7 @@ REMOTES = [
         "assert",
     ),
     Mutant(
-        "a remote lies in no store",
+        "no remote is made in a store",
         "remote-in-a-store",
         "folder.check_folder",
         "    refuse_inside(path)\n",
@@ -995,7 +995,7 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a push of many checkpoints lists only the steps near them",
+        "a push of many checkpoints lists only the affected steps",
         "whole-run-listed-for-each-batch",
         "Push._removed",
         "hundreds if len(hundreds) <= max(2 * len(runs), request_count) else runs",

@@ -1,7 +1,7 @@
-"""Take a guard away in a copy of the sources, and run the test that has to notice.
+"""Remove a guard in a copy of the sources, and run the test that must fail.
 
-``python -m tests.mutants.runner [NAME …]`` runs all mutants, or these, and prints who caught which;
-``--write`` puts the list into docs/reliability-mutants.md, if all were caught.
+``python -m tests.mutants.runner [NAME …]`` runs all mutants, or these, and prints which test caught each.
+``--write`` writes the list into docs/reliability-mutants.md if all were caught.
 """
 
 from __future__ import annotations
@@ -86,20 +86,20 @@ _SHOWN_LINES = 40
 _HEAD = """\
 # Mutants of the protocol
 
-For each guard of the protocols of [protocol.md](protocol.md): the code without it, and who notices. A mutant is a
-change of the sources in `tests/mutants/`; `make mutants` applies one after another, runs the test that has to fail, and
-writes this page if each did, for the reason given.
+A *guard* is a statement that keeps a rule of the [protocols](protocol.md). A *mutant* is the code without one guard.
+`make mutants` removes one guard after another, and runs the test that must fail. It writes this page if every test
+failed for the expected reason. The mutants are defined in `tests/mutants/`.
 
-*Trace law* is `tests/faults/test_trace_law.py`, with the law that is broken and the act that breaks it.
+*Trace law* is `tests/faults/test_trace_law.py`, with the broken law and the act that breaks it.
 
-| guard | mutant | caught by |
+| Guard | Mutant | Caught by |
 | --- | --- | --- |
 """
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant.
+    """The result of running a mutant.
 
     Attributes:
         caught: The test failed, for the reason that the mutant gives.
@@ -165,7 +165,7 @@ def run(mutant: Mutant) -> Outcome:
 
 
 def page() -> str:
-    """Return what docs/reliability-mutants.md says when every mutant is caught."""
+    """Return the text of docs/reliability-mutants.md if every mutant is caught."""
     rows = [f"| {mutant.guard} | {mutant.name} | {mutant.catcher} |\n" for mutant in MUTANTS.values()]
     return _HEAD + "".join(rows)
 

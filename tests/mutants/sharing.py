@@ -8,7 +8,7 @@ _TOUCHED = "    return has_size(status, nbytes) and blob_time.is_stamp(status.st
 
 SHARING = [
     Mutant(
-        "size and time of a hit",
+        "size and time of a hit are compared",
         "any-hit-trusted",
         "looks_untouched",
         _TOUCHED,
@@ -17,7 +17,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "time of a hit",
+        "the time of a hit is compared",
         "time-of-a-hit-ignored",
         "looks_untouched",
         _TOUCHED,
@@ -26,7 +26,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "size of a hit",
+        "the size of a hit is compared",
         "size-of-a-hit-ignored",
         "looks_untouched",
         _TOUCHED,
@@ -35,7 +35,7 @@ SHARING = [
         "Damaged",
     ),
     Mutant(
-        "hash of a blob that a program touched",
+        "a blob that a program touched is hashed",
         "touched-blob-trusted",
         "verified",
         "        if _digest_or_unreadable(fd, digest) != digest:\n",
@@ -44,7 +44,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a share of the hits is read again",
+        "a share of the hits is reread",
         "hits-never-read-again",
         "agrees",
         "        if stopped_at is None:\n"
@@ -54,7 +54,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a pack is read again whole",
+        "a pack is reread completely",
         "packs-never-read-again",
         "agrees_whole",
         "        if digest not in self._due or not self._may_go_on():\n",
@@ -63,8 +63,8 @@ SHARING = [
         "warning",
     ),
     Mutant(
-        "what rotted is put right in every checkpoint",
-        "rot-not-healed-elsewhere",
+        "rot is healed in every checkpoint",
+        "rot-not-healed-anywhere",
         "Staging._put",
         "            links.rename(fresh, mine)\n            self.heal(digest)\n",
         "            links.rename(fresh, mine)\n",
@@ -72,7 +72,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "what heals a blob heals it where it waits to be brought back",
+        "a blob is also healed in checkpoints that can be undeleted",
         "trash-not-healed",
         "relink_everywhere",
         "        if trash.former_place(entry) is not None:\n",
@@ -81,7 +81,7 @@ SHARING = [
         "DamagedBlob",
     ),
     Mutant(
-        "what was read longest ago is read first",
+        "the blobs that were read longest ago are reread first",
         "readings-not-remembered",
         "agrees",
         "        self._note(after(self._known[digest], part, stopped_at, time.time_ns()))\n",
@@ -90,7 +90,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a blob that is being checked is not trusted",
+        "a blob is not trusted while it is checked",
         "suspect-not-marked",
         "suspect",
         "    blob_time.mark_suspect(fd)\n",
@@ -99,7 +99,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "hash of the staged copy (StateChanged)",
+        "the staged copy is hashed (StateChanged)",
         "copy-not-hashed",
         "_parts",
         "        if self._context.algorithm.digest_of_parts(running) != chunk.piece:\n"
@@ -109,7 +109,7 @@ SHARING = [
         "FAILED",
     ),
     Mutant(
-        "hash of the staged copy that is read back (StateChanged)",
+        "a staged copy that is read back is hashed (StateChanged)",
         "copy-that-is-read-back-not-hashed",
         "_copy_again",
         "        if copied != chunk.piece:\n            raise state_changed(chunk.source.name)\n",
@@ -127,7 +127,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "hash of the copy in a pack (StateChanged)",
+        "the copy in a pack is hashed (StateChanged)",
         "packed-copy-not-hashed",
         "Packer.add",
         "        if self._algorithm.digest(piece) != key.partition(KEY_MARK)[0]:\n"
@@ -137,7 +137,7 @@ SHARING = [
         "FAILED",
     ),
     Mutant(
-        "look at the state after the last byte was read",
+        "the state is compared after its last byte was read",
         "later-change-ignored",
         "_stage_captured",
         "    if changed is not None:\n        raise state_changed(changed)\n",
@@ -146,7 +146,7 @@ SHARING = [
         "StateChanged",
     ),
     Mutant(
-        "every blob is there before the checkpoint is published",
+        "every blob exists before the checkpoint is published",
         "lacking-blob-published",
         "complete",
         "        if lacking:\n",
@@ -155,7 +155,7 @@ SHARING = [
         "DID NOT RAISE CkstoreError",
     ),
     Mutant(
-        "a checkpoint that stays is whole",
+        "a kept checkpoint is complete",
         "damaged-copy-stays",
         "_sound_of_step",
         "        if looked.published is not None and is_sound(layout, looked.published):\n",
@@ -164,7 +164,7 @@ SHARING = [
         "Damaged",
     ),
     Mutant(
-        "link count before a blob is condemned",
+        "the link count is checked before a blob is condemned",
         "linked-blob-condemned",
         "Collector._take_last",
         "        if status.st_nlink > 1:\n",
@@ -173,7 +173,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "second look in trash: the link count again",
+        "the link count is checked again in trash",
         "no-second-look",
         "_free",
         "        lasts = [last for last in lasts if self._is_last(last.path)]\n",
@@ -182,7 +182,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "what waits in trash to be brought back is not taken apart",
+        "a checkpoint in trash is not deleted while it can be undeleted",
         "undo-taken-apart",
         "trash.due",
         "    return [name for name in names_in(layout.trash) if not _stays(layout.trash / name, purge=purge)]\n",
@@ -191,7 +191,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "the manifest goes before the other documents of what could be brought back",
+        "the manifest of a checkpoint that could be undeleted is deleted before its other documents",
         "undo-without-annotations",
         "_take_apart",
         "            for entry in sorted(others, key=lambda entry: entry.name != MANIFEST):\n",
@@ -200,7 +200,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "what lost its manifest waits no longer to be brought back",
+        "a checkpoint without a manifest can no longer be undeleted",
         "undo-waits-without-a-manifest",
         "trash.left_s",
         "window and dirfd_stat.exists(path / MANIFEST) else",
@@ -209,7 +209,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "what lacks a blob is not offered to be brought back",
+        "a checkpoint that lacks a blob cannot be undeleted",
         "undo-of-half-a-checkpoint",
         "waiting.waiting",
         "nbytes, name, looked.problem))",
@@ -218,7 +218,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "nothing waits longer than its window since the clock was set back",
+        "an undo window is not extended by a clock that was set back",
         "undo-until-the-clock-is-there",
         "trash.left_of",
         "window_s - max(0.0, time.time() - since))",
@@ -227,7 +227,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a gc counts the grace of what is dated far in the future from then on",
+        "gc restarts the grace of files dated far in the future",
         "grace-dated-in-the-future",
         "Grace._touched_ns",
         "        if found.st_ctime_ns > most_ns:",
@@ -245,7 +245,7 @@ SHARING = [
         "names and a link count of",
     ),
     Mutant(
-        "a save that is tried again has not failed",
+        "a save that is retried has not failed",
         "failed-before-the-second-try",
         "save._telling_failure",
         "        if not is_tried_again(error):\n",
@@ -254,7 +254,7 @@ SHARING = [
         "'failed'",
     ),
     Mutant(
-        "no grace lasts until a time that a program set",
+        "a time that a program set does not extend a grace",
         "grace-until-a-time-that-was-set",
         "Grace._touched_ns",
         "found.st_mtime_ns if found.st_mtime_ns <= most_ns else 0",
@@ -263,7 +263,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a gc counts the window of what is dated in the future from then on",
+        "gc restarts the undo window of checkpoints dated in the future",
         "undo-dated-in-the-future",
         "Collector.empty",
         "        trash.renew_future(self._layout)\n",
@@ -272,7 +272,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a step that does not wait brings back no checkpoint whose id begins with its digits",
+        "a step without a deleted checkpoint does not undelete an id that begins with its digits",
         "undo-by-few-digits",
         "refs.has_id",
         "    return len(ref.value) >= ID_MIN_DIGITS and (id",
@@ -281,7 +281,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a checkpoint that was brought back is in the catalog at once",
+        "an undeleted checkpoint is in the catalog immediately",
         "undo-not-entered",
         "waiting.undelete",
         "    with suppress(CkstoreError, OSError):  # else the next opening enters it\n"
@@ -291,7 +291,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a run to which a save is under way is not renamed",
+        "a run is not renamed during a save to it",
         "rename-under-a-save",
         "rename_run._checked",
         '        if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):\n',
@@ -300,7 +300,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "what is noted of a checkpoint while its run is renamed goes along",
+        "notes written while a run is renamed are kept",
         "note-lost-by-a-rename",
         "rename_run._take_later",
         "        if notes or any(",
@@ -309,7 +309,7 @@ SHARING = [
         "KeyError",
     ),
     Mutant(
-        "gc carries out its plan, and leaves what appeared since",
+        "gc carries out its plan and frees nothing newer",
         "more-than-planned",
         "carry_out",
         "    names = [*plan.trash, *swept.values()]\n",
@@ -318,7 +318,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "gc says what did not come out as planned",
+        "gc reports differences from its plan",
         "differences-not-said",
         "differences",
         "for digest in sorted(planned - freed)]",
@@ -327,7 +327,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a gc after a save foresees nothing",
+        "a gc after a save makes no forecast",
         "forecast-after-each-save",
         "gc._collect",
         "        plan = plan_gc(context, forecast=settle, purge=purge)\n",
@@ -336,7 +336,7 @@ SHARING = [
         "a forecast after a save",
     ),
     Mutant(
-        "lease",
+        "a lease protects open blobs",
         "no-lease",
         "is_held",
         "        return last.inode in seen.holders or self.may_be_open(last.path)\n",
@@ -345,7 +345,7 @@ SHARING = [
         "K1 (",
     ),
     Mutant(
-        "lease before a blob is condemned",
+        "a lease is taken before a blob is condemned",
         "no-lease-before",
         "Collector._take_last",
         "        if self._judge.may_be_open(canonical):\n",
@@ -354,7 +354,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "/proc as a second veto",
+        "/proc is a second veto",
         "no-proc-scan",
         "is_held",
         "        return last.inode in seen.holders or self.may_be_open(last.path)\n",
@@ -363,7 +363,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "names that differ in case are two",
+        "names that differ only in case are distinct",
         "case-not-tried",
         "_try_between",
         "        _try_case(path)\n",
@@ -372,7 +372,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "no /proc and no lease: nothing is freed",
+        "without /proc and leases nothing is freed",
         "free-without-asking",
         "is_held",
         "        if self._is_blind(seen):\n",
@@ -381,7 +381,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a user links to what they saved where the kernel refuses a link to another's file",
+        "a user links to their own copies if the kernel refuses links to files of other users",
         "own-copies-not-claimed",
         "claim",
         "                return self._claim_own(digest, nbytes, mine)\n",
@@ -390,8 +390,8 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "before a gc, what other users of a group dropped is looked at",
-        "gc-by-own-catalog-alone",
+        "gc first reads which checkpoints other users of a group dropped",
+        "gc-by-own-catalog-only",
         "gc._make_current",
         "    elif thorough:",
         "    elif False:",
@@ -399,7 +399,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "digests into the catalog before they are unlinked",
+        "digests are entered into the catalog before they are unlinked",
         "digests-not-entered",
         "_take_apart",
         "            self._enter_all(others)\n",
@@ -408,7 +408,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "flock on directories",
+        "directories are locked by flock",
         "no-flock",
         "_wait_for",
         "            fcntl.flock(fd, kind | fcntl.LOCK_NB)\n",
@@ -417,7 +417,7 @@ SHARING = [
         "L2 (",
     ),
     Mutant(
-        "path check after a lock",
+        "the path is checked after a lock",
         "path-not-checked",
         "_lock",
         "            if lock.names(path):\n                return lock\n",
@@ -426,7 +426,7 @@ SHARING = [
         "assert locked ==",
     ),
     Mutant(
-        "flock on staging",
+        "flock on the staging",
         "staging-not-locked",
         "Staging.create",
         "                lock = locks.lock_shared(path)\n",
@@ -435,7 +435,7 @@ SHARING = [
         "L2 (",
     ),
     Mutant(
-        "sweep only of dead stagings",
+        "only dead stagings are swept",
         "living-staging-swept",
         "_locked_dead",
         "locks.try_exclusive(path) if",
@@ -444,7 +444,7 @@ SHARING = [
         "Error",
     ),
     Mutant(
-        "a forked child gives up the locks of its parent",
+        "a forked child releases the locks of its parent",
         "locks-kept-over-a-fork",
         "locks",
         "os.register_at_fork(after_in_child=_forget_in_child)\n",
@@ -453,7 +453,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a buffer that is freed in a forked child takes nothing with it",
+        "a forked child that frees a buffer does not affect its parent",
         "buffers-not-in-children",
         "aligned_buffer",
         "        memory.madvise(_WIPE_ON_FORK)\n",
@@ -462,7 +462,7 @@ SHARING = [
         "assert -11",
     ),
     Mutant(
-        "what is written to a mapped leaf is in no other one",
+        "a write to one mapped leaf changes no other leaf",
         "mapped-together",
         "PieceMaps._map",
         "        if extent.offset >= self._end:\n",
@@ -471,7 +471,7 @@ SHARING = [
         "assert (tensor(1.), tensor(1.)) == (1, 0)",
     ),
     Mutant(
-        "exclusive lock on what is dropped",
+        "exclusive lock on a checkpoint before it is dropped",
         "dropped-while-read",
         "_taken",
         "    lock = locks.try_exclusive(path)\n",
@@ -480,7 +480,7 @@ SHARING = [
         "InUse",
     ),
     Mutant(
-        "exclusive lock on what is taken apart in trash",
+        "exclusive lock on a directory in trash before it is deleted",
         "taken-apart-while-read",
         "_take_apart",
         "        lock = locks.try_exclusive(path)\n        if lock is None:  # a reader",
@@ -498,7 +498,7 @@ SHARING = [
         "L1 (",
     ),
     Mutant(
-        "tags and pins looked at again under the lock",
+        "tags and pins are checked again under the lock",
         "rules-not-looked-at-again",
         "drop.drop",
         "        if not is_former_form:\n            check_unprotected(context, info.key, info)\n",
@@ -507,7 +507,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "what was moved to trash is what was locked",
+        "the directory moved to trash is the locked one",
         "another-moved-to-trash",
         "move_to_trash",
         "    if lock is not None and not lock.names(target):\n",
@@ -516,7 +516,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "lock of a checkpoint that was there before while it is tagged",
+        "an existing checkpoint is locked while it is tagged",
         "existing-tagged-without-lock",
         "_tag",
         "            with held(context, info, is_durable=is_durable):\n",
@@ -525,7 +525,7 @@ SHARING = [
         "L2 (",
     ),
     Mutant(
-        "who tags a checkpoint keeps its run from being changed",
+        "tagging a checkpoint locks its run",
         "tagged-while-replaced",
         "protection.held",
         "store_locks.lock_run(context.layout, info.run, exclusive=False)",
@@ -535,7 +535,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "nothing that others see is unlinked outside trash",
+        "files that other processes see are unlinked only in trash",
         "staging-unlinked-where-it-lies",
         "discard",
         "        moved = _moved(context, staging)\n",
@@ -544,7 +544,7 @@ SHARING = [
         "T1 (",
     ),
     Mutant(
-        "no more writes after a directory could not be made durable",
+        "no more writes after the fsync of a directory failed",
         "goes-on-after-a-doubt",
         "reclaim.abandon",
         "    context.writes_disabled_because = error.message\n",
@@ -562,7 +562,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "the newest valid checkpoint stays",
+        "the newest valid checkpoint is kept",
         "damage-not-looked-at",
         "_plan",
         "(damage := why_not_valid(context, info))",
@@ -571,7 +571,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "store.json never takes the place of another one",
+        "store.json never replaces an existing one",
         "settings-replaced",
         "opening._make",
         "links.link(fresh, layout.settings)",
@@ -580,7 +580,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "in one thread there is one act of a store at a time",
+        "one call of a store at a time in a thread",
         "acts-nested",
         "api_calls._begin",
         "        if other.thread == own_act.thread and not set(own_act.places)",
@@ -589,7 +589,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a lock of this same thread is not waited for",
+        "a thread does not wait for its own lock",
         "own-lock-waited-for",
         "_wait_for",
         "        _refuse_own(fd, path)\n",
@@ -598,7 +598,7 @@ SHARING = [
         "Regex pattern did not match",
     ),
     Mutant(
-        "a child that was forked in the middle of a save leaves it to its parent",
+        "a child forked during a save does not discard the save",
         "child-discards-the-save-of-its-parent",
         "discard",
         "    if staging.lock.fd < 0:\n",
@@ -607,7 +607,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "C code alone moves a descriptor to its owner",
+        "only C code moves a descriptor to its owner",
         "descriptor-between-two-steps",
         "open_descriptor",
         "        opened.extend(map(partial(os.open, dir_fd=dir_fd), (path,), (flags | os.O_CLOEXEC,), (mode,)))\n",
@@ -616,7 +616,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "on a shared filesystem what is in trash waits for the grace",
+        "on a shared filesystem, trash is kept for the grace",
         "grace-not-waited-for",
         "Collector.empty",
         "            if self._grace is not None and not self._grace.is_over(self._trash / name):\n",
@@ -625,7 +625,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "on a shared filesystem a condemned blob waits for the grace",
+        "on a shared filesystem, a condemned blob is kept for the grace",
         "condemned-not-waited-for",
         "Collector.mark_for_deletion",
         "        if self._grace is not None:  # they wait, and are looked at again then\n",
@@ -643,7 +643,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "on a shared filesystem what a failed save wrote waits for the grace, unless the disk is full",
+        "on a shared filesystem, the blobs of a failed save are kept for the grace, unless the disk is full",
         "failed-save-freed-at-once",
         "discard",
         "            elif is_full(error):\n",
@@ -652,7 +652,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "the mark in a lock file is durable before what the lock is for is done",
+        "the mark in a lock file is durable before the locked work starts",
         "mark-not-synced",
         "LockFile._begin",
         "                os.fsync(self._fd)\n",
@@ -661,7 +661,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a link whose handle was stale is asked for again",
+        "a link with a stale handle is retried",
         "stale-link-not-asked-again",
         "links.link",
         "            if error.errno == errno.ESTALE:\n",
@@ -670,7 +670,7 @@ SHARING = [
         "Stale file handle",
     ),
     Mutant(
-        "a lock that another host had meanwhile is lost",
+        "a lock that another host held meanwhile is lost",
         "lock-without-a-mark",
         "LockFile.check",
         "                if self._is_there() and self._read() == self._mark:\n",
@@ -688,7 +688,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "the server is asked for the link count of a last name",
+        "the link count of a last name is read from the server",
         "links-counted-from-the-cache",
         "Collector._is_last",
         "        if self._layout.shared:\n            statx.refresh(path)\n",
@@ -697,7 +697,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "what waits for the grace is as old as its last change, whatever time its bytes have",
+        "the grace starts at the last change of a file, whatever the time of its bytes",
         "age-by-the-time-of-writing",
         "Grace._touched_ns",
         "max(found.st_ctime_ns, found.st_mtime_ns if found.st_mtime_ns <= most_ns else 0)",
@@ -706,7 +706,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "what a dead process left of a lock file waits for the grace",
+        "a lock file of a dead process is kept for the grace",
         "lock-file-swept-before-the-grace",
         "trash.sweep_locks",
         "            if grace is None or dirfd_stat.status(path).st_nlink > 1 or grace.is_over(path):\n",
@@ -715,7 +715,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a lock file that was replaced is a lost lock",
+        "a replaced lock file is a lost lock",
         "replaced-lock-file-held",
         "LockFile.check",
         "self._is_there() and ",
@@ -724,7 +724,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a lock that other hosts see is asked for again before a small file is replaced",
+        "a lock for all hosts is checked again before a small file is replaced",
         "small-file-with-a-lost-lock",
         "atomic_file.replace_file",
         ", check=lock.check)",
@@ -733,7 +733,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a lock that other hosts see is asked for again before a tag is written",
+        "a lock for all hosts is checked again before a tag is written",
         "tagged-with-a-lost-lock",
         "protection.held",
         "        run_lock.check()\n",
@@ -742,7 +742,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a lock that other hosts see is asked for again before a checkpoint takes a free place",
+        "a lock for all hosts is checked again before a checkpoint gets a free name",
         "published-with-a-lost-lock",
         "publish._publish",
         "            lock.check()\n",
@@ -751,7 +751,7 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "on a shared filesystem opening sweeps no staging",
+        "on a shared filesystem, opening sweeps no staging",
         "opening-sweeps-other-hosts",
         "opening.recover",
         "    if not context.shared:  # else",
@@ -760,7 +760,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "what an NFS client keeps for who has it open stops no gc",
+        "a name that an NFS client keeps for an open file does not stop gc",
         "busy-name-stops-gc",
         "_unlink_unless_open",
         "            if error.errno != errno.EBUSY:\n",
@@ -769,7 +769,7 @@ SHARING = [
         "busy",
     ),
     Mutant(
-        "a rename that was done though its answer was lost is found out",
+        "a rename that succeeded without an answer is detected",
         "lost-answer-not-found-out",
         "publish.rename_opened",
         "            if opened.names(target):\n",
@@ -778,7 +778,7 @@ SHARING = [
         "SaveFailed",
     ),
     Mutant(
-        "which directory is locked is asked once, before its path can change",
+        "the inode of a locked directory is read once, before its path can change",
         "locked-directory-asked-again",
         "locks.DirectoryLock.names",
         "        if self._inode is None:\n",
@@ -788,7 +788,7 @@ SHARING = [
         "SaveFailed",
     ),
     Mutant(
-        "what was opened is closed when the look at it fails",
+        "an opened descriptor is closed if its check fails",
         "held-with-its-error",
         "open_dir.OpenDir.__init__",
         "            self.close()\n",
@@ -797,7 +797,7 @@ SHARING = [
         "AssertionError",
     ),
     Mutant(
-        "the removal of what was not published is tried once more",
+        "the removal of an unpublished directory is retried once",
         "removed-in-one-try",
         "new_tree._remove",
         "    except OSError:\n        _empty(lock.fd)\n        os.rmdir(path)\n",
@@ -807,7 +807,7 @@ SHARING = [
         "AssertionError",
     ),
     Mutant(
-        "settings that cannot be read free nothing",
+        "unreadable settings free nothing",
         "damaged-settings-free",
         "catalog_place.place_of",
         "    return replace(place, told=True), (",
@@ -816,7 +816,7 @@ SHARING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "what the settings say of other hosts holds",
+        "the setting about other hosts is respected",
         "told-not-heard",
         "catalog_place.place_of",
         "        return replace(place, told=setting_of(Layout(root), SHARED)), ()\n",
@@ -825,7 +825,7 @@ SHARING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "an entry of trash that cannot be removed stops no other duty of gc",
+        "an entry of trash that cannot be removed stops no other task of gc",
         "bad-entry-stops-gc",
         "empty",
         "                self.collected.failed[(self._layout.trash / name).inner] = error\n",

@@ -9,7 +9,7 @@ _TABLE = f"{_LOADS}::test_a_load_is_refused_if_a_part_that_is_strict_differs_and
 
 STRICT = [
     Mutant(
-        "a name that only the checkpoint has is refused by `dcp.load`",
+        "`dcp.load` refuses a name that only the checkpoint has",
         "dcp-drops-names",
         "ComparingPlanner.create_global_plan",
         "if any(map(self._must_fit, self.unexpected)):",
@@ -18,7 +18,7 @@ STRICT = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a name that another rank has a place for is not unexpected",
+        "a name that another rank loads is not unexpected",
         "unexpected-of-one-rank",
         "ComparingPlanner.finish_plan",
         "    self.unexpected = new_plan.planner_data\n",
@@ -27,7 +27,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "a glob of `strict` that names nothing is an error of `dcp.load`",
+        "a glob of `strict` without a match is an error of `dcp.load`",
         "dcp-misspelt-strict",
         "ComparingPlanner.create_local_plan",
         "for glob in self._globs:",
@@ -36,7 +36,7 @@ STRICT = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a glob of `strict` that names nothing is an error of `load_into`",
+        "a glob of `strict` without a match is an error of `load_into`",
         "misspelt-strict",
         "_load_into_open",
         "for glob in globs_of(request.strict):",
@@ -45,7 +45,7 @@ STRICT = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "keys that are no strings come back from `dcp.save` as they were",
+        "`dcp.save` keeps the type of keys that are not strings",
         "keys-become-text",
         "PartMerger.key",
         "self._keys.get(path, {}).get(text, text)",
@@ -54,7 +54,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "a value is loaded at the key that the state has",
+        "a value is loaded at the key of the state",
         "values-at-text-keys",
         "_own",
         "return next(own for own in place if str(own) == key)",
@@ -63,7 +63,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "moments whose key is the text of a number reach their parameter",
+        "moments whose key is a number as text are assigned to their parameter",
         "text-keys-of-optimizers",
         "_Optimizer.by_parameter",
         "numbers.get(key, key)",
@@ -72,7 +72,7 @@ STRICT = [
         "what is kept for one of",
     ),
     Mutant(
-        "moments that belong to no parameter are refused",
+        "moments without a parameter are refused",
         "moments-of-no-parameter",
         "_Optimizer.take",
         "if key not in self.parameters and (self._is_torchs or type(key) is int):",
@@ -81,7 +81,7 @@ STRICT = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "moments follow the names of parameters",
+        "moments are assigned by the names of parameters",
         "moments-by-place",
         "_order",
         "return [places[one] for one in wanted]",
@@ -90,7 +90,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "other names of parameters are refused",
+        "different names of parameters are refused",
         "other-names-of-parameters",
         "_orders",
         "if not own or not its:",
@@ -99,7 +99,7 @@ STRICT = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "`dcp.load` refuses an optimizer whose parameters are in another order",
+        "`dcp.load` refuses an optimizer with its parameters in another order",
         "dcp-moments-by-place",
         "SavedOptimizers.other_order",
         "if unwrapped(wanted) != unwrapped(found):",
@@ -108,7 +108,7 @@ STRICT = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "only a parameter that the saved optimizer had begins afresh",
+        "only a parameter that the saved optimizer lacked starts without moments",
         "all-moments-begin-afresh",
         "SavedOptimizers.first_value",
         "if parameter in self._parameters.get(optimizer, ()) or flattened in self._above:",
@@ -117,7 +117,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "an optimizer counts no step for a parameter that had no gradient",
+        "an optimizer counts no step for a parameter without a gradient",
         "steps-without-a-gradient",
         "ComparingPlanner.begin_afresh",
         "self.state_dict[name].fill_(first)",
@@ -126,7 +126,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "what a load reports is also a warning",
+        "the report of a load is also a warning",
         "load-report-without-a-warning",
         "_warn_of",
         "if report.summary:",
@@ -135,7 +135,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "what `dcp.load` reports is also a warning",
+        "the report of `dcp.load` is also a warning",
         "dcp-report-without-a-warning",
         "_load_once",
         "if text and text not in ranks.told[: ranks.who.rank]:",
@@ -144,7 +144,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "ranks that have the same to say of a load warn once",
+        "ranks with equal reports of a load warn once",
         "each-rank-warns-of-a-load",
         "_load_once",
         " and text not in ranks.told[: ranks.who.rank]",
@@ -153,7 +153,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "what a resume reports is also a warning",
+        "the report of a resume is also a warning",
         "resume-report-without-a-warning",
         "_restore_from",
         "if inexact or replaced:",
@@ -162,7 +162,7 @@ STRICT = [
         "DID NOT WARN",
     ),
     Mutant(
-        "values that ranks have under one name are the same, or the save is refused",
+        "a save is refused if ranks have different values under one name",
         "values-of-one-rank",
         "refuse_differing",
         "if values := differing(digests):",
@@ -171,7 +171,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "values of ranks are compared where a planner caches its plans as well",
+        "values of ranks are also compared if a planner caches its plans",
         "values-of-cached-plans",
         "CkstoreWriter.finish",
         "refuse_differing(digests)",
@@ -189,7 +189,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "what is not a tensor is compared between ranks as well",
+        "plain values are also compared between ranks",
         "plain-values-of-one-rank",
         "_digests",
         "yield name, _digest_of_value(value)",
@@ -198,7 +198,7 @@ STRICT = [
         "a nested tuple",
     ),
     Mutant(
-        "where ranks may differ, a warning names the values",
+        "if ranks may differ, a warning names the values",
         "ranks-differ-without-a-word",
         "CkstoreWriter.finish",
         "warn(values)",
@@ -207,7 +207,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "attributes of tensors are named",
+        "attributes of tensors are reported",
         "attributes-without-a-word",
         "Walk._tensor",
         'if vars(value) and (names := [name for name in vars(value) if not name.startswith("_")]):',
@@ -216,7 +216,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "a warning that is an error is raised before a save in the background begins",
+        "a warning that is an error is raised before a background save starts",
         "warned-after-the-save-began",
         "Client._capture",
         "        self.on_left_out(captured.left_out)\n",
@@ -225,7 +225,7 @@ STRICT = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a shard with gaps is gathered as it is read",
+        "a shard with gaps is gathered while it is read",
         "shards-are-copied",
         "place_row_major",
         "if not lone.contiguous and lone.tensor.is_cpu:",
@@ -234,7 +234,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "a tensor with gaps whose memory is freed while it is saved is a changed state",
+        "a tensor with gaps whose memory is freed during the save is a changed state",
         "freed-slices-are-read",
         "StridedSource.read_into",
         "if self._bits.untyped_storage().nbytes() < self._stop:",
@@ -243,7 +243,7 @@ STRICT = [
         "out of bounds for storage",
     ),
     Mutant(
-        "a change of a tensor with gaps is seen while it is saved",
+        "a change of a tensor with gaps during its save is detected",
         "changed-slices-unseen",
         "StridedSource.changed",
         "was_changed(self.watched)",
@@ -253,7 +253,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "values that a conversion has no place for are counted",
+        "values outside the range of a conversion are counted",
         "values-out-of-range",
         "count_beyond",
         "count = int((values < low).sum() + (values > high).sum())",
@@ -262,7 +262,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "a dtype without infinity is not taken for one that has it",
+        "a dtype without infinity is handled as such",
         "infinity-is-the-largest",
         "_range",
         'has_infinity = bool(torch.tensor(torch.inf, device="cpu").to(real).float().isinf())',
@@ -271,7 +271,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "`dcp.load` counts values that a conversion has no place for",
+        "`dcp.load` counts values outside the range of a conversion",
         "dcp-values-out-of-range",
         "_read_items",
         "if count := _read_tensor(reader, leaf, item, planner):",
@@ -280,7 +280,7 @@ STRICT = [
         "out of its range",
     ),
     Mutant(
-        "a scheduler that is restored alone gives its optimizer the rate it had",
+        "a scheduler restored without its optimizer restores the learning rate of the optimizer",
         "rate-of-the-first-step",
         "_restore_from",
         '_set_rates(wanted["scheduler"])',
@@ -289,7 +289,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "a save in the background raises an `Exception`",
+        "a background save raises an `Exception`",
         "background-raises-no-exception",
         "_followed",
         "except (CkstoreError, CheckpointException) as error:",
@@ -299,7 +299,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "ranks hear of an error that is not an `Exception`",
+        "ranks report errors that are not an `Exception`",
         "no-exception-no-word",
         "_failures",
         "return (Exception,) if checkpoints is None else (Exception, checkpoints.CheckpointException)",
@@ -309,7 +309,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "moments that an optimizer has no place for are counted",
+        "moments outside the range of an optimizer are counted",
         "moments-out-of-range",
         "_Optimizer._fits",
         "            self.converted[index] = parameter.dtype\n",
@@ -318,7 +318,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "state keeps a dtype that its parameter does not have",
+        "state keeps its dtype if its parameter has another one",
         "wide-state-converted",
         "_as_saved",
         "    return saved.to(own.device)\n",
@@ -327,7 +327,7 @@ STRICT = [
         "assert",
     ),
     Mutant(
-        "strings in the state of a parameter are put back",
+        "strings in the state of a parameter are restored",
         "strings-of-state-replaced",
         "_as_saved",
         "        return saved\n",

@@ -20,7 +20,7 @@ _OWN_DRAWS = f"{_CHECK}what_a_loop_draws_keeps_and_saves_by_itself_is_exact_afte
 
 TRAINING = [
     Mutant(
-        "random states are set after the data loader has drawn for its iterator",
+        "random states are set after the data loader drew for its iterator",
         "loader-draws-last",
         "set_place",
         "begin(loader)",
@@ -29,7 +29,7 @@ TRAINING = [
         "assert resumed == expected",
     ),
     Mutant(
-        "random states are read after the data loader has drawn for its iterator",
+        "random states are read after the data loader drew for its iterator",
         "loader-draws-after-the-capture",
         "training.capture.capture",
         "        begin(dataloader)\n",
@@ -38,7 +38,7 @@ TRAINING = [
         "Error",
     ),
     Mutant(
-        "the generators of a data loader get their states after it has drawn from them",
+        "the generators of a data loader are restored after it drew from them",
         "generators-of-the-loader-set-first",
         "set_place",
         "    set_generators({path: generators[path] for path in paths}, {path: states[path] for path in paths})\n",
@@ -47,7 +47,7 @@ TRAINING = [
         "assert resumed == expected",
     ),
     Mutant(
-        "a data loader whose workers go on draws no seed at the next epoch",
+        "a data loader with persistent workers draws no seed at the next epoch",
         "persistent-workers-begin-again",
         "set_place",
         "iter(loader)",
@@ -56,7 +56,7 @@ TRAINING = [
         "assert is_same",
     ),
     Mutant(
-        "a data loader without a place that was saved inside an epoch is named",
+        "a data loader saved inside an epoch without its position is reported",
         "inside-an-epoch-not-named",
         "_batches_read",
         "for members in _iterators(sampler) if not _is_exhausted(members)",
@@ -65,7 +65,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "a data loader that was saved between two epochs is exact",
+        "a data loader saved between two epochs is exact",
         "between-epochs-named",
         "_is_exhausted",
         'return not members.get("_task_info")',
@@ -74,7 +74,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "workers that go on and draw random numbers are named",
+        "persistent workers that draw random numbers are reported",
         "workers-that-go-on-not-named",
         "losses",
         " and not _draws_nothing(loader.dataset)",
@@ -83,7 +83,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "a part that has its generator in its own state sets it last",
+        "a part with a generator in its own state restores it last",
         "generators-set-after-the-parts",
         "_restore_from",
         "    target |= {name: part for name, part in parts.items() if name not in apart}\n",
@@ -101,7 +101,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "a generator takes no state of another kind",
+        "a generator accepts only states of its kind",
         "state-of-another-kind-set",
         "set_generators",
         'saved["kind"] != kind',
@@ -110,7 +110,7 @@ TRAINING = [
         "Error",
     ),
     Mutant(
-        "a generator that the checkpoint has no state of is named",
+        "a generator without a state in the checkpoint is reported",
         "generator-without-a-state-not-named",
         "set_generators",
         'differing.append(f"the checkpoint has no state of {name}, which was left as it is")',
@@ -119,7 +119,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "parts that were not searched whole for generators are named",
+        "parts that were not searched completely for generators are reported",
         "unsearched-parts-not-named",
         "training.capture.capture",
         "not is_whole",
@@ -128,7 +128,7 @@ TRAINING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "each rank gets the generators of its own parts, and the place of its own data loader",
+        "each rank gets the generators of its own parts and the position of its own data loader",
         "states-of-rank-0-for-all",
         "_restore_from",
         'rank if rank in record["ranks"] else 0',
@@ -137,7 +137,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "a sampler goes on after the samples that all ranks have read",
+        "a sampler continues after the samples that all ranks have read",
         "place-of-one-rank",
         "ElasticSampler._samples",
         "self._done_count + world_size",
@@ -146,7 +146,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "all ranks have as many samples unless the caller wants each once",
+        "all ranks get equally many samples, unless the caller wants each sample once",
         "ranks-with-other-numbers-of-samples",
         "ElasticSampler._share",
         "begin - (begin - count) // world_size * world_size",
@@ -155,7 +155,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "the place of a sampler holds for one iterator",
+        "the position of a sampler applies to one iterator",
         "place-for-every-epoch",
         "ElasticSampler.__iter__",
         "self._begin_at or 0, None",
@@ -164,7 +164,7 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "a data loader that cannot take its place is refused before anything is loaded",
+        "a data loader that cannot restore its position is refused before anything is loaded",
         "place-of-other-workers-loaded",
         "_restore_from",
         "misfit and strict",
@@ -173,7 +173,7 @@ TRAINING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a search for generators runs no code of what it inspects",
+        "a search for generators executes no code of the inspected objects",
         "search-runs-code",
         "_attributes",
         'object.__getattribute__(value, "__dict__")',
@@ -182,7 +182,7 @@ TRAINING = [
         "RuntimeError",
     ),
     Mutant(
-        "with accelerate a data loader without a place that was saved inside an epoch is named",
+        "with accelerate, a data loader saved inside an epoch without its position is reported",
         "inside-an-epoch-of-accelerate-not-named",
         "integrations.accelerate",
         "not any(map(is_inside_epoch, loaders))",
@@ -192,7 +192,7 @@ TRAINING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "samples of an epoch that are read a second time are counted",
+        "samples of an epoch that are read twice are counted",
         "samples-read-again-not-counted",
         "reading",
         'not place["read"] or ',
@@ -201,7 +201,7 @@ TRAINING = [
         "read a second time",
     ),
     Mutant(
-        "a training that is not deterministic by itself is told from an inexact resume",
+        "a nondeterministic training is distinguished from an inexact resume",
         "check-without-second-run",
         "_Check.judge",
         "found = self._first_mismatch(again)",
@@ -210,7 +210,7 @@ TRAINING = [
         "assert report.verdict == late.verdict",
     ),
     Mutant(
-        "a save that changes the training is told from an inexact resume",
+        "a save that changes the training is distinguished from an inexact resume",
         "check-without-the-saving-run",
         "_Check.judge",
         "found = self._first_mismatch(saver)",
@@ -219,7 +219,7 @@ TRAINING = [
         "Error",
     ),
     Mutant(
-        "a resumed process has drawn other random numbers than the one that was saved",
+        "a resumed process drew other random numbers than the saved one",
         "check-with-one-seed",
         "_Check._resume",
         "seed=task.seed + 1",
@@ -228,7 +228,7 @@ TRAINING = [
         'assert report.verdict == "not exact"',
     ),
     Mutant(
-        "a resume that restore calls exact and that is not is blamed on no one else",
+        "an inexact resume that restore calls exact is reported as a fault of restore",
         "check-without-own-fault",
         "training.resume_check.check._cause",
         "return (NUMBERS, numbers) if numbers else (FAULT, ())",
@@ -237,8 +237,8 @@ TRAINING = [
         "assert",
     ),
     Mutant(
-        "an object that the loop uses and that is no part is compared",
-        "check-of-parts-alone",
+        "an object of the loop that is not a part is also compared",
+        "check-of-parts-only",
         "Observer._left_out",
         "return {path: one for path, one in found.items() if id(unwrapped(one)) not in known}",
         "return {}",
@@ -246,7 +246,7 @@ TRAINING = [
         'assert report.verdict == "not exact"',
     ),
     Mutant(
-        "a random state that no step draws from does not make a resume inexact",
+        "a random state that no step uses does not make a resume inexact",
         "check-of-unused-generators",
         "training.resume_check.records.unused",
         "if len(texts) == 1",
@@ -255,7 +255,7 @@ TRAINING = [
         "assert (report.verdict, report.difference) ==",
     ),
     Mutant(
-        "batches are compared before all else",
+        "batches are compared first",
         "check-without-batches",
         "_Recorded.__next__",
         "self._note(batch)\n",
@@ -264,8 +264,8 @@ TRAINING = [
         "assert (inside.difference.kind",
     ),
     Mutant(
-        "tensors are compared by the profile tolerant",
-        "check-of-losses-alone",
+        "the profile tolerant compares tensors",
+        "check-of-losses-only",
         "_Worker._add",
         "elif is_last and task.expected and task.tensors:",
         "elif False:",
@@ -273,7 +273,7 @@ TRAINING = [
         "assert (strict.verdict",
     ),
     Mutant(
-        "a process of the check that hangs ends with its own children",
+        "a hanging process of the check ends with its own children",
         "check-leaves-children",
         "training.resume_check.fresh_process._end",
         "os.killpg(child.pid, signal.SIGKILL)",
@@ -282,7 +282,7 @@ TRAINING = [
         "assert _children_in(hang.value.output) == []",
     ),
     Mutant(
-        "a killed process of the check is waited for within a bound",
+        "the wait for a killed process of the check is limited",
         "check-waits-for-ever",
         "training.resume_check.fresh_process._end",
         "child.wait(_KILLED_S)",
@@ -291,7 +291,7 @@ TRAINING = [
         'assert "the uninterrupted training was killed',
     ),
     Mutant(
-        "a process of the check that hangs shows where",
+        "a hanging process of the check prints its stack",
         "check-hangs-silently",
         "training.resume_check.check_process.main",
         "faulthandler.dump_traceback_later(task.timeout_s, exit=True)",
@@ -309,7 +309,7 @@ TRAINING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "accelerate names what the checkpoint has replaced of an optimizer",
+        "accelerate reports the optimizer settings that the checkpoint replaced",
         "settings-of-accelerate",
         "integrations.accelerate.Installed.load_state",
         "(*sentences, *replaced)",
@@ -318,7 +318,7 @@ TRAINING = [
         "DID NOT WARN",
     ),
     Mutant(
-        "options that a resume leaves as the program has them are compared",
+        "options that a resume does not restore are compared",
         "options-not-compared",
         "conditions._other_settings",
         "for name in sorted(before.options.keys() & now.options.keys()):",
@@ -327,7 +327,7 @@ TRAINING = [
         "assert io.resumed_inexactly",
     ),
     Mutant(
-        "DCP names what the checkpoint has replaced of an optimizer",
+        "DCP reports the optimizer settings that the checkpoint replaced",
         "settings-of-dcp",
         "integrations.dcp.calls._resumed_inexactly",
         "if not given or reader.info is None:",

@@ -12,7 +12,7 @@ _FORM = f"{_CASES}::test_what_the_checkpoint_before_has_in_another_form_is_not_t
 
 UNCHANGED = [
     Mutant(
-        "a sample of what is named as unchanged is compared",
+        "a sample of the data named as unchanged is compared",
         "sample-not-compared",
         "RecordedSource.check",
         "data is None or algorithm.digest(data) == chunk.piece",
@@ -21,7 +21,7 @@ UNCHANGED = [
         "assert",
     ),
     Mutant(
-        "each part is compared in its turn",
+        "each part is compared in turn",
         "the-same-sample-each-time",
         "UnchangedBases.ended",
         "            compared[order.places[sample.storage].name, sample.start] = order.number\n",
@@ -30,7 +30,7 @@ UNCHANGED = [
         "assert",
     ),
     Mutant(
-        "unchanged is counted from the call before, also if that was skipped",
+        "unchanged refers to the previous call, even if it was skipped",
         "skipped-call-forgotten",
         "UnchangedBases.not_saved",
         "        self._since[run] = names & self._since.get(run, names)\n",
@@ -39,7 +39,7 @@ UNCHANGED = [
         "assert",
     ),
     Mutant(
-        "unchanged is counted from the call before, also if that raised",
+        "unchanged refers to the previous call, even if it raised",
         "call-that-raised-forgotten",
         "Client.call_failed",
         "                self._queue.bases.not_saved(run, set())\n",
@@ -48,7 +48,7 @@ UNCHANGED = [
         "assert",
     ),
     Mutant(
-        "nothing is unchanged since a save whose end is not known",
+        "nothing is unchanged since a save with an unknown outcome",
         "taken-from-the-save-before-last",
         "UnchangedBases.ordered",
         "        self._bases.pop(order.run, None)\n",
@@ -57,7 +57,7 @@ UNCHANGED = [
         "assert",
     ),
     Mutant(
-        "what is taken from is the save that was asked for last",
+        "unchanged data is reused from the last requested save",
         "an-earlier-save-is-taken-from",
         "UnchangedBases.ended",
         "self._asked.get(order.run) != order.number or ",
@@ -66,7 +66,7 @@ UNCHANGED = [
         "assert",
     ),
     Mutant(
-        "a save with keep is not taken from",
+        "nothing is reused from a save with keep",
         "a-kept-step-is-taken-from",
         "UnchangedBases.ended",
         ' or order.if_exists == "keep"',
@@ -75,7 +75,7 @@ UNCHANGED = [
         "assert",
     ),
     Mutant(
-        "another call on the run comes between",
+        "another call on the run in between is detected",
         "a-call-between-is-not-seen",
         "UnchangedBases.place",
         "            or last_parents.get(order.run, LOST).id != base.id\n",
@@ -84,7 +84,7 @@ UNCHANGED = [
         "NotUnchanged",
     ),
     Mutant(
-        "a save takes nothing from the checkpoint that it replaces",
+        "a save reuses nothing from the checkpoint that it replaces",
         "taken-from-the-replaced",
         "UnchangedBases.place",
         "or order.step == base.step",
@@ -93,7 +93,7 @@ UNCHANGED = [
         "assert",
     ),
     Mutant(
-        "a tensor of another form is copied",
+        "a tensor with another form is copied",
         "another-form-kept",
         "Base._storage_of",
         " or old_leaf._replace(storage=leaf.storage) != leaf",
@@ -102,7 +102,7 @@ UNCHANGED = [
         "SaveFailed",
     ),
     Mutant(
-        "the checkpoint that is taken from is the one that was saved",
+        "data is reused only from the checkpoint that was saved",
         "any-checkpoint-at-the-step",
         "manifest_of",
         "directory.manifest_id == manifest_id",
@@ -111,7 +111,7 @@ UNCHANGED = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a tensor is taken from where the checkpoint has that tensor",
+        "a tensor is reused only from the same tensor of the checkpoint",
         "any-storage-taken",
         "recorded_sources",
         "old.get(leaf.name) != leaf._replace(storage=kept.storages[leaf.storage][0])",
@@ -120,7 +120,7 @@ UNCHANGED = [
         "NotUnchanged",
     ),
     Mutant(
-        "what the checkpoint before has lost fails the save",
+        "a save fails if the previous checkpoint lost the reused data",
         "a-lost-blob-is-not-noticed",
         "_ChunkWriter._claim_recorded",
         "        if not (self._staging.claim(",

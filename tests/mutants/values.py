@@ -10,7 +10,7 @@ _SUMS = "tests/ops/read/test_export_sums.py"
 
 VALUES = [
     Mutant(
-        "the sum of an export is that of every byte, in the order of the file",
+        "the sum of an export covers every byte in file order",
         "tensor-with-strides-read-part-after-part",
         "_in_file_order",
         "yield from heapq.merge(*(_spans(part, digest) for part, digest in group), key=lambda span: span.start)",
@@ -28,7 +28,7 @@ VALUES = [
         "not enough values to unpack",
     ),
     Mutant(
-        "sums of an export lead to no file outside it",
+        "sums of an export name no file outside it",
         "sums-lead-outside-the-export",
         "_read_sums",
         '        check_path(name, f"a name in {path}")\n',
@@ -37,7 +37,7 @@ VALUES = [
         "is not a valid name in",
     ),
     Mutant(
-        "an exported file that lost its sum is damage",
+        "an exported file without its sum is damage",
         "file-without-a-sum-passes",
         "export_check.verify_export",
         "        unsummed += [name for name in record.names if name not in sums]\n",
@@ -46,7 +46,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "sums of an export lead through no symlink",
+        "sums of an export follow no symlink",
         "sums-lead-through-a-symlink",
         "_Check._parts",
         'reduce(truediv, name.split("/"), foreign(self._folder))',
@@ -55,7 +55,7 @@ VALUES = [
         "its SHA-256 is",
     ),
     Mutant(
-        "a record of an export is read as every document of a store is",
+        "a record of an export is read with the checks for every document",
         "record-of-export-too-deep",
         "_Record.__init__",
         "parse_document(data, RECORD_FORMAT, RECORD_VERSION, str(path))",
@@ -64,7 +64,7 @@ VALUES = [
         "RecursionError",
     ),
     Mutant(
-        "a record of an export whose own sum is wrong is not believed",
+        "a record of an export with a wrong sum is rejected",
         "damaged-record-believed",
         "export_check.verify_export",
         "    if record_name in sums and check.is_right(record_name, sums.pop(record_name), ()):\n",
@@ -73,7 +73,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "the sums of a torch file replace no file that is there",
+        "the sums of a torch file replace no existing file",
         "sums-beside-a-file-not-looked-for",
         "NewTree.beside",
         "                _check_free(destination.parent / name, or_empty=False)\n",
@@ -82,7 +82,7 @@ VALUES = [
         "is there, and whole",
     ),
     Mutant(
-        "a torch file that is there without its sums is reported as there",
+        "an existing torch file without its sums is reported as existing",
         "sums-without-a-name-reported-as-nothing-left",
         "NewTree._publish_beside",
         "        except OSError as error:\n",
@@ -118,7 +118,7 @@ VALUES = [
         "this is not to be called",
     ),
     Mutant(
-        "an object that is more than its fields is not kept as these",
+        "an object with more than its fields is not stored as its fields",
         "lock-kept-as-its-fields",
         "is_made_of_fields",
         "made_by is object.__new__ and has_fields and not is_stateful",
@@ -127,7 +127,7 @@ VALUES = [
         "AssertionError",
     ),
     Mutant(
-        "an object in the state of an optimizer is not stored as a dict, which the next step could not use",
+        "an object in an optimizer's state is not stored as a dict, which the next step could not use",
         "optimizer-gets-a-dict",
         "state_capture.Walk._stateful",
         "            refuse_in_optimizer(value, path)\n",
@@ -136,7 +136,7 @@ VALUES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a load that failed halfway leaves the next save without a parent",
+        "after a failed load the next save has no parent",
         "half-loaded-has-a-parent",
         "load_into.load_into",
         "            lose_parents(context)\n",
@@ -145,7 +145,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "a load of a few values makes no parent",
+        "a load of a few values sets no parent",
         "record-makes-a-parent",
         "load.load",
         "        if select is None or needed_storages(",
@@ -154,7 +154,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "a class that this program has not allowed is not put together",
+        "a class that this program has not allowed is not constructed",
         "class-found-by-import",
         "safe_classes.find",
         "    found = _found(name)\n",
@@ -163,7 +163,7 @@ VALUES = [
         "test_nothing_is_imported_called_or_given_back_because_of_its_name",
     ),
     Mutant(
-        "hyperparameters that cannot be stored are kept as their text, and end no training",
+        "hyperparameters that cannot be stored are kept as text, without an error",
         "hyperparameters-end-a-training",
         "CkstoreCheckpointIO._storable",
         "kept_as_text(dict(value) if isinstance(value, dict) else value, name, changed)",
@@ -172,7 +172,7 @@ VALUES = [
         "CannotStore",
     ),
     Mutant(
-        "what a scheduler holds and a store cannot is left out",
+        "values of a scheduler that cannot be stored are omitted",
         "function-of-a-scheduler-stored",
         "extra_values.without_refused",
         "        if _is_storable(value):\n",
@@ -181,7 +181,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "a name that may mean a loss or a score is not guessed",
+        "the mode of a metric with an ambiguous name is not guessed",
         "mode-guessed",
         "mode_by_name",
         "    if is_loss == is_score or not words.isdisjoint(OTHER_SENSE_WORDS) or _MINUS_SIGN.search(metric):\n"
@@ -200,7 +200,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "a stored rule without a mode keeps what it always kept",
+        "the effect of a stored rule without a mode does not change",
         "stored-mode-by-name",
         "_best_from_json",
         '{"mode": "min", **_members(value, where, "keep_best", _BEST_MEMBERS)}',
@@ -210,7 +210,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "the name of a save under way is taken, so that no other callback chooses it",
+        "the name of a running save is reserved, so no other callback chooses it",
         "name-of-a-save-free",
         "CkstoreCheckpointIO.save_checkpoint",
         "            if not self._reserve(Path(path)):\n                self._settle(wait=True)\n",
@@ -221,7 +221,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "the name of a save that a kill ended is free, also if a process has the PID of the one that was killed",
+        "the name of a killed save is free, even if its PID is reused",
         "name-of-a-killed-save-taken",
         "CkstoreCheckpointIO._reserve",
         'path.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")',
@@ -231,7 +231,7 @@ VALUES = [
         "BadInput",
     ),
     Mutant(
-        "the descriptor that keeps a name is closed with the save",
+        "the descriptor that reserves a name is closed with the save",
         "descriptor-of-a-name-left",
         "CkstoreCheckpointIO._release",
         "        os.close(fd)\n",
@@ -240,7 +240,7 @@ VALUES = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a marker keeps no pin against the policy if the next save at its step holds the same",
+        "a marker keeps no pin against the policy if the next save of its step is equal",
         "pinned-against-the-policy",
         "CkstoreCheckpointIO._mark",
         "                self._remove_pins([kept_by])\n",
@@ -250,7 +250,7 @@ VALUES = [
         "assert",
     ),
     Mutant(
-        "what is no checkpoint of a Trainer is passed on to the writer of Lightning",
+        "files that are no checkpoint of a Trainer are passed to Lightning's writer",
         "weights-without-a-step-stored",
         "CkstoreCheckpointIO.save_checkpoint",
         'if not isinstance(checkpoint.get("global_step"), int):',
@@ -259,7 +259,7 @@ VALUES = [
         "test_what_is_no_checkpoint_of_a_trainer_is_a_file_of_lightning",
     ),
     Mutant(
-        "the best model before a resume is found by its metric, and not by its step alone",
+        "the best model before a resume is identified by its metric as well as its step",
         "best-of-before-by-its-step",
         "best_so_far",
         " and info.metrics.get(name) == state.best_metric",
