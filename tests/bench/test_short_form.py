@@ -19,7 +19,19 @@ import torch
 from ckstore import Store
 from ckstore.ops.read import storage_read
 from ckstore.ops.save import write
-from tests.bench import background, brief, cores, counting, evaluators, long, page, scale, states
+from tests.bench import (
+    background,
+    brief,
+    compact_loads,
+    compaction,
+    cores,
+    counting,
+    evaluators,
+    long,
+    page,
+    scale,
+    states,
+)
 from tests.bench.__main__ import chosen, main
 from tests.bench.background_cases import CASES, run_case
 from tests.bench.case import Here
@@ -308,6 +320,25 @@ def test_the_page_is_what_its_samples_say() -> None:
     assert f"{page.BEGIN}\n\n{summary(read)}\n\n{page.END}" in page.PAGE.read_text(encoding="utf-8")
     assert plot(read) == page.PAGE.with_name(page.PLOT).read_text(encoding="utf-8")
     assert f"{brief.BEGIN}\n\n{brief.brief(read)}\n\n{brief.END}" in brief.README.read_text(encoding="utf-8")
+
+
+def test_the_figures_of_compaction_are_written_between_their_markers(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("".join(f"<!--{name}:begin-->old<!--{name}:end-->" for name in ("compaction", "chain", "loads")))
+    row = {"history": "w+m+v", "distance": 10, "times": 1.2, "plain_bytes": 300, "peers": {"zipnn": 200, "borg": 250}}
+    chain = {"history": "chain of 3", "times": 20.0, "plain_bytes": 2**21, "encoded_bytes": 2**20}
+    load = {"tensor": "float32", "first_times_plain": 4.0, "deepest_times_first": 2.0, "depth": 3, "beyond_bytes": 0}
+
+    compaction._write_page(path, [row], "the command", {})
+    compact_loads.write_page(path, "chain", [{**chain, "load_times_plain": 1.5}], "the command")
+    compact_loads.write_page(path, "loads", [load], "the command")
+
+    text = path.read_text()
+    assert "| pre-training: weights, AdamW moments | **1.2 (1.3)** | 1.50 zipnn |\n" in text
+    assert "a chain of 3, shrank 20.0 times, from 2.0 MiB to 1.0 (goal 15)." in text
+    assert "- float32: 4.0 and 2.0 (3 files, +0 MiB)" in text
+    assert text.count("`the command`:") == 3
+    assert "old" not in text
 
 
 def test_the_readme_keeps_all_but_its_figures(tmp_path: Path) -> None:

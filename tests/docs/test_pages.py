@@ -166,6 +166,12 @@ def test_each_room_is_on_the_architecture_page_and_in_its_picture() -> None:
     assert {room for room in rooms if f"{room}/" not in picture} == set()
 
 
+def test_no_cell_of_the_architecture_page_has_more_than_two_files() -> None:
+    cells = [cell for line in page("architecture.md").splitlines() if line.startswith("|") for cell in line.split("|")]
+
+    assert [cell for cell in cells if cell.count(".py`") > 2] == []
+
+
 def test_each_walk_is_a_numbered_list_of_modules() -> None:
     found = sections(page("architecture.md"))
     walks = [found[title] for title in ("A save", "A load", "A dead blob", "A commit of files")]
