@@ -1,17 +1,20 @@
-"""The command line of ckstore: parse, call the library once, report.
+"""The command line of ckstore: parse the arguments, call the library once, print the result.
 
-No rule of the store lives here. Each command is a module of `ckstore_cli.commands`; `app` holds the
-table of them. Only this package prints, reads the environment or knows about terminals:
+The library contains all rules of the store. Each command is a module of `ckstore_cli.commands`, and `app` lists the
+commands. Only this package prints, reads environment variables and handles terminals.
 
-    app          entry point; which command is where
-    _frame       what every command gets: the options --store and --json, and the store
-    _place       where the store is
-    _output      what is printed, and how
-    _options     options that several commands have
+    app          entry point and table of commands
+    _frame       options --store and --json, and opening the store
+    _place       search for the store
+    _output      output to stdout and stderr
+    _options     options of several commands
+    _types       types of option values
+    _retention   retention options, printed plans
+    _transfer    options of push, pull and evict
     _errors      errors and exit statuses
     _format      sizes, ages, tables
-    _documents   the JSON forms
+    _documents   JSON documents
     _refs        completion of refs and runs
-    _completion  what bash needs to complete RUN@STEP
-    _progress    one line on a terminal while long work goes on
+    _completion  completion of RUN@STEP in bash
+    _progress    progress line on a terminal
 """

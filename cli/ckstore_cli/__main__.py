@@ -1,4 +1,4 @@
-"""``python -m ckstore_cli``: the same as ``ckstore``."""
+"""Runs ``python -m ckstore_cli``, which is the same as ``ckstore``."""
 
 from __future__ import annotations
 

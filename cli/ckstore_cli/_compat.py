@@ -1,4 +1,4 @@
-"""What Python 3.11 lacks."""
+"""Features that Python 3.11 lacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 else:
 
     def override(method: object) -> object:
-        """Return `method`; `typing.override` came with 3.12, and only type checkers need it."""
+        """Return `method`. Python has `typing.override` since 3.12, and only type checkers need it."""
         return method
 
 

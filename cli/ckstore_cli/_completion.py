@@ -1,8 +1,9 @@
-"""Bash splits words at ``@`` and ``=``: ``main@12`` reaches a completion as ``main``, ``@``, ``12``.
+"""Completion of ``RUN@STEP`` in bash, which splits words at ``@`` and ``=``.
 
-click hands the pieces on as separate arguments. Here they are put together again. What bash then replaces is not the
-whole word either but the end of it that it gives as ``$2`` (``@12`` or ``12``, by its version and settings), so the
-script passes that on, and only what stands in its place is given back. Imported only for completion.
+A completion of ``main@12`` receives ``main``, ``@`` and ``12``, and click passes them on as separate arguments. This
+module joins them again. Bash replaces only the end of the word, which it passes as ``$2`` (``@12`` or ``12``, depending
+on its version and settings). The script passes this part on, and only its replacement is printed. This module is
+imported only for completion.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _REPLACED = "_CKSTORE_REPLACED"
 
 
 class AtBashComplete(BashComplete):
-    """Completion for bash that can complete ``RUN@STEP`` and ``--run=RUN``."""
+    """Completes ``RUN@STEP`` and ``--run=RUN`` in bash."""
 
     source_template = BashComplete.source_template.replace("response=$(env ", f'response=$(env {_REPLACED}="$2" ', 1)
 
@@ -27,35 +28,35 @@ class AtBashComplete(BashComplete):
 
     @override
     def get_completion_args(self) -> tuple[list[str], str]:
-        """Return the whole words before the cursor's, and the cursor's as far as it is typed."""
+        """Return the complete words before the cursor, and the typed part of the word at the cursor."""
         args, incomplete = super().get_completion_args()
         *before, typed = _joined([*args, incomplete])
         replaced = os.environ.get(_REPLACED, typed)
-        # Bash replaces only the end of the word: the whole would appear twice on the line.
+        # Bash replaces only the end of the word, so the beginning must not be printed again.
         self._kept = typed[: len(typed) - len(replaced)] if typed.endswith(replaced) else ""
         return before, typed
 
     @override
     def format_completion(self, item: Any) -> str:
-        """Return a line for the script of bash, without what bash keeps."""
+        """Return a line for the bash script, without the part of the word that bash keeps."""
         item.value = item.value.removeprefix(self._kept)
         return super().format_completion(item)
 
 
 def _joined(words: list[str]) -> list[str]:
-    """Put together what bash has split."""
+    """Join the words that bash has split."""
     joined: list[str] = []
-    goes_on = False
+    continues = False
     for word in words:
         parts = word == "@" or (word == "=" and joined[-1:] and joined[-1].startswith("--"))
-        if joined and word and (parts or goes_on):
+        if joined and word and (parts or continues):
             joined[-1] += word
         else:
             joined.append(word)
-        goes_on = bool(parts)
+        continues = bool(parts)
     return joined
 
 
 def register() -> None:
-    """Make click use it."""
+    """Register the completion for bash with click."""
     add_completion_class(AtBashComplete)

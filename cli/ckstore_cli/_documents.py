@@ -1,6 +1,6 @@
-"""The JSON forms of what commands print. Their keys and the order of these are a promise.
+"""The JSON documents that commands print. Their keys, and the order of the keys, are part of the public interface.
 
-Each key: docs/reference/command-line.md.
+docs/reference/command-line.md describes each key.
 """
 
 from __future__ import annotations
@@ -64,16 +64,17 @@ _FORMS = {
     "oldest_check? in_time whole damage findings repaired unrepaired quarantined healable elsewhere",
     "Waiting": "run step id dropped until nbytes problem",
 }
-"""The keys of a type, in their order; of one that is not listed, its fields.
+"""The keys of each type, in order. A type that is not listed has its fields as keys.
 
-``key=a.b`` takes the value from another attribute, ``key?`` gives null for an empty one, and ``key?other`` gives null
-where `other` is empty; ``key:spec`` formats it. Types stand here by name, so that a command need not import them.
+``key=a.b`` reads the value from another attribute. ``key?`` is null if the value is empty, and ``key?other`` is null
+if the attribute `other` is empty. ``key:spec`` formats the value. Types are given by name, so that a command need not
+import them.
 """
 
 
 def to_json(value: object, **given: object) -> Any:
-    """Return `value` as JSON has it: integers beyond 2^53 and what is not finite as strings."""
-    # `given`: key -> what stands there instead of the attribute.
+    """Return `value` in a form for JSON. Integers beyond 2^53 and numbers that are not finite become strings."""
+    # `given` maps keys to values that replace the attributes.
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, float):
@@ -106,7 +107,7 @@ def _object(value: Any, given: Mapping[str, object]) -> Any:
 
 
 def _attribute(value: Any, path: str) -> Any:
-    """Return the attribute of the attribute …; None where one on the way is None."""
+    """Return the value of a dotted path of attributes, or None if an attribute on the path has the value None."""
     for name in path.split("."):
         value = None if value is None else getattr(value, name)
     return value

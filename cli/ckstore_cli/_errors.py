@@ -1,7 +1,7 @@
-"""How a failure ends: ``error:`` and ``hint:`` on stderr, and an exit status.
+"""The report of a failure: ``error:`` and ``hint:`` on stderr, and an exit status.
 
-The status of an error of ckstore is on its class (`ckstore.errors`); here are those that belong to
-the process. All of them: docs/reference/exit-statuses.md.
+The class of an error of ckstore (`ckstore.errors`) has its exit status. This module has the statuses of the process.
+docs/reference/exit-statuses.md lists all of them.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ EXIT_STATUSES = {
     INTERRUPTED: "interrupted (Ctrl-C)",
     BROKEN_PIPE: "the program that read the output stopped reading",
 }
-"""Every status that ``ckstore`` exits with; those above 128 are 128 + a signal, as in a shell."""
+"""Every status that ``ckstore`` exits with. A status above 128 is 128 plus the number of a signal, as in a shell."""
 
 
 _ARGUMENT = re.compile(
     r"\b(add|allow_incomplete|attempt|file|format|if_exists|link|max_shard_bytes|only|rank|run|select|step"
     r"|strip_prefix|timeout|timeout_s)=(?:'([^']*)'|True\b)?"
 )
-"""An argument of Python that an option stands for: ``step=``, ``format='torch'``, ``allow_incomplete=True``."""
+"""A Python argument with a corresponding option, such as ``step=``, ``format='torch'``, ``allow_incomplete=True``."""
 _OPTIONS = {"max_shard_bytes": "max-shard", "timeout_s": "timeout"}
-"""The options that have another name than the argument."""
+"""The options whose names differ from the argument."""
 _COMMANDS = {
     "Store.init(path)": "ckstore init",
     "store.pins()": "ckstore pin",
@@ -59,12 +59,12 @@ _COMMANDS = {
     "with hash='blake3'": "made by ckstore init --hash blake3",
     "add=[path]": "--add PATH",
 }
-"""What a hint says in Python -> what does the same in a shell. An error whose hint differs more has `command_hint`."""
+"""Python code in hints, and the equivalent for a shell. An error whose hints differ further has a `command_hint`."""
 
 
 def report(error: Exception, *, as_json: bool, command: str = "ckstore") -> int | None:
-    """Tell the user on stderr about `error`, and return what to exit with; None: it is not one raised on purpose."""
-    # `command`: whose help is named where click does not know it.
+    """Print `error` on stderr and return the exit status, or return None for an unexpected exception."""
+    # `command` is the command whose help is named if click does not know the command.
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return USAGE
@@ -79,20 +79,20 @@ def report(error: Exception, *, as_json: bool, command: str = "ckstore") -> int 
         text = f"{style('error:', 'red', on=on)} {printable(message, keep_lines=True)}"
         if hint:
             text += f"\n{style('hint:', 'cyan', on=on)} {printable(hint, keep_lines=True)}"
-    # The exit status still says what happened.
-    with contextlib.suppress(BrokenPipeError):  # the reader of stderr is gone
+    # If the reader of stderr has ended, only the exit status reports the failure.
+    with contextlib.suppress(BrokenPipeError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
     return status
 
 
 def _tell(error: Exception, command: str) -> tuple[str, str, str, int] | None:
-    """Return name, message, hint and exit status."""
+    """Return the name, message, hint and exit status of an error, or None for an unexpected exception."""
     name = type(error).__name__
     if isinstance(error, CkstoreError):
         return name, error.message, error.command_hint or for_the_shell(error.hint), error.exit_status
     if isinstance(error, click.Abort):
-        # click makes the same `Abort` of Ctrl-C and of an answer that is no.
+        # click raises `Abort` both for Ctrl-C and for the answer "no".
         if isinstance(error.__cause__, KeyboardInterrupt):
             return "Interrupted", "interrupted", "", INTERRUPTED
         return "Aborted", "stopped: the answer was not yes", "", FAILED
@@ -110,20 +110,20 @@ _REFS = {"ref", "refs", "before"}
 
 
 def _how_to_name_a_run(error: click.UsageError, path: str) -> str:
-    """Return a hint where a run was given in another way than the command takes it; else an empty string."""
+    """Return a hint if a run was given in the wrong way for the command, otherwise an empty string."""
     params = [] if error.ctx is None else error.ctx.command.params
     arguments = {param.name for param in params if isinstance(param, click.Argument)}
     if isinstance(error, click.NoSuchOption) and error.option_name == "--run":
         if arguments & _REFS:
-            return "the run stands in the REF: RUN@latest, or RUN@STEP"
-        return f"the run stands alone: {path} RUN" if "old" in arguments else f"{path} is not about one run"
+            return "write the run into the REF: RUN@latest, or RUN@STEP"
+        return f"write the run without an option: {path} RUN" if "old" in arguments else f"{path} is not about one run"
     if not arguments and any("--run" in param.opts for param in params) and error.message.startswith("Got unexpected"):
-        return f"a run is given with --run: {path} --run RUN"
+        return f"name a run with --run: {path} --run RUN"
     return ""
 
 
 def for_the_shell(hint: str) -> str:
-    """Return a hint for Python as one for the command line: its options for arguments, its commands for calls."""
+    """Return the hint with options in place of Python arguments and commands in place of calls."""
     for python, shell in _COMMANDS.items():
         hint = hint.replace(python, shell)
     return _ARGUMENT.sub(_option, hint)
@@ -139,7 +139,7 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
     if error.filename is not None:
         where = os.fsdecode(error.filename) if isinstance(error.filename, bytes | str) else ""
         problem = f"{where or error.filename}: {problem}"
-    # A script frees space on status 6, whichever of the two limits was hit.
+    # Scripts free space on status 6, so a full disk and an exceeded quota have the same status.
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = {
         errno.EACCES: "the store belongs to another user, or its permissions were changed",
@@ -152,11 +152,11 @@ def _tell_os_error(error: OSError) -> tuple[str, str, str, int]:
 
 
 def drop_output() -> None:
-    """Send what is left for stdout to nowhere, so that the last flush of Python says nothing."""
-    with contextlib.suppress(OSError, ValueError):  # a stand-in for stdout has no descriptor
+    """Discard buffered output, so that Python's last flush of stdout reports no error."""
+    with contextlib.suppress(OSError, ValueError):  # a replaced stdout has no descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
-            # Python flushes once more at its end, and would print a traceback for the closed pipe.
+            # At exit Python flushes again, and would print a traceback for the closed pipe.
             os.dup2(nowhere, sys.stdout.fileno())
         finally:
             os.close(nowhere)

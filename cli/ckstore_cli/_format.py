@@ -1,4 +1,4 @@
-"""Values as people read them: sizes, ages, metrics, columns. Pure functions; the clock is given."""
+"""Formatting of ages, tables and long lines for people. These are pure functions; the caller passes the time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DAY_S = 24 * _HOUR_S
 
 
 def age_text(created: str, now: datetime) -> str:
-    """Return how long ago a time of a manifest was: ``42 s ago``, ``3 min ago``, else the day."""
+    """Return the age of a time in a manifest, such as ``42 s ago`` or ``3 min ago``, or the date after 60 days."""
     age_s = (now - datetime.fromisoformat(created)).total_seconds()
     if age_s < -_MINUTE_S:
         return "in the future"  # the clock of that machine or of this one is wrong
@@ -27,8 +27,8 @@ def age_text(created: str, now: datetime) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Return the rows as lines with two spaces between columns."""
-    # `align`: ``<`` or ``>`` for each column; the last one is not padded when it is ``<``.
+    """Return the rows as lines, with two spaces between columns."""
+    # `align` has ``<`` or ``>`` for each column. A last column with ``<`` is not padded.
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     if align.endswith("<"):
         widths[-1] = 0
@@ -37,7 +37,7 @@ def columns(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 
 def columns_with_names(rows: Sequence[Sequence[str]], align: str, width: int | None) -> list[str]:
-    """As `columns`, with names in the last column: in lines wider than `width` these are cut in their middle."""
+    """Return the rows as lines, as `columns` does. In lines wider than `width`, cut the last column in the middle."""
     lines = columns(rows, align)
     if width is None:
         return lines
@@ -46,7 +46,7 @@ def columns_with_names(rows: Sequence[Sequence[str]], align: str, width: int | N
 
 
 def wrap(words: Sequence[str], width: int) -> list[str]:
-    """Return lines of at most `width` columns; a longer word has a line of its own."""
+    """Return the words as lines of at most `width` characters. A longer word gets its own line."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + 1 + len(word) <= width:
@@ -57,14 +57,14 @@ def wrap(words: Sequence[str], width: int) -> list[str]:
 
 
 def cut(text: str, width: int | None) -> str:
-    """Return `text`, shortened with ``…`` to `width` columns; None: not shortened."""
+    """Return `text`, shortened with ``…`` to `width` characters. Without a width, return it unchanged."""
     if width is None or len(text) <= width:
         return text
     return text[: max(width - 1, 0)] + "…"
 
 
 def cut_in_middle(text: str, width: int) -> str:
-    """Return `text`, shortened to `width` columns with ``…`` in its middle: names that begin alike end differently."""
+    """Return `text`, shortened to `width` characters with ``…`` in the middle, since names often differ at the end."""
     if len(text) <= width:
         return text
     kept = max(width - 1, 0)

@@ -1,4 +1,4 @@
-"""What every command gets: ``--store`` and ``--json``, and from them the store and the output."""
+"""The options ``--store`` and ``--json`` of every command, and the store and the output that result from them."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 @dataclass
 class Frame:
-    """The options ``--store`` and ``--json``, which stand before or after the name of a command."""
+    """The values of ``--store`` and ``--json``, which may be given before or after the name of a command."""
 
     store: Path | None = None
     as_json: bool = False
 
     def output(self) -> Output:
-        """Return what to print with."""
+        """Return the output of the command."""
         return Output(as_json=self.as_json)
 
     def find_store(self) -> Path:
-        """Return the path of the store that is meant."""
+        """Return the path of the store that the command uses."""
         return find_store(self.store, os.environ, Path.cwd())
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
         """Open the store for reading, and close it afterwards."""
-        # Before the library is imported: the usual mistake, no store here, is answered at once.
+        # Before the library is imported, so that the most common error, a missing store, is reported quickly.
         path = self.find_store()
-        from ckstore.store import Store  # after it is clear that there is one: this takes longer
+        from ckstore.store import Store  # slow, so only once the store is found
 
         with self._printing_warnings(), Store.open(path, readonly=True) as store:
             yield store
 
     @contextmanager
     def writing(self, *, recover: bool = True) -> Iterator[Store]:
-        """Open the store for writing, and close it afterwards; for reading where this user cannot write."""
+        """Open the store for writing, or for reading if this user cannot write to it, and close it afterwards."""
         path = self.find_store()
         from ckstore.store import Store
 
@@ -58,8 +58,8 @@ class Frame:
 
     @contextmanager
     def saving(self) -> Iterator[Store]:
-        """As `writing`, and print what saves log as the command line does, not as `logging` does."""
-        import logging  # other commands need none
+        """Open the store as `writing` does, and print logged warnings of saves like other warnings of a command."""
+        import logging  # other commands do not need it
 
         warn = self.output().warning
 
@@ -77,10 +77,10 @@ class Frame:
 
     @contextmanager
     def _printing_warnings(self) -> Iterator[None]:
-        """Print what the library warns of as the command line does, not as Python does."""
+        """Print warnings of the library like other warnings of a command, not as Python prints them."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", CkstoreWarning)
-            warnings.filterwarnings("ignore", "a power cut may lose what is saved here")  # init and doctor say it
+            warnings.filterwarnings("ignore", "a power cut may lose what is saved here")  # init and doctor report it
             as_python = warnings.showwarning
 
             def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -97,7 +97,7 @@ pass_frame = click.make_pass_decorator(Frame, ensure=True)
 
 
 def _keep_store(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
-    # The option exists before and after the command: only the place where it was given counts.
+    # The option exists before and after the command, so an option that was not given must not reset the value.
     if value is not None:
         ctx.ensure_object(Frame).store = value
 
@@ -108,29 +108,29 @@ def _keep_json(ctx: click.Context, _param: click.Parameter, value: bool) -> None
 
 
 class UserPath(click.Path):
-    """A path whose leading ``~`` is expanded before click looks at it; what only goes into the library is, there."""
+    """A path whose leading ``~`` is expanded before click checks the path. The library expands its own paths."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(expanded(value), param, ctx)
 
 
-# What stands after the command's name wins over what stands before it.
+# An option after the command's name overrides one before it.
 store_option = click.option(
     "--store",
-    type=click.Path(path_type=Path, readable=False),  # else click says it, without a next step
+    type=click.Path(path_type=Path, readable=False),  # otherwise click reports it without a hint
     expose_value=False,
     callback=_keep_store,
-    help="The store. Default: CKSTORE_PATH, else the current directory or a parent, or its .ckstore.",
+    help="Directory of the store. Default: CKSTORE_PATH, or the nearest store at or above the current directory.",
 )
 json_option = click.option(
     "--json",
     is_flag=True,
     expose_value=False,
     callback=_keep_json,
-    help="Print JSON: one document, or one line per item of a list; errors too.",
+    help="Print JSON, one document or one line per list item. Errors are also JSON.",
 )
 
 
 def framed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command its frame, with ``--store`` and ``--json``."""
+    """Add ``--store`` and ``--json`` to a command, and pass it the frame."""
     return store_option(json_option(pass_frame(function)))

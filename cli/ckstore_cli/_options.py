@@ -1,4 +1,4 @@
-"""Options that several commands have, and what reads their values."""
+"""Options of several commands, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def parsed_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """Return the bytes that ``16MiB`` and the like say."""
+    """Return the number of bytes of a size such as ``16MiB``."""
     return None if value is None else parse_size(value)
 
 
 def _parsed(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
-    """Return what ``loss=2.1`` and the like say."""
+    """Return the metrics given as texts such as ``loss=2.1``."""
     metrics: dict[str, float] = {}
     for value in values:
         name, equals, number = value.partition("=")
@@ -34,16 +34,21 @@ def _parsed(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...
 
 
 metric_option = click.option(
-    "--metric", "metrics", metavar="NAME=NUMBER", multiple=True, callback=_parsed, help="Repeatable."
+    "--metric",
+    "metrics",
+    metavar="NAME=NUMBER",
+    multiple=True,
+    callback=_parsed,
+    help="Metric of the checkpoint. Repeatable.",
 )
 
 
 def adding(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return what adds these options to a command, in this order."""
+    """Return a decorator that adds these options to a command, in this order."""
     return lambda function: reduce(lambda made, option: option(made), reversed(options), function)
 
 
 def if_exists_option(text: str) -> Callable[..., Any]:
-    """Return the option ``--if-exists``; `text` is its help."""
+    """Return the option ``--if-exists`` with the help `text`."""
     choice = OneOf(["error", "replace", "keep"])
     return click.option("--if-exists", type=choice, default="error", show_default=True, help=text)

@@ -1,8 +1,4 @@
-"""The one owner of what is printed: lines for people, or JSON for programs, on stdout.
-
-Nothing else goes to stdout: what is said besides (a warning, how many were left out) goes to
-stderr.
-"""
+"""Output of commands. Results go to stdout, as lines for people or as JSON. Warnings and notes go to stderr."""
 
 from __future__ import annotations
 
@@ -16,13 +12,13 @@ from ckstore.model.words import headed
 from ckstore_cli._documents import to_json
 
 JSON_VERSION = 1
-"""The member ``v`` of every JSON document; raised when a key changes its meaning or goes away."""
+"""The member ``v`` of every JSON document. It is raised when a key is removed or changes its meaning."""
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
 def colored(stream: TextIO) -> bool:
-    """Whether `stream` is a terminal that takes colors, and the user did not say NO_COLOR."""
+    """Whether `stream` is a terminal that shows colors, and the user did not set NO_COLOR."""
     # https://no-color.org
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
@@ -30,28 +26,28 @@ def colored(stream: TextIO) -> bool:
 
 
 def style(text: str, look: str, *, on: bool) -> str:
-    """Return `text` in that look (`bold`, `dim` or a color), unchanged unless `on`."""
+    """Return `text` in a style (`bold`, `dim` or a color), or unchanged if `on` is false."""
     return f"\x1b[{_CODES[look]}m{text}\x1b[0m" if on and text else text
 
 
 def _columns() -> int:
-    import shutil  # takes longer than the rest of this module, and a pipe does not need it
+    import shutil  # slow to import, and not needed for a pipe
 
     return shutil.get_terminal_size().columns
 
 
 class Output:
-    """Prints for one command; with JSON, which the user may have asked for, `line` prints nothing."""
+    """Prints the output of one command. With ``--json``, lines for people are not printed."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        # None in a pipe, where nothing is cut: a program that parses lines must not depend on the width of a window.
+        # In a pipe the width is None and nothing is cut, since a program that parses lines must not depend on it.
         on_terminal = sys.stdout.isatty() and not as_json
         self.width = _columns() if on_terminal else None
         self._color = colored(sys.stdout) and not as_json
 
     def line(self, text: str = "") -> None:
-        """Print a line for people; `text` must be printable (`ckstore.model.words.printable`)."""
+        """Print a line for people. `text` must be printable (`ckstore.model.words.printable`)."""
         if not self.as_json:
             sys.stdout.write(text + "\n")
 
@@ -61,7 +57,7 @@ class Output:
             self.line(text)
 
     def headed(self, word: str, text: str, look: str) -> None:
-        """Print a line that begins with a word in that look, if there is one."""
+        """Print a line for people that begins with `word`, if not empty, in a style."""
         self.line(headed(self.style(word, look), text))
 
     def table(self, lines: Sequence[str]) -> None:
@@ -69,10 +65,10 @@ class Output:
         self.lines([self.style(lines[0], "dim"), *lines[1:]])
 
     def document(self, document: object, **given: object) -> None:
-        """Print a report or a mapping as one line of JSON, with ``v`` before its own keys; see `to_json`."""
+        """Print a report or a mapping as one line of JSON, with ``v`` before its own keys (see `to_json`)."""
         if self.as_json:
             whole = {"v": JSON_VERSION, **to_json(document, **given)}
-            # NaN is not JSON, and jq stops at it.
+            # NaN is not JSON, and jq rejects it.
             sys.stdout.write(json.dumps(whole, allow_nan=False) + "\n")
 
     def documents(self, documents: Iterable[object]) -> None:
@@ -81,15 +77,15 @@ class Output:
             self.document(document)
 
     def note(self, text: str) -> None:
-        """Say something beside the result, on stderr; not with JSON."""
+        """Print a note for people on stderr. With ``--json`` it is not printed."""
         if not self.as_json:
-            sys.stdout.flush()  # in the right order where both are one terminal
+            sys.stdout.flush()  # keeps the order if both streams are the same terminal
             sys.stderr.write(text + "\n")
 
     def warning(self, text: str) -> None:
-        """Warn on stderr; with JSON a warning belongs into the document."""
+        """Print a warning on stderr. With ``--json`` it is not printed, since the document contains it."""
         self.note(f"{style('warning:', 'yellow', on=colored(sys.stderr))} {text}")
 
     def style(self, text: str, look: str) -> str:
-        """Return `text` in that look where stdout takes it."""
+        """Return `text` in a style, if stdout shows colors."""
         return style(text, look, on=self._color)

@@ -1,8 +1,7 @@
-"""One line on a terminal's stderr while long work goes on.
+"""A progress line on stderr for long operations.
 
-``verifying  37 %  1.2 GiB of 3.4 GiB  0:12 left``: rewritten at most ten times a second, and gone
-afterwards. Where stderr is not a terminal, or the output is JSON, nothing is printed: a log file wants
-results, and a program wants JSON.
+The line, such as ``verifying  37 %  1.2 GiB of 3.4 GiB  0:12 left``, is rewritten at most ten times a second and
+erased at the end. It is not printed if stderr is not a terminal, or if the output is JSON.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import printable
 from ckstore_cli._format import cut
 
-# More often only flickers, and costs a write to a slow terminal (ssh) each time.
+# Drawing more often only flickers, and each time costs a write to a slow terminal (ssh).
 _PERIOD_S = 0.1
-# Before that a guess jumps from second to second.
+# An earlier estimate changes strongly from second to second.
 _SETTLE_S = 2.0
 _CLEAR_LINE = "\r\x1b[K"
 
 
 class Progress:
-    """Shows how far a work of known or unknown size is; a context manager, for the thread that made it."""
+    """Shows the progress of work of known or unknown size. A context manager for the thread that made it."""
 
     def __init__(
         self,
-        what: str,  # a word for the work, ``"verifying"``
-        total_bytes: int | None = None,  # None: not known; then only what is done is shown
+        what: str,  # a word for the work, such as ``"verifying"``
+        total_bytes: int | None = None,  # if None, only the amount done is shown
         *,
-        quiet: bool = False,  # show nothing, whatever stderr is (``--json``)
-        stream: TextIO | None = None,  # None: stderr
+        quiet: bool = False,  # show nothing, even on a terminal (``--json``)
+        stream: TextIO | None = None,  # if None, stderr
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.what = what
@@ -55,7 +54,7 @@ class Progress:
             self._stream.flush()
 
     def advance(self, nbytes: int) -> None:
-        """Say that `nbytes` more are done."""
+        """Add `nbytes` to the amount done, and draw the line if it is due."""
         self.done_bytes += nbytes
         now_s = self._clock()
         if self._shown and now_s >= self._next_s:
@@ -66,12 +65,12 @@ class Progress:
             self._stream.flush()
 
     def at(self, done_bytes: int, all_bytes: int) -> None:
-        """Say how far it is, as the `progress` of the library does."""
+        """Set the amount done and the total. The library calls this as `progress`."""
         self.total_bytes = all_bytes
         self.advance(done_bytes - self.done_bytes)
 
     def text(self, now_s: float) -> str:
-        """Return the line as it is at `now_s`."""
+        """Return the line for the time `now_s`."""
         done = [size_text(self.done_bytes)]
         if self.total_bytes:
             share = min(self.done_bytes / self.total_bytes, 1.0)
@@ -79,7 +78,7 @@ class Progress:
         return "  ".join([printable(self.what), *done])
 
     def _left(self, now_s: float) -> list[str]:
-        """Return the time left, once there is something to judge it by."""
+        """Return the time left, or nothing while it cannot be estimated."""
         spent_s = now_s - self._started_s
         if spent_s < _SETTLE_S or not self.done_bytes or self.total_bytes is None:
             return []

@@ -1,8 +1,8 @@
-"""Completion of refs and runs in a shell: from names of directories, without opening the store.
+"""Completion of refs and runs in a shell, from the names of directories and without opening the store.
 
-Completion runs at every press of the key: no catalog is opened, and of a manifest only the first
-bytes are read, when digits of an id are being typed. Files that cannot be read are left out: a prompt is
-no place for errors.
+Completion runs each time the user presses Tab, so it must be fast. It opens no catalog. It reads only the first bytes
+of a manifest, and only while the user types digits of an id. Files that cannot be read are skipped, since an error
+would disturb the prompt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ckstore.errors import NoSuchRef
 
 _SOME_DIGITS = "[0-9a-f]{4,}"
-# The id is the first member of a manifest, or of what a compacted checkpoint has instead: its first bytes are enough.
+# The id is the first member of a manifest and of the file that replaces it in a compacted checkpoint, so the first
+# bytes are enough.
 _LONGEST_HEAD_BYTES = 256
 _HEAD = rb'\{"digest":"([a-z0-9]+-[0-9a-f]+)","manifest":(?:\{"checkpoint":"([a-z0-9]+-[0-9a-f]+)")?'
 
@@ -47,8 +48,8 @@ def runs(store: Path) -> list[str]:
 
 
 def no_such_run(store: Path, run: str) -> NoSuchRef:
-    """Return the error for a run that the store does not have; see `ckstore.ops.refs.listing.no_such_run`."""
-    # Here, since completion loads none of it.
+    """Return the error for a run that the store does not have (see `ckstore.ops.refs.listing.no_such_run`)."""
+    # Imported in the function, since completion does not need it.
     from ckstore.objects.layout import Layout
     from ckstore.ops.refs import listing
 
@@ -56,12 +57,12 @@ def no_such_run(store: Path, run: str) -> NoSuchRef:
 
 
 def steps(store: Path, run: str) -> list[int]:
-    """Return the steps of a run, newest step first."""
+    """Return the steps of a run, the highest first."""
     return sorted({key.step for key in _keys(store, run)}, reverse=True)
 
 
 def checkpoints(store: Path, run: str) -> set[CheckpointKey]:
-    """Return the checkpoints of a run, superseded ones too, each by the key of its first generation."""
+    """Return the checkpoints of a run, also superseded ones, each as the key of its first generation."""
     return {key.any_generation for key in _keys(store, run)}
 
 
@@ -71,7 +72,7 @@ def _keys(store: Path, run: str) -> list[CheckpointKey]:
 
 
 def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
-    """Give refs that may begin with `incomplete`, each with a word about it."""
+    """Yield candidates for a ref that begins with `incomplete`, each with a short description."""
     known = runs(store)
     run, at, _ = incomplete.partition("@")
     if at:
@@ -84,12 +85,12 @@ def _fitting(store: Path, incomplete: str) -> Iterator[tuple[str, str]]:
     yield from ((str(step), plain) for step in steps(store, plain))
     yield from ((name, "run") for name in _of_several(store, known, incomplete))
     if re.fullmatch(_SOME_DIGITS, incomplete):
-        yield from dict(_ids(store, known, incomplete)).items()  # once, whatever its generations
+        yield from dict(_ids(store, known, incomplete)).items()  # once, even if it has several generations
 
 
 def _of_several(store: Path, known: list[str], incomplete: str) -> Iterator[str]:
-    """Give what begins with a run, where there are several."""
-    # Once a name has been begun that is every ref of the run: a shell would put a space behind a lone ``RUN@``.
+    """Yield the candidates that begin with the name of a run, if the store has several runs."""
+    # Once part of the name is typed, these are all refs of the run, since a shell adds a space after a lone ``RUN@``.
     for name in known if len(known) > 1 else ():
         if not incomplete:
             yield f"{name}@"
@@ -104,7 +105,7 @@ def _refs_of(store: Path, run: str) -> list[str]:
 def _ids(store: Path, known: list[str], incomplete: str) -> Iterator[tuple[str, str]]:
     for run in known:
         for key in _keys(store, run):
-            digits = key.any_generation.directory.partition(".")[2]  # none in a store of a draft
+            digits = key.any_generation.directory.partition(".")[2]  # empty in a store made by a draft version
             if len(digits) < len(incomplete) and incomplete.startswith(digits):
                 digest = _id_in(store, "checkpoints", run, key.directory, "manifest.json")
                 digits = short_id(digest, max(10, len(incomplete)))
@@ -113,7 +114,7 @@ def _ids(store: Path, known: list[str], incomplete: str) -> Iterator[tuple[str, 
 
 
 def _id_in(store: Path, *manifest: str) -> str:
-    """Return the id that a manifest begins with; empty if it cannot be read."""
+    """Return the id at the beginning of a manifest, or an empty string if it cannot be read."""
     with suppress(OSError, CkstoreError), files.opened_regular(_place(store, manifest)) as fd:
         found = re.match(_HEAD, os.read(fd, _LONGEST_HEAD_BYTES))
         if found:
@@ -139,7 +140,7 @@ def _completing(find: Callable[[Path, str], Found]) -> Callable[..., list[Comple
         from click.shell_completion import CompletionItem
 
         frame = ctx.find_object(Frame) or Frame()
-        # At a prompt an error would be written into the line that is being typed.
+        # An error would be printed into the line that the user is typing.
         try:
             store = frame.find_store()
         except (CkstoreError, OSError):
@@ -151,6 +152,6 @@ def _completing(find: Callable[[Path, str], Found]) -> Callable[..., list[Comple
 
 
 complete_ref = _completing(_fitting)
-"""Completes a ref: computed ones, tags, runs, steps, ids."""
+"""Completes a ref: computed names such as `latest`, tags, runs, steps and ids."""
 complete_run = _completing(lambda store, _: ((run, "") for run in runs(store)))
 complete_tag = _completing(lambda store, _: ((tag, "") for tag in tags(store)))

@@ -1,4 +1,4 @@
-"""Retention on the command line: its options, and how a plan and what it freed are printed."""
+"""Retention on the command line: the options of a policy, and the output of a plan and of the freed space."""
 
 from __future__ import annotations
 
@@ -35,28 +35,42 @@ _UNSEEN = "?"
 _COUNT = WholeNumber(min=1)
 
 rule_options = adding(
-    click.option("--keep-last", metavar="N", type=_COUNT, help="Keep the N that were saved last."),
-    click.option("--keep-every", metavar="N", type=_COUNT, help="Keep those whose step is a multiple of N."),
-    click.option("--keep-nearest", metavar="N", type=_COUNT, help="Keep the nearest to each multiple of step N."),
+    click.option("--keep-last", metavar="N", type=_COUNT, help="Keep the N checkpoints saved last."),
+    click.option("--keep-every", metavar="N", type=_COUNT, help="Keep checkpoints whose step is a multiple of N."),
+    click.option(
+        "--keep-nearest", metavar="N", type=_COUNT, help="Keep the checkpoint nearest to each multiple of N steps."
+    ),
     click.option(
         "--keep-best",
         metavar="METRIC[:min|max[:N]]",
         multiple=True,
-        help="Keep the best, or the N best, by a metric. Without min or max the name decides, if it is "
-        "that of a known loss (min) or score (max). Repeatable.",
+        help="Keep the best checkpoint by a metric, or the N best. Without min or max, a metric named like a loss "
+        "means min, and one named like a score means max. Repeatable.",
     ),
-    click.option("--keep-hourly", metavar="N", type=_COUNT, help="Keep the newest of each of the last N hours."),
-    click.option("--keep-daily", metavar="N", type=_COUNT, help="Keep the newest of each of the last N days."),
-    click.option("--keep-weekly", metavar="N", type=_COUNT, help="Keep the newest of each of the last N weeks."),
-    click.option("--keep-within", metavar="TIME", help="Keep those saved in the last 90m, 36h, 7d …."),
-    click.option("--max-bytes", metavar="SIZE", help="Most that a run may take, such as 500GB; the oldest go."),
-    click.option("--low-bytes", metavar="SIZE", help="Above --max-bytes, drop until this is left."),
+    click.option(
+        "--keep-hourly", metavar="N", type=_COUNT, help="Keep the newest checkpoint of each of the last N hours."
+    ),
+    click.option(
+        "--keep-daily", metavar="N", type=_COUNT, help="Keep the newest checkpoint of each of the last N days."
+    ),
+    click.option(
+        "--keep-weekly", metavar="N", type=_COUNT, help="Keep the newest checkpoint of each of the last N weeks."
+    ),
+    click.option(
+        "--keep-within", metavar="TIME", help="Keep checkpoints saved within this time, such as 90m, 36h or 7d."
+    ),
+    click.option(
+        "--max-bytes",
+        metavar="SIZE",
+        help="Maximum size of a run, such as 500GB. Above it, drop its oldest checkpoints.",
+    ),
+    click.option("--low-bytes", metavar="SIZE", help="When --max-bytes is exceeded, drop down to this size."),
 )
-"""Adds the options that say a policy, see `policy_of`."""
+"""Adds the options of a retention policy (see `policy_of`)."""
 
 
 def options_of(policy: RetentionPolicy | None) -> str:
-    """Return the options that say a policy; empty for none."""
+    """Return the options that specify a policy, or an empty string without one."""
     if policy is None:
         return ""
     words = []
@@ -72,27 +86,27 @@ def options_of(policy: RetentionPolicy | None) -> str:
 
 
 def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
-    """Return the policy that the options of `rule_options` say; None: they say none."""
+    """Return the policy that the options of `rule_options` specify, or None if none of them was given."""
     given = {name: value for name, value in rules.items() if value not in (None, ())}
     if not given:
         return None
     if "keep_best" in given:
         given["keep_best"] = [_best_of(text) for text in given["keep_best"]]
     if "keep_within" in given:
-        duration_s(given["keep_within"], "--keep-within")  # else the refusal names an argument of Python
+        duration_s(given["keep_within"], "--keep-within")  # otherwise the error names an argument of Python
     return RetentionPolicy(**given)
 
 
 def _best_of(text: str) -> Best:
-    """Return the rule that a ``--keep-best`` says."""
+    """Return the rule that ``--keep-best`` specifies."""
     try:
         return best_of(text)
     except BadInput as error:
-        raise click.BadParameter(str(error), param_hint="--keep-best") from error  # with its hint
+        raise click.BadParameter(str(error), param_hint="--keep-best") from error  # includes the hint
 
 
 def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:
-    """Print a line for each checkpoint: whether it stays, and why; the oldest first."""
+    """Print whether each checkpoint is kept, and the reasons, the oldest first."""
     entries = list(entries)
     if not entries:
         return
@@ -108,18 +122,18 @@ def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:
 
 
 def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> None:
-    """Print how many checkpoints go, and warn of what the user may not expect."""
+    """Print how many checkpoints are dropped, and the warnings of the plan."""
     out.line(f"{plan_outcome(report.plan)}; nothing was changed" if dry_run else outcome(report))
     for warning in (*report.plan.notes, *report.skipped):
         out.warning(printable(str(warning)))
 
 
 def print_freed(out: Output, report: GcReport) -> int:
-    """Print what was dropped, if a policy was asked for, and freed; return the exit status."""
+    """Print the plan, if there was a policy, and the freed space. Return the exit status."""
     dry_run = report.dry_run
     document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
     if report.retention is not None:
-        document |= to_json(report.retention) if out.as_json else {}  # of 20,000 checkpoints it takes a while
+        document |= to_json(report.retention) if out.as_json else {}  # slow with 20,000 checkpoints
         print_plan(out, report.retention.plan.entries)
         print_outcome(out, report.retention, dry_run=dry_run)
     measured = None if dry_run else report.filesystem_freed_bytes

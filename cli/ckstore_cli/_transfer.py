@@ -1,4 +1,4 @@
-"""What push, pull and evict have in common: which checkpoints, where, how fast, and what is said of it."""
+"""Options and output that push, pull and evict share."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ckstore_cli._output import Output
 from ckstore_cli._refs import complete_run
 
 F = TypeVar("F", bound=Callable[..., Any])
-_BWLIMIT = click.option("--bwlimit", metavar="SIZE", help="At most this much a second, such as 50MiB.")
+_BWLIMIT = click.option("--bwlimit", metavar="SIZE", help="Maximum transfer rate per second, such as 50MiB.")
 
 
 def _choice(remote: str) -> Callable[[F], F]:
     return adding(
-        click.option("--all", is_flag=True, help="Every checkpoint."),
-        click.option("--tagged", is_flag=True, help="Every checkpoint that has a tag."),
-        click.option("--run", metavar="RUN", shell_complete=complete_run, help="Every checkpoint of this run."),
+        click.option("--all", is_flag=True, help="All checkpoints."),
+        click.option("--tagged", is_flag=True, help="All checkpoints that have a tag."),
+        click.option("--run", metavar="RUN", shell_complete=complete_run, help="All checkpoints of this run."),
         click.option("--remote", metavar="NAME", help=f"{remote}. Default: the only remote."),
-        click.option("--dry-run", is_flag=True, help="Change nothing; only say what would be done."),
+        click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing."),
     )
 
 
-choice_options = _choice("The name of a remote")
-"""Adds `ckstore.ChoiceOptions`, the remote, and whether to do it at all."""
+choice_options = _choice("Name of a remote")
+"""Adds the options of `ckstore.ChoiceOptions`, ``--remote`` and ``--dry-run``."""
 push_options = adding(choice_options, _BWLIMIT)
-"""Adds `ckstore.TransferOptions`, the remote, and whether to do it at all."""
-pull_options = adding(_choice("The name of a remote, or the directory of a store"), _BWLIMIT)
-"""As `push_options`; a store can also be read without being added as a remote."""
+"""Adds the options of `ckstore.TransferOptions`, ``--remote`` and ``--dry-run``."""
+pull_options = adding(_choice("Name of a remote, or directory of a store"), _BWLIMIT)
+"""Like `push_options`, but ``--remote`` may also be a store that is not a remote."""
 
 
 def print_plan(out: Output, plan: TransferPlan) -> None:
-    """Print what would be moved."""
+    """Print what would be pushed or pulled."""
     out.document(plan)
     for info in plan.new:
         out.line(printable(f"new  {info}"))
@@ -44,7 +44,7 @@ def print_plan(out: Output, plan: TransferPlan) -> None:
 
 
 def print_report(out: Output, report: TransferReport) -> None:
-    """Print what was moved."""
+    """Print what was pushed or pulled."""
     out.document(report)
     for text in report.warnings:
         out.warning(printable(text))

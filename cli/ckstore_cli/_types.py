@@ -1,4 +1,4 @@
-"""Types of options: what they refuse is said as other messages say it, what was wanted and what was given."""
+"""Types of option values, with errors in the form of other messages: wanted VALUE, got VALUE."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class _FromLeast:
-    """Goes before a range of click: a number, from a least one on; `what` is its kind."""
+    """A mixin for a range of click that rewords its error. `what` describes the kind of number."""
 
     what: ClassVar[str]
 
     def convert(self: Any, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return super().convert(value, param, ctx)  # type: ignore[misc] # that of the range
+            return super().convert(value, param, ctx)  # type: ignore[misc] # the method of the range
         except click.BadParameter:
             bound = "" if self.min is None else f" {'above' if self.min_open else 'of at least'} {self.min:g}"
             self.fail(f"wanted {self.what}{bound}, got {str(value)!r}", param, ctx)
@@ -38,7 +38,7 @@ class Number(_FromLeast, click.FloatRange):
 
 
 class OneOf(click.Choice[str]):
-    """One of some words; what looks like one of them is refused with it."""
+    """One of several words. The error for another word suggests a similar one."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
@@ -48,9 +48,9 @@ class OneOf(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            from difflib import get_close_matches  # for an error alone
+            from difflib import get_close_matches  # only for an error
 
             near = get_close_matches(str(value), self.choices, n=1)
-            meant = f", did you mean {near[0]}?" if near else ""
+            suggestion = f", did you mean {near[0]}?" if near else ""
             wanted = f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
-            self.fail(f"wanted {wanted}, got {value!r}{meant}", param, ctx)
+            self.fail(f"wanted {wanted}, got {value!r}{suggestion}", param, ctx)

@@ -1,7 +1,7 @@
-"""The entry point, and which command is in which module.
+"""The entry point, and the module of each command.
 
-A command's module is imported when the command runs (or the help lists them all), so that
-``ckstore log`` starts as fast as Python and click do.
+A command's module is imported only when the command runs or the help lists all commands, so ``ckstore log`` starts
+about as fast as Python and click.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ COMMANDS = {
     "check-resume": "store",
     "demo": "store",
 }
-"""The commands in the order of the help, and the room of each: `ckstore_cli.commands.<room>.<name>.<name>`."""
+"""The commands in the order of the help, each with its package: `ckstore_cli.commands.<package>.<name>.<name>`."""
 
 _GROUPS = {
-    "init": "Files in and out",
-    "log": "What is there",
+    "init": "Create, save and export",
+    "log": "Inspect",
     "annotate": "Names and notes",
-    "delete": "Space",
-    "push": "Other places",
-    "verify": "Care",
+    "delete": "Space and settings",
+    "push": "Remotes",
+    "verify": "Maintain",
 }
 """The first command of each group in the help, and the title of the group."""
 
@@ -77,7 +77,7 @@ COMPLETE_VARIABLE = "_CKSTORE_COMPLETE"
 
 
 class App(click.Group):
-    """A group that imports a command when it is asked for, and ends every failure in one way."""
+    """A group that imports a command on first use and reports every failure in the same way."""
 
     @override
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -86,7 +86,7 @@ class App(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command; None if there is none of that name."""
+        """Import and return a command, or return None if the name is unknown."""
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"ckstore_cli.commands.{COMMANDS[cmd_name]}.{cmd_name.replace('-', '_')}")
@@ -99,17 +99,17 @@ class App(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; an unknown one is refused with those that look like it."""
+        """Return the command. The error for an unknown name suggests similar ones."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             near = _commands_like(name)
-            meant = f", did you mean {' or '.join(near)}?" if near else ""
-            raise click.UsageError(f"there is no command {name!r}{meant}", ctx)
+            suggestion = f", did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"there is no command {name!r}{suggestion}", ctx)
         return super().resolve_command(ctx, args)
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands in groups, each with its whole first sentence, which click would cut."""
+        """List the commands in groups, each with its full first sentence, which click would shorten."""
         groups: list[tuple[str, list[tuple[str, str]]]] = []
         for name in COMMANDS:
             if name in _GROUPS:
@@ -123,10 +123,10 @@ class App(click.Group):
 
     @override
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command and write out what it printed, so that a failure of that is seen too."""
+        """Run the command and flush its output, so that a failed write changes the exit status."""
         try:
             result = super().invoke(ctx)
-            # Here, not at the end of Python: a full disk or a closed pipe must change the exit status.
+            # Not left to the interpreter's exit: a full disk or a closed pipe must change the exit status.
             sys.stdout.flush()
         except BrokenPipeError:
             _errors.drop_output()
@@ -135,7 +135,7 @@ class App(click.Group):
 
     @override
     def main(self, args: Sequence[str] | None = None, *_ignored: Any, **extra: Any) -> NoReturn:
-        """Run the command line and exit with its status; without `args` those of the process."""
+        """Run the command line and exit with its status. Without `args`, use the arguments of the process."""
         given = list(sys.argv[1:] if args is None else args)
         if COMPLETE_VARIABLE in os.environ:
             from ckstore_cli import _completion
@@ -149,17 +149,17 @@ class App(click.Group):
         try:
             result = super().main(given, **extra)
         except Exception as error:
-            # A usage error comes before click has read the options behind it.
+            # A usage error is raised before click has read the options that follow it.
             as_json = frame.as_json or "--json" in given
             command = next((f"ckstore {word}" for word in given if word in COMMANDS), "ckstore")
             status = _errors.report(error, as_json=as_json, command=command)
             if status is None:
-                raise  # a defect: the traceback is what helps
+                raise  # a defect, which needs its traceback
             sys.exit(status)
         sys.exit(result if isinstance(result, int) else 0)
 
 
-# "did you mean delete" for a typo is one Enter away from deleting checkpoints.
+# A user who accepts "did you mean delete" for a typo deletes checkpoints.
 _DELETING = ("delete", "prune", "gc")
 _OTHER_WORDS = {
     "rm": "delete",
@@ -175,12 +175,12 @@ _OTHER_WORDS = {
     "history": "log",
     "list": "log",
 }
-"""Words of other programs, and what they mean here."""
+"""Commands of other programs, each with the command of ckstore that does the same."""
 _VERY_LIKE = 0.8
 
 
 def _commands_like(name: str) -> list[str]:
-    """Return the commands that a misspelled one may mean, and one that deletes only where it is very like it."""
+    """Return the commands similar to a misspelled name. A command that deletes must be very similar."""
     from difflib import SequenceMatcher, get_close_matches
 
     def is_very_like(one: str) -> bool:
@@ -193,7 +193,7 @@ def _commands_like(name: str) -> list[str]:
 
 
 def _never_fail_to_encode(stream: Any) -> None:
-    """Print what the terminal's encoding lacks as an escape: a message must not break a listing."""
+    """Escape characters that the terminal's encoding lacks, so that a message cannot break a listing."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="backslashreplace")
@@ -221,10 +221,10 @@ def app() -> None:
     """A durable, content-addressed store for training checkpoints.
 
     \b
-    The store is --store, else CKSTORE_PATH, else the nearest of the current directory
-    and its parents that is a store or has a .ckstore.
-    A REF is one of: STEP, latest, latest-valid, latest-healthy, best:METRIC[:min|max], TAG,
-    the first 6 or more digits of an id; each may begin with RUN@.
+    The store is --store, or CKSTORE_PATH. Without them, it is the nearest of the
+    current directory and its parents that is a store or contains a .ckstore.
+    A REF is STEP, latest, latest-valid, latest-healthy, best:METRIC[:min|max], TAG,
+    or the first 6 or more digits of an id. Each may be preceded by RUN@.
 
     \b
     Example:
@@ -235,8 +235,8 @@ def app() -> None:
 
 
 def _open_closed_streams() -> None:
-    """As a store does when it is opened, and before: here is said what it raises."""
-    from ckstore.fs.dirfd_stat import open_closed_streams  # as each command does
+    """Open the standard streams that are closed, before the store is opened, so that errors can be printed."""
+    from ckstore.fs.dirfd_stat import open_closed_streams  # each command imports it anyway
 
     open_closed_streams()
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
@@ -245,13 +245,13 @@ def _open_closed_streams() -> None:
 
 def main() -> NoReturn:
     """Run ``ckstore`` with the arguments of the process, and exit."""
-    # Looking for cycles, of which there are few here, takes a tenth of the time of `log`: do it
-    # seldom, and not once more while the interpreter ends.
+    # Commands make few reference cycles, and the search for them takes a tenth of the time of `log`.
+    # So it runs rarely, and not at exit.
     gc.set_threshold(100_000)
     _open_closed_streams()
     try:
         app.main()
-    except KeyboardInterrupt:  # before click began, which else says so
+    except KeyboardInterrupt:  # before click started; afterwards click reports it
         sys.exit(_errors.INTERRUPTED)
     finally:
         gc.freeze()

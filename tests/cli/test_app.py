@@ -94,7 +94,7 @@ def test_every_command_takes_store_and_json(name: str) -> None:
 
 
 _OF_ONE = ("checkout", "export", "show", "ls", "diff", "annotate", "tag", "pin", "verify")
-_WITHOUT_RUN = dict.fromkeys(_OF_ONE, "the run stands in the REF") | {"rename-run": "the run stands alone: "}
+_WITHOUT_RUN = dict.fromkeys(_OF_ONE, "write the run into the REF") | {"rename-run": "write the run without an option"}
 
 
 @pytest.mark.parametrize("name", LEAVES)
@@ -111,13 +111,13 @@ def test_a_command_takes_a_run_as_the_others_do_or_says_how(name: str, run: Run)
 
 @pytest.mark.parametrize("name", ["events", "gc", "prune"])
 def test_a_run_that_stands_alone_is_refused_with_its_option(name: str, run: Run) -> None:
-    assert run(name, "gpt").stderr.endswith(f"hint: a run is given with --run: ckstore {name} --run RUN\n")
+    assert run(name, "gpt").stderr.endswith(f"hint: name a run with --run: ckstore {name} --run RUN\n")
 
 
 def test_the_help_lists_every_command_in_order(run: Run) -> None:
     shown = run("--help")
 
-    listed = re.findall(r"^  ([\w-]+)  +\S", shown.stdout.split("Files in and out:")[1], re.MULTILINE)
+    listed = re.findall(r"^  ([\w-]+)  +\S", shown.stdout.split("Create, save and export:")[1], re.MULTILINE)
     assert tuple(listed) == tuple(COMMANDS)
 
 
@@ -126,7 +126,7 @@ def test_without_a_command_the_help_is_shown_and_it_is_wrong_usage(run: Run) -> 
 
     assert shown.exit_code == 2
     assert shown.stdout == ""
-    assert "Files in and out:" in shown.stderr
+    assert "Create, save and export:" in shown.stderr
 
 
 def test_a_command_that_does_not_exist_is_refused_with_one_that_looks_like_it(run: Run) -> None:

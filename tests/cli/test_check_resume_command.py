@@ -163,7 +163,4 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
     done = run("check-resume", "train:make_loop")
 
     assert done.exit_code == 1
-    assert done.stderr == (
-        "error: the check compares states of torch, and the package torch is not installed\n"
-        "hint: pip install 'ckstore[torch]'\n"
-    )
+    assert done.stderr == ("error: the check needs torch, which is not installed\nhint: pip install 'ckstore[torch]'\n")

@@ -22,25 +22,25 @@ def test_a_new_store_does_nothing_by_itself(run: Run, path: Path) -> None:
     said = run("config", "--store", path)
 
     assert said.stdout.splitlines() == [
-        "retention  off: every checkpoint stays until it is deleted",
+        "retention  off: checkpoints are kept until they are deleted",
         "budget  off: checkpoints may fill the disk",
         "make-room  off: a save that does not fit fails",
         "read-back  off",
         "recheck  --share 0.005",
         "retry  --count 2",
-        "failures  off: a save that fails ends the training",
+        "failures  off: a failed save ends the training",
         "health  --share 0.0625",
-        "undo  off: what is dropped is freed at once",
+        "undo  off: dropped checkpoints are freed at once",
         "grace  --time 1h",
         "evaluation  --time 1h",
-        "shared  as its filesystem is",
-        "threads  as the machine has use for",
-        "mirror  off: checkpoints are here alone",
-        "keep-local  off: checkpoints keep their bytes here",
-        "keep-remote  off: the mirror keeps every checkpoint",
+        "shared  detected from the filesystem",
+        "threads  default for the machine",
+        "mirror  off: checkpoints are not copied to a remote",
+        "keep-local  off: all data remains local",
+        "keep-remote  off: the mirror keeps all checkpoints",
         "cache  a tenth of the disk",
         "push-deltas  off",
-        "compact  off: ckstore compact does it",
+        "compact  off: only ckstore compact compacts",
     ]
     assert json.loads(run("config", "--json", "--store", path).stdout) == {
         "v": 1,
@@ -100,17 +100,17 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         "retry  --count 5 --time 10m",
         "failures  on --count 9",
         "health  --share 1",
-        "undo  off: what is dropped is freed at once",
+        "undo  off: dropped checkpoints are freed at once",
         "grace  --time 90m",
         "evaluation  --time 2h",
         "shared  on: other hosts use the store",
         "threads  8",
-        "mirror  off: checkpoints are here alone",
-        "keep-local  off: checkpoints keep their bytes here",
-        "keep-remote  off: the mirror keeps every checkpoint",
+        "mirror  off: checkpoints are not copied to a remote",
+        "keep-local  off: all data remains local",
+        "keep-remote  off: the mirror keeps all checkpoints",
         "cache  a tenth of the disk",
         "push-deltas  on",
-        "compact  off: ckstore compact does it",
+        "compact  off: only ckstore compact compacts",
     ]
     with Store.open(path) as store:
         kept = RetentionPolicy(keep_last=3, keep_best=Best("acc/top", "max", 2), keep_within="36h")
@@ -170,34 +170,34 @@ def test_each_setting_is_kept_in_the_store_and_taken_back(run: Run, path: Path) 
         (["--on"], "no SETTING was given"),
         (["retention", "--on"], "retention needs rules, or --off"),
         (["make-room", "--keep-last", "3", "--off"], "make-room needs rules, or --off"),
-        (["read-back", "--on", "--keep-last", "3"], "read-back is either --on or --off"),
-        (["recheck", "--on", "--share", "0.5"], "recheck is --on, --off, or has a --share"),
-        (["health", "--on", "--share", "0.5"], "health is --on, --off, or has a --share"),
+        (["read-back", "--on", "--keep-last", "3"], "read-back needs either --on or --off"),
+        (["recheck", "--on", "--share", "0.5"], "recheck needs --on, --off or --share"),
+        (["health", "--on", "--share", "0.5"], "health needs --on, --off or --share"),
         (["recheck", "--share", "2"], "share must be a number from 0 to 1, got 2.0"),
         (["recheck", "--share", "nan"], "share must be a number from 0 to 1, got nan"),
         (["read-back", "--on", "--share", "0.5"], "read-back has no --share"),
         (["--share", "0.5"], "no SETTING was given"),
         (["--time", "1h"], "no SETTING was given"),
-        (["retry", "--on"], "retry has --count, --time, or --off"),
-        (["retry", "--off", "--count", "3"], "retry has --count, --time, or --off"),
+        (["retry", "--on"], "retry needs --count, --time or --off"),
+        (["retry", "--off", "--count", "3"], "retry needs --count, --time or --off"),
         (["retry", "--count", "3", "--share", "0.5"], "retry has no rules and no --share"),
         (["retry", "--time", "90d"], "wait_for_space_s must be seconds from 0 to 30 days"),
-        (["failures", "--count", "3"], "failures is --on, perhaps with a --count, or --off"),
-        (["failures", "--off", "--count", "3"], "failures is --on, perhaps with a --count, or --off"),
+        (["failures", "--count", "3"], "failures needs --on, optionally with --count, or --off"),
+        (["failures", "--off", "--count", "3"], "failures needs --on, optionally with --count, or --off"),
         (["failures", "--on", "--count", "0"], "failed_saves_most must be a whole number from 1 to 10000"),
         (["recheck", "--on", "--time", "1h"], "recheck has no --time"),
-        (["grace", "--off", "--time", "1h"], "grace is --on, --off, or has a --time"),
+        (["grace", "--off", "--time", "1h"], "grace needs --on, --off or --time"),
         (["grace", "--time", "soon"], "--time: wanted"),
         (["grace", "--time", "400d"], "grace_s must be seconds from 0 to a year"),
-        (["shared", "--on", "--auto"], "shared is --on, --off or --auto"),
+        (["shared", "--on", "--auto"], "shared needs --on, --off or --auto"),
         (["shared", "--keep-last", "3", "--on"], "shared has no rules"),
         (["grace", "--auto"], "only shared, threads and cache have --auto"),
         (["threads", "--count", "x"], "'--count': wanted a whole number of at least 0, got 'x'"),
         (["recheck", "--share", "x"], "'--share': wanted a number of at least 0, got 'x'"),
-        (["threads", "--on", "--count", "3"], "threads has a --count, or is --auto"),
+        (["threads", "--on", "--count", "3"], "threads needs --count or --auto"),
         (["threads", "--count", "0"], "threads must be a whole number from 1 to 256"),
         (["grace", "--count", "3"], "only threads has a --count"),
-        (["compact", "--on"], "compact has options, or --off"),
+        (["compact", "--on"], "compact needs options, or --off"),
         (["compact", "--time", "soon"], "compact_after must be a duration such as '12h', or seconds, got"),
         (["compact", "--share", "0"], "compact_share must be a number from 0.001 to 1"),
         (["compact", "--keep-last", "3", "--share", "0.5"], "compact has no rules"),
@@ -220,7 +220,7 @@ def test_a_run_has_a_policy_of_its_own_and_the_store_a_budget(run: Run, path: Pa
 
     assert said.stdout == "budget  --max-bytes 2TB --low-bytes 1.8TB\n"
     assert run("config", "retention", "--store", path).stdout.splitlines() == [
-        "retention  off: every checkpoint stays until it is deleted",
+        "retention  off: checkpoints are kept until they are deleted",
         "retention  --run gpt --keep-daily 7 --max-bytes 1GB",
         "retention  --run sweep-* --keep-last 1",
     ]
@@ -286,7 +286,7 @@ def test_a_change_shows_that_setting_alone_as_it_can_be_given_again(run: Run, pa
 
 def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
     said = run("config", "undo", "--on", "--store", path)
-    assert "undo  --time 1d, 1h for what rules drop" in said.stdout
+    assert "undo  --time 1d, but 1h for checkpoints that rules drop" in said.stdout
     with Store.open(path) as store:
         store.save({"w": list(range(9))}, step=1)
         store.save({"w": list(range(8))}, step=2)
@@ -294,12 +294,12 @@ def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
     run("delete", "1", "--store", path)
     listed = json.loads(run("undo", "--json", "--store", path).stdout)
     assert (listed["run"], listed["step"]) == ("main", 1)
-    assert run("undo", "--last", "--store", path).stdout == "brought back main@1\n"
+    assert run("undo", "--last", "--store", path).stdout == "restored main@1\n"
     assert run("undo", "--last", "--store", path).exit_code == 4
     run("delete", "2", "--store", path)
     assert "main@2" in run("undo", "--store", path).stdout
     assert run("gc", "--now", "--store", path).exit_code == 0
-    assert "nothing can be brought back" in run("undo", "--store", path).stderr
+    assert "no dropped checkpoint can be restored" in run("undo", "--store", path).stderr
     assert "off" in run("config", "undo", "--off", "--store", path).stdout
     assert run("undo", "1", "--last", "--store", path).exit_code == 2
 
@@ -323,11 +323,11 @@ def test_a_mistaken_prune_is_undone_a_run_at_a_time(run: Run, path: Path) -> Non
             store.save({"w": list(range(step, step + 99))}, step=step, run="pruned")
     asked = ("prune", "--keep-last", "1", "--run", "pruned", "--store", path)
 
-    assert "could bring them back for 24 hours" in run(*asked, "--dry-run").stderr
+    assert "could restore them for 24 hours" in run(*asked, "--dry-run").stderr
     assert "nothing is unused" not in run(*asked).stdout
     back = run("undo", "--run", "pruned", "--store", path).stdout
 
-    assert back == "brought back pruned@2\nbrought back pruned@1\n"
+    assert back == "restored pruned@2\nrestored pruned@1\n"
     assert run("undo", "--run", "pruned", "--store", path).exit_code == 4
     assert run("undo", "--run", "pruned", "--last", "--store", path).exit_code == 2
 
@@ -343,7 +343,7 @@ def test_undo_says_what_the_rules_would_drop_again(run: Run, path: Path) -> None
 
     said = run("undo", "--all", "--store", path)
 
-    assert said.stdout == "brought back pruned@2\nbrought back pruned@1\n"
+    assert said.stdout == "restored pruned@2\nrestored pruned@1\n"
     assert said.stderr == (
         "warning: the rules of ckstore config drop pruned@1 after the next save; ckstore pin keeps it\n"
     )
@@ -363,14 +363,14 @@ def test_all_comes_back_and_what_was_saved_again_is_superseded(run: Run, path: P
 
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[2] == "brought back a@1"
-    assert all(re.fullmatch(r"brought back b@1 \(\w{10}, superseded\)", line) for line in lines[:2])
+    assert lines[2] == "restored a@1"
+    assert all(re.fullmatch(r"restored b@1 \(\w{10}, superseded\)", line) for line in lines[:2])
     assert done.stderr.count("b@1 has a newer checkpoint") == 2
     with Store.open(path) as store:
         assert store.info("b@1").id == newest.id
         assert [info.superseded for info in store.checkpoints("b", superseded=True)] == [True, True, False]
     assert run("undo", "--all", "--run", "a", "--store", path).exit_code == 2
-    assert "nothing can be brought back" in run("undo", "--all", "--store", path).stderr
+    assert "no dropped checkpoint can be restored" in run("undo", "--all", "--store", path).stderr
 
 
 def test_what_lacks_a_blob_is_listed_with_it_and_named_at_the_end(run: Run, path: Path) -> None:
@@ -390,7 +390,7 @@ def test_what_lacks_a_blob_is_listed_with_it_and_named_at_the_end(run: Run, path
         f"blob {blob.name} is missing",
     ]
     done = run("undo", "--all", "--store", path)
-    assert (done.exit_code, done.stdout) == (3, "brought back main@2\n")
+    assert (done.exit_code, done.stdout) == (3, "restored main@2\n")
     assert "main@1 cannot be brought back" in done.stderr
     assert "gc --now" in done.stderr
     assert "cannot be brought back (ckstore undo says why)" in run("gc", "--store", path).stdout
@@ -403,4 +403,4 @@ def test_compaction_by_itself_is_set_and_taken_back(run: Run, path: Path) -> Non
 
     assert said.stdout.splitlines()[-1] == "compact  --time 12h --share 0.25 --count 2"
     said = run("config", "compact", "--off", "--store", path)
-    assert said.stdout.splitlines()[-1] == "compact  off: ckstore compact does it"
+    assert said.stdout.splitlines()[-1] == "compact  off: only ckstore compact compacts"

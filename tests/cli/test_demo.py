@@ -128,7 +128,7 @@ def test_a_demo_that_never_cut_a_save_does_not_say_so(
     monkeypatch.setattr(sys, "executable", "true")
     (tmp_path / "store/checkpoints/gpt/24").mkdir(parents=True)
 
-    with pytest.raises(DemoFailed, match="none could be shown cut"):
+    with pytest.raises(DemoFailed, match="none was interrupted"):
         quick_demo(tmp_path).train_until_cut()
     assert capsys.readouterr().out.count("too late") == 4
 

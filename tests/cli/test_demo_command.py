@@ -46,7 +46,4 @@ def test_without_torch_it_says_what_to_install() -> None:
     )
 
     assert done.returncode == 1
-    assert done.stderr == (
-        "error: the demo trains with torch, and the package torch is not installed\n"
-        "hint: pip install 'ckstore[torch]'\n"
-    )
+    assert done.stderr == ("error: the demo needs torch, which is not installed\nhint: pip install 'ckstore[torch]'\n")

@@ -116,7 +116,7 @@ def test_diff_of_a_file_and_of_two(run: Run, tmp_path: Path) -> None:
     assert (found["before"], found["after"], found["same_content"]) == ("b.pt of main@1", "main@2", True)
     too_many = run("diff", "1", "2", *["--file", "a.pt"] * 3, "--store", path)
     assert too_many.exit_code == 2
-    assert "give one path, or one of A and one of B" in too_many.stderr
+    assert "give one path, or one path of A and one path of B" in too_many.stderr
     missing = run("diff", "1", "2", "--file", "c.pt", "--store", path)
     assert missing.exit_code == 4
     assert "has no file 'c.pt'" in missing.stderr

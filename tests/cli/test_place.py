@@ -92,7 +92,7 @@ def test_a_name_that_is_like_one_beside_it_is_not_told_to_become_a_store(tmp_pat
     }.items():
         with pytest.raises(StoreNotFound) as refused:
             find_store(Path(named), {}, tmp_path)
-        assert refused.value.hint == f"name a store beside it: {hint}; or make a new one: ckstore init {named}"
+        assert refused.value.hint == f"use {hint}, or make a new store: ckstore init {named}"
 
 
 def test_a_hint_reads_no_more_than_a_thousand_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

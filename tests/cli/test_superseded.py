@@ -49,7 +49,7 @@ def test_a_step_shows_the_newer_one_and_the_digits_of_the_id_the_older(
 
     assert f"xxh3-{ids[1]}" in newer
     assert "(main@4, superseded)" in newer  # its parent
-    assert "superseded YES: main@4 names a newer checkpoint" in older
+    assert "superseded YES: main@4 is a newer checkpoint" in older
     assert json.loads(run("show", ids[0], "--store", path, "--json").stdout)["superseded"] is True
 
 
@@ -87,7 +87,7 @@ def test_a_delete_of_the_step_says_what_the_step_names_then(run: Run, path: Path
 
     assert done.stdout == "deleted main@4\n"
     assert f"main@4 is now {ids[0]}, which was superseded\n" in done.stderr
-    assert run("undo", "main@4", "--store", path).stdout == "brought back main@4\n"
+    assert run("undo", "main@4", "--store", path).stdout == "restored main@4\n"
     assert run("tag", "good", "--store", path).stdout == f"good is main@4 ({ids[0]}, superseded)\n"
 
 

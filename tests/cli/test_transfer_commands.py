@@ -65,5 +65,5 @@ def test_bytes_are_let_go_and_a_clone_lists_them(run: Run, own_saved: Path, tmp_
     assert "lists" in cloned.stdout
     assert Store.open(tmp_path / "clone").info("best").elsewhere
     shown = run("show", "best", "--store", tmp_path / "clone").stdout
-    assert "elsewhere  at origin" in shown
+    assert "elsewhere  on origin" in shown
     assert "ckstore verify reads them" not in shown  # it does not read what is elsewhere

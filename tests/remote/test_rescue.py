@@ -379,7 +379,7 @@ def test_verify_repair_asks_all_remotes(store: Store, run: Run) -> None:
     flip(shared_blob(store), keep_time=True)
     unlink_everywhere(blobs_of(store, 2)[-1], store.path)
     looked = run("verify", "--store", store.path)
-    assert (looked.exit_code, looked.stderr) == (3, "ckstore verify --repair also takes right bytes from m\n")
+    assert (looked.exit_code, looked.stderr) == (3, "ckstore verify --repair also uses intact copies from m\n")
 
     report = store.verify(repair=True)
 

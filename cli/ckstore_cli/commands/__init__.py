@@ -1,1 +1,1 @@
-"""One module a command, of the same name; imported when the command runs."""
+"""The commands, each in a module of the same name, which is imported when the command runs."""

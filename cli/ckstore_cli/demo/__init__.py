@@ -1,1 +1,1 @@
-"""``ckstore demo``: one story (`story`) about an ordinary training program (`trainer`)."""
+"""``ckstore demo``: a sequence of steps (`story`) with an ordinary training program (`trainer`)."""

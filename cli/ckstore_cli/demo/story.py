@@ -1,4 +1,4 @@
-"""The story that the demo tells: train, kill -9 in a save, resume, prove, rotate, fine-tune, export."""
+"""The steps of the demo: train, kill -9 during a save, resume, compare, rotate, fine-tune, export."""
 
 from __future__ import annotations
 
@@ -30,54 +30,54 @@ _READER = "import sys, ckstore; a = ckstore.Store(sys.argv[1]).load(sys.argv[2],
 
 
 class DemoFailed(CkstoreError):
-    """The demo could not show what it is to show."""
+    """A step of the demo did not have the expected result."""
 
 
 def run_demo(directory: Path | None, keep: bool, quick: bool) -> int:  # noqa: FBT001 - click's
-    """Run the demo in a new or empty directory, or a temporary one; return 0, the exit status, or raise."""
-    # No process is left, and no file unless it is to be kept.
+    """Run the demo in a new or empty directory, or a temporary one. Return the exit status 0, or raise."""
+    # Afterwards no process is left, and no file unless the directory is kept.
     begun_s = time.monotonic()
     with _place(directory, keep=keep) as place:
-        say("ckstore demo: train, be killed in the middle of a save, resume, lose nothing\n")
+        say("ckstore demo: train, kill during a save, resume, lose nothing\n")
         say(f"in {place} ({'kept' if keep or directory else 'removed at the end; --keep keeps it'})")
-        Demo(place, steps=24 if quick else 80, save_every=4 if quick else 10, layers=2 if quick else 4).tell()
+        Demo(place, steps=24 if quick else 80, save_every=4 if quick else 10, layers=2 if quick else 4).run()
         say(f"It took {time.monotonic() - begun_s:.0f} seconds.")
     return 0
 
 
 class Demo:
-    """One telling, in the directory `place`."""
+    """One run of the demo, in the directory `place`."""
 
     def __init__(self, place: Path, *, steps: int, save_every: int, layers: int) -> None:
         self.place, self.store = place, place / "store"
         self.steps, self.save_every, self.layers = steps, save_every, layers
 
-    def tell(self) -> None:
-        """Tell everything."""
+    def run(self) -> None:
+        """Run all steps and print their results."""
         with Store.init(self.store) as store:
             for warning in store.warnings:
                 say(f"note: {warning}")
         saving = ("--save-every", str(self.save_every))
-        say(f"1. Train {self.steps} steps, save every {self.save_every}, kill -9 in the middle of a save", "-")
+        say(f"1. Train {self.steps} steps, save every {self.save_every} steps, kill -9 during a save", "-")
         step = self.train_until_cut()
-        say("2. Open the store again: the checkpoint that was cut is not there, the others are whole", "-")
+        say("2. Open the store again: the interrupted checkpoint does not exist, the others are complete", "-")
         self.show_whole(step)
-        say("3. Resume: the same command again", "-")
+        say("3. Resume with the same command", "-")
         resumed = self.train(RUN, *saving)
-        say("4. The same training without interruption, saved once at its end", "-")
+        say("4. Run the same training without interruption, and save it once at the end", "-")
         reference = self.train(REFERENCE_RUN)
-        say("5. Proof: is everything the same after the last step, bit for bit?", "-")
+        say("5. Compare both after the last step, bit for bit", "-")
         self.prove(resumed, reference)
-        say("6. Keep the last three and the best, while a process still reads an old one", "-")
+        say("6. Keep the last three checkpoints and the best, while a process still reads an old one", "-")
         self.rotate()
-        say("7. Fine-tune with low-rank adapters: the base is stored once", "-")
+        say("7. Fine-tune with low-rank adapters, and store the base once", "-")
         self.train(TUNED_RUN, "--base", f"{RUN}@{self.steps}", *saving)
-        say("8. The log, and the fine-tuned model as safetensors", "-")
+        say("8. List the checkpoints, and export the fine-tuned model as safetensors", "-")
         say(self.ckstore("log"))
         say(self.ckstore("export", f"{TUNED_RUN}@latest", str(self.place / "exported"), "--select", "model"))
 
     def train(self, run: str, *options: str) -> dict[str, str]:
-        """Run the trainer to its end; return the digests of what it then had in memory."""
+        """Run the trainer to its end. Return the digests of its final state in memory."""
         report = self.place / f"{run}.json"
         with self._trainer(run, *options, "--report", str(report)) as program:
             if status := program.wait(DEADLINE_S):
@@ -85,7 +85,7 @@ class Demo:
         return dict(json.loads(report.read_text(encoding="utf-8")))
 
     def train_until_cut(self) -> int:
-        """Start the trainer and kill it in a save; again, in a later save, if that came too late. Return the step."""
+        """Start the trainer, kill it during a save and return the step. If the kill is too late, try a later save."""
         saved = 2
         while saved * self.save_every < self.steps:
             with self._trainer(RUN, "--save-every", str(self.save_every)) as program:
@@ -96,24 +96,24 @@ class Demo:
             if killed and (left := saves_in_flight(self.store)):
                 step = done[-1] + self.save_every
                 say(f"step {step:>4}   KILLED with kill -9 while it was being saved, and the saver with it")
-                say(f"left in staging/: {', '.join(left)}; in checkpoints/: steps {' '.join(map(str, done))}")
+                say(f"staging/ has {', '.join(left)}, checkpoints/ has steps {' '.join(map(str, done))}")
                 return step
-            say(f"too late: step {done[-1]} was published before the kill; again, in a later save")
+            say(f"too late: step {done[-1]} was published before the kill, so a later save is killed")
             saved = max(saved + 1, len(done))
-        msg = "every save was published before the kill came, so none could be shown cut"
+        msg = "every save was published before the kill, so none was interrupted"
         raise DemoFailed(msg, hint="try again when the machine is less busy")
 
     def show_whole(self, cut_step: int) -> None:
-        """Open the store and load everything that it lists."""
+        """Open the store and load all listed checkpoints."""
         with Store.open(self.store) as store:
             listed = sorted(info.step for info in store.checkpoints(run=RUN) if store.load(info.name))
         if cut_step in listed:
-            raise DemoFailed(f"step {cut_step} should not be listed, since its save was cut")
-        say(f"it lists and loads steps {' '.join(map(str, listed))}, every byte compared with its digest")
-        say(f"left in staging/: {', '.join(saves_in_flight(self.store)) or 'nothing any more'}")
+            raise DemoFailed(f"step {cut_step} should not be listed, since its save was interrupted")
+        say(f"the store lists steps {' '.join(map(str, listed))}, and all of them load and verify")
+        say(f"staging/ has {', '.join(saves_in_flight(self.store)) or 'no interrupted save any more'}")
 
     def prove(self, resumed: dict[str, str], reference: dict[str, str]) -> None:
-        """Compare the last states: as they were in memory, and as the store gives them back."""
+        """Compare the final states, both in memory and as loaded from the store."""
         from ckstore_cli.demo.trainer import digest
 
         with Store.open(self.store) as store:
@@ -125,11 +125,13 @@ class Demo:
             rows.append((part, found[:_DIGITS_SHOWN], reference[part][:_DIGITS_SHOWN], verdict))
         say("\n".join(line.rstrip() for line in columns(rows, "<<<<")))
         if resumed != reference or stored != [resumed, reference]:
-            raise DemoFailed("the resumed run should end like the uninterrupted one, and be stored so; it did not")
-        say("\nThe store gives back both as they were. PROVEN: the kill cost nothing but time.")
+            raise DemoFailed(
+                "the final states of the resumed and the uninterrupted run should be equal, and they differ"
+            )
+        say("\nBoth states are loaded unchanged from the store. PROVEN: the kill cost only time.")
 
     def rotate(self) -> None:
-        """Pin the best of what would go, keep the last few, and let gc meet a reader of the oldest."""
+        """Pin the best older checkpoint, keep the last few, and run gc while a process reads the oldest."""
         with Store.open(self.store) as store:
             oldest, *others = store.checkpoints(run=RUN)[:-KEPT]
         best = min(others, key=lambda info: info.metrics["loss"])
@@ -137,19 +139,19 @@ class Demo:
         command = [sys.executable, "-uc", _READER, str(self.store), oldest.name]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:  # ends with its input
             if reader.stdout is None or not reader.stdout.readline():
-                raise DemoFailed(f"the reader of {oldest.name} should say when it has mapped it, and it ended")
-            say(f"\nprocess {reader.pid} has mapped {oldest.name}, the oldest, which is not kept:\n")
+                raise DemoFailed(f"the reader of {oldest.name} should map it, and it ended early")
+            say(f"\nprocess {reader.pid} has mapped {oldest.name}, the oldest, which no rule keeps:\n")
             say(self.ckstore("gc", "--keep-last", str(KEPT), "--now", status=HELD))
-        say(f"\nprocess {reader.pid} is done:\n")
+        say(f"\nprocess {reader.pid} has ended:\n")
         say(self.ckstore("gc"))
         with Store.open(self.store) as store:
             left = [info.step for info in store.checkpoints(run=RUN)]
             unused = store.plan_gc()
         if best.step not in left or len(left) != KEPT + 1 or unused.blobs or unused.held:
-            raise DemoFailed(f"{best.name} and the last {KEPT} should be left and nothing else, left are {left}")
+            raise DemoFailed(f"only {best.name} and the last {KEPT} should be left, and the steps {left} are")
 
     def ckstore(self, *arguments: str, status: int = 0) -> str:
-        """Run the command line; return the command and what it printed, as on a terminal."""
+        """Run a command. Return the command line and its output, as shown on a terminal."""
         command = [sys.executable, "-m", "ckstore_cli", *arguments, "--store", str(self.store)]
         plain = {**os.environ, "NO_COLOR": "1"}
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S, env=plain)
@@ -160,56 +162,58 @@ class Demo:
 
     @contextmanager
     def _trainer(self, run: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """Start the trainer, which prints where this process prints; after the block it is no longer there."""
+        """Start the trainer with the same stdout, and kill it after the block if it still runs."""
         sizes = ["--run", run, "--steps", str(self.steps), "--layers", str(self.layers)]
         program = subprocess.Popen(
             [sys.executable, "-m", "ckstore_cli.demo.trainer", "--store", str(self.store), *sizes, *options],
             stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C reaches this process alone, which then ends the trainer
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # or torch starts threads that only wait
+            process_group=0,  # Ctrl-C reaches only this process, which then ends the trainer
+            env={**os.environ, "OMP_NUM_THREADS": "1"},  # otherwise torch starts threads that only wait
         )
         try:
             yield program
         finally:
-            program.kill()  # nothing if it has ended
+            program.kill()  # has no effect if it has ended
             program.wait(_DIE_WITHIN_S)
 
 
 def kill_in_a_save(program: subprocess.Popen[bytes], store: Path, run: str, *, after_saves: int) -> bool:
-    """Kill -9 `program`, and before it its saver, while a blob is written, once `run` has `after_saves` checkpoints."""
-    # If only the program were killed, its saver would finish the save. False: the program ended before it was killed.
-    # Whether the kill came before that save was published is looked at afterwards (`saves_in_flight`).
+    """Kill -9 the saver and `program` while a blob is written, once `run` has `after_saves` checkpoints."""
+    # If only the program were killed, its saver would finish the save. Returns False if the program ended before the
+    # kill. The caller checks whether that save was published before the kill (`saves_in_flight`).
     deadline_s = time.monotonic() + DEADLINE_S
     savers: list[int] = []
     while program.poll() is None:
-        # In this order: a save seen in flight is then later than those that were counted.
+        # In this order, so that the save in flight is later than the counted ones.
         if len(published(store, run)) >= after_saves and saves_in_flight(store, unfinished=True):
             _kill(*savers, program.pid)
             killed = program.wait(_DIE_WITHIN_S) == -signal.SIGKILL
-            while left := _savers(store):  # also one that took the place of another before the program died
+            while left := _savers(store):  # also one that replaced another before the program died
                 _kill(*left)
                 time.sleep(_LOOK_EVERY_S)
             return killed
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{run} should be saved {after_saves} times within {DEADLINE_S:.0f} s")
-        savers = savers or _savers(store)  # known before the save that is to be cut: to look takes a while
+        savers = savers or _savers(store)  # found before the save to interrupt, since the search is slow
         time.sleep(_LOOK_EVERY_S)
     return False
 
 
 def saves_in_flight(store: Path, *, unfinished: bool = False) -> list[str]:
-    """Return the saves in `staging/` that hold data, seen from outside (docs/format/v1.md); or that still write."""
+    """Return the saves in `staging/` (docs/format/v1.md) that have data, or only those that are not finished."""
     found = []
     for save in _listed(store / "staging"):
-        with suppress(FileNotFoundError):  # it was published meanwhile
+        with suppress(FileNotFoundError):  # the save was published meanwhile
             links = [status.st_nlink for blob in _listed(save / "blobs") if (status := blob.stat()).st_size]
-            if links and (not unfinished or 1 in links):  # a blob with one name is being written, others are shared
+            if links and (
+                not unfinished or 1 in links
+            ):  # a blob with one link is being written, the others are complete
                 found.append(save.name)
     return sorted(found)
 
 
 def published(store: Path, run: str) -> list[int]:
-    """Return the steps of `run` that are published, in their order."""
+    """Return the published steps of `run`, sorted."""
     keys = (key_of(run, path.name) for path in _listed(store / "checkpoints" / run))
     return sorted({key.step for key in keys if key is not None})
 
@@ -220,7 +224,7 @@ def _place(directory: Path | None, *, keep: bool) -> Iterator[Path]:
     place.mkdir(parents=True, exist_ok=True)
     if any(place.iterdir()):
         msg = f"the demo needs a new or empty directory, and {directory} is not empty"
-        raise BadInput(msg, hint="choose another one, or none for a temporary one")
+        raise BadInput(msg, hint="choose another directory, or omit --directory to use a temporary one")
     try:
         yield place
     finally:
@@ -229,7 +233,7 @@ def _place(directory: Path | None, *, keep: bool) -> Iterator[Path]:
 
 
 def say(text: str, underline: str = "") -> None:
-    """Print `text` at once, since a trainer writes to the same place; as a heading with a line below it."""
+    """Print `text`, optionally as an underlined heading, and flush, since the trainer writes to the same stdout."""
     print(f"\n{text}\n{underline * len(text)}" if underline else text, flush=True)
 
 
@@ -244,7 +248,7 @@ def _savers(store: Path) -> list[int]:
 
 
 def _listed(directory: Path) -> Sequence[Path]:
-    """Return what is in a directory; nothing if it is gone, as a save may be any moment."""
+    """Return the entries of a directory, or none if it no longer exists, since saves end at any time."""
     with suppress(FileNotFoundError):
         return list(directory.iterdir())
     return []

@@ -1,8 +1,8 @@
 """The training program of the demo: `python -m ckstore_cli.demo.trainer --store DIR --run NAME --steps N`.
 
-An ordinary training loop: what decides about the next step is in one dict, which `Store.save_async` takes every few
-steps and `Store.load_into` fills again. It can be killed at any moment and started again with the same command. With
-`--base REF` it fine-tunes the weights of a checkpoint with low-rank adapters, on a base that stays as it is.
+This is an ordinary training loop. Its complete state is in one dict, which `Store.save_async` saves every few steps
+and `Store.load_into` restores. The program can be killed at any time and continued with the same command. With
+`--base REF` it loads the weights of a checkpoint, freezes them and trains low-rank adapters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEED, _SAVED_WITHIN_S = 20260301, 300.0
 
 
 class ByteGpt(nn.Module):
-    """A small GPT over bytes. The vectors of pairs of bytes are random and not trained: most of it never changes."""
+    """A small GPT over bytes. The embeddings of pairs of bytes are random and frozen, so most weights never change."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class ByteGpt(nn.Module):
         self.head = nn.Linear(WIDTH, 256, bias=False)
 
     def loss(self, window: Tensor) -> Tensor:
-        """Return the mean cross entropy, in nats, of each byte of (batch, time + 1) but the first."""
+        """Return the mean cross entropy in nats of all bytes but the first, for a batch of shape (batch, time + 1)."""
         text, after = window[:, :-1], window[:, 1:]
         before = nn.functional.pad(text[:, :-1], (1, 0))
         x = self.bytes(text) + self.positions.weight[: text.shape[1]] + self.widen(self.pairs(before * 256 + text))
@@ -52,22 +52,22 @@ class ByteGpt(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A linear layer that stays as it is, and a low-rank one that is added to it and trained (LoRA)."""
+    """A frozen linear layer with a trained low-rank addition (LoRA)."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.base = base.requires_grad_(requires_grad=False)
         self.down = nn.Linear(base.in_features, RANK, bias=False)
         self.up = nn.Linear(RANK, base.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)  # at first nothing is added
+        nn.init.zeros_(self.up.weight)  # initially adds nothing
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
+        """Map a tensor of shape (…, in) to (…, out)."""
         return self.base(x) + self.up(self.down(x))  # type: ignore[no-any-return]
 
 
 def read_text() -> Tensor:
-    """Return the beginning of the modules of Python's standard library, as bytes."""
+    """Return the first bytes of the source code of Python's standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     text = bytearray().join(path.read_bytes() for path in sorted(folder.glob("[a-h]*.py")))
     if len(text) < TEXT_LEAST_BYTES:
@@ -77,7 +77,7 @@ def read_text() -> Tensor:
 
 
 def digest(state: object) -> str:
-    """Return a SHA-256 of names, types, shapes and bits, which owes nothing to the store."""
+    """Return a SHA-256 of names, types, shapes and bits, computed independently of the store."""
     return hashlib.sha256(_bytes_of(state)).hexdigest()
 
 
@@ -87,14 +87,14 @@ def _bytes_of(value: Any) -> bytes:
         return f"{value.dtype} {tuple(value.shape)};".encode() + bits
     if hasattr(value, "state_dict"):
         return _bytes_of(value.state_dict())
-    if isinstance(value, dict | list | tuple):  # each is led by its size, so that no two give the same bytes
+    if isinstance(value, dict | list | tuple):  # the size comes first, so that different values give different bytes
         head = f"{type(value).__name__ if isinstance(value, list) else 'items'} {len(value)};".encode()
         return head + b"".join(map(_bytes_of, value.items() if isinstance(value, dict) else value))
-    return f"{type(value).__name__} {value!r};".encode()  # repr() gives back every bit of a float
+    return f"{type(value).__name__} {value!r};".encode()  # repr() keeps every bit of a float
 
 
 def train(options: argparse.Namespace) -> None:
-    """Train `options.run` to its last step, from its newest checkpoint if it has one."""
+    """Train `options.run` to its last step, starting from its newest checkpoint if one exists."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     model = ByteGpt(options.layers)
@@ -126,7 +126,7 @@ def train(options: argparse.Namespace) -> None:
                 begun_s = time.perf_counter()
                 pending = store.save_async(state, step=step, metrics={"loss": loss.item()}, parent=parent)
                 waited = f"training waited {time.perf_counter() - begun_s:.2f} s"
-                info = pending.result(_SAVED_WITHIN_S)  # a loop that does not print would go on here
+                info = pending.result(_SAVED_WITHIN_S)  # a loop that prints nothing would not wait
                 new = f"{size_text(info.new_bytes):>8} of {size_text(info.logical_bytes)} new"
                 print(f"step {step:>4}   loss {loss.item():.3f}   {waited}, {new}", flush=True)
                 parent = None
@@ -135,7 +135,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Train as the command line says."""
+    """Parse the arguments and train."""
     parser = argparse.ArgumentParser(prog="python -m ckstore_cli.demo.trainer", description=__doc__)
     for name, kind in {"--store": Path, "--run": str, "--steps": int, "--layers": int}.items():
         parser.add_argument(name, type=kind, required=True)

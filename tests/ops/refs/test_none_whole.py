@@ -242,7 +242,7 @@ def test_what_is_left_of_a_run_is_deleted_by_the_command_that_the_error_names(
     done = run("delete", "--run", "gpt", "--now", "--store", place)
 
     assert done.exit_code == 0
-    assert done.stdout.count("which was not whole") == 3
+    assert done.stdout.count("which is incomplete") == 3
     assert "no checkpoint yet" in run("log", "--store", place).stderr
     with Store.open(place, run="gpt") as store:
         assert store.latest() is None

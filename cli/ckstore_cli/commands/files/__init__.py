@@ -1,1 +1,1 @@
-"""Commands that take files into a store and out of it."""
+"""Commands that commit files to a store, check them out and export checkpoints."""

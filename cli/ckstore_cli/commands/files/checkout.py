@@ -15,26 +15,36 @@ from ckstore_cli._types import OneOf
 @click.command()
 @click.argument("ref", shell_complete=complete_ref)
 @click.argument("dest", type=click.Path(path_type=Path))
-@click.option("--only", "only", metavar="GLOB", multiple=True, help="Only these files; * also stands for slashes.")
+@click.option(
+    "--only",
+    "only",
+    metavar="GLOB",
+    multiple=True,
+    help="Write only files that match. * also matches slashes. Repeatable.",
+)
 @click.option(
     "--link",
     type=OneOf(["auto", "reflink", "hardlink", "copy"]),
     default="auto",
     show_default=True,
-    help="How the bytes get there; see above.",
+    help="How to write the files, see above.",
 )
 @framed
 def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: str) -> None:
     """Write the files of the checkpoint REF to the new directory DEST.
 
-    Every byte is checked. DEST appears all at once, when all of it is durable;
-    it must be new or empty. A saved state is exported as safetensors.
+    DEST must not exist, or be an empty directory. It appears in one step, once all
+    files are verified and durable. A saved state is exported as safetensors.
 
     \b
-    --link auto      shares blocks with the store where the filesystem can, else copies
-    --link hardlink  a file that is one whole blob becomes a hardlink to the store's own
-                     blob. It is read-only and must stay so: writing to it (root can,
-                     torch.save does) damages every checkpoint that uses the blob.
+    --link auto      Share blocks with the store if the filesystem supports reflinks,
+                     otherwise copy.
+    --link reflink   Share blocks, or fail.
+    --link copy      Copy.
+    --link hardlink  Make a file that is exactly one blob a read-only hardlink to this
+                     blob, and copy the other files. Never write to such a file (root
+                     can, and torch.save does): it damages every checkpoint that uses
+                     the blob.
 
     \b
     Example:
@@ -44,10 +54,10 @@ def checkout(frame: Frame, ref: str, dest: Path, only: tuple[str, ...], link: st
     \b
     Exit status:
       0  done
-      2  wrong usage: DEST is not empty, or cannot be made
-      3  some bytes are damaged; nothing was written
-      4  there is no such store, checkpoint or file, or several fit
-      6  the disk is full; nothing was left behind
+      2  wrong usage, DEST is not empty, or DEST cannot be made
+      3  some data is damaged, and nothing was written
+      4  no such store, checkpoint or file, or REF is ambiguous
+      6  the disk is full, and nothing was written
     """
     out = frame.output()
     with frame.reading() as store, Progress("checking out", quiet=out.as_json) as shown:

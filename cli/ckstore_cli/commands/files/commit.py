@@ -1,4 +1,4 @@
-"""``ckstore commit``: put files into the store as they are."""
+"""``ckstore commit``: store files as they are."""
 
 from __future__ import annotations
 
@@ -20,33 +20,43 @@ from ckstore_cli._types import Number, WholeNumber
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--step", type=WholeNumber(min=0), help="Default: as in checkpoint-500, else the next of the run.")
+@click.option(
+    "--step",
+    type=WholeNumber(min=0),
+    help="The step. Default: the number in the name, such as 500 in checkpoint-500, or the next step of the run.",
+)
 @click.option("--run", metavar="RUN", default="main", show_default=True, shell_complete=complete_run, help="The run.")
 @metric_option
-@click.option("--message", "-m", metavar="TEXT", default="", help="Shown by ckstore log.")
-@click.option("--tag", "tags", metavar="NAME", multiple=True, help="A tag for the checkpoint. Repeatable.")
+@click.option("--message", "-m", metavar="TEXT", default="", help="Message of the checkpoint, which ckstore log shows.")
+@click.option(
+    "--tag", "tags", metavar="NAME", multiple=True, help="Tag for the checkpoint. An existing tag moves. Repeatable."
+)
 @if_exists_option("What to do if the run has another checkpoint at that step.")
 @click.option(
     "--retries",
     type=WholeNumber(min=0),
     metavar="N",
-    help="How many times to retry. Default: the setting of the store.",
+    help="How often to retry after a failure of the storage. Default: as set by ckstore config retry.",
 )
 @click.option(
     "--wait-for-space",
     metavar="TIME",
-    help="How long to wait on a full disk, such as 10m. Default: the setting of the store.",
+    help="How long to wait for space on a full disk, such as 10m. Default: as set by ckstore config retry.",
 )
 @click.option(
     "--parent",
     metavar="REF",
     shell_complete=complete_ref,
-    help="The checkpoint that this one continues. Only checkpoints of the same training are replaced.",
+    help="The checkpoint that this one continues. --if-exists replace only replaces checkpoints of the same training.",
 )
-@click.option("--times", is_flag=True, help="Keep modification times as well.")
+@click.option("--times", is_flag=True, help="Also store modification times.")
 @click.option("--allow-incomplete", is_flag=True, help="Commit files that are marked as unfinished.")
-@click.option("--rank", type=WholeNumber(min=0), help="Number of this process, of several that commit together.")
-@click.option("--world-size", type=WholeNumber(min=1), help="How many processes commit together.")
+@click.option(
+    "--rank",
+    type=WholeNumber(min=0),
+    help="Number of this process, if several processes commit one checkpoint together.",
+)
+@click.option("--world-size", type=WholeNumber(min=1), help="Number of processes that commit together.")
 @click.option(
     "--timeout",
     type=Number(min=0, min_open=True),
@@ -54,17 +64,21 @@ from ckstore_cli._types import Number, WholeNumber
     show_default=True,
     help="Seconds to wait for the other ranks.",
 )
-@click.option("--attempt", metavar="NAME", help="Names this start of the job. Default: of torchrun or Slurm.")
+@click.option(
+    "--attempt",
+    metavar="NAME",
+    help="Name of this start of the job, the same on all ranks. Default: from torchrun or Slurm.",
+)
 @framed
 def commit(
     frame: Frame, paths: tuple[Path, ...], step: int | None, run: str, tags: tuple[str, ...], **options: Any
 ) -> None:
     """Store the files at PATHS: a checkpoint directory of any trainer, or anything else.
 
-    They come back byte for byte with ckstore checkout. Nothing is unpickled.
-    Equal tensors in safetensors and torch files are stored once, whatever file
-    they are in. A single directory is stored as it is, several paths under
-    their names. No metric is read out of the files: give it with --metric.
+    ckstore checkout writes the same files, byte for byte. Equal tensors in
+    safetensors and torch files are stored once. No file is unpickled. The content
+    of a single directory is stored directly, several paths are stored under their
+    names. Metrics are not read from the files. Give them with --metric.
 
     \b
     Example:
@@ -73,10 +87,10 @@ def commit(
 
     \b
     Exit status:
-      0  done: the files now survive a power cut
-      1  the step exists, a file changed, a rank is missing, a tag was not written
-      2  wrong usage: no such path, or a checkpoint that is not complete
-      4  there is no such store
+      0  done, and the files survive a power cut
+      1  the step exists, a file changed, a rank is missing, or a tag was not written
+      2  wrong usage, no such path, or an incomplete checkpoint
+      4  no such store
       6  the disk is full
     """
     out = frame.output()
@@ -85,18 +99,18 @@ def commit(
     if (wait := options.pop("wait_for_space")) is not None:
         options["wait_for_space_s"] = duration_s(wait, "--wait-for-space")
     rank, world_size, attempt, timeout_s = map(options.pop, ("rank", "world_size", "attempt", "timeout"))
-    # One of them alone is refused by what it lacks.
+    # If only one of the two is given, `Ranks` raises the error.
     ranks = None if rank is None and world_size is None else Ranks(rank, world_size, attempt, timeout_s)
-    # A checkpoint that is older than this call was there already, with the same content.
+    # A checkpoint that is older than this call already existed, with the same content.
     begun = text_of_time(datetime.now(UTC))
     with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:
         info = store.commit(paths, step, run, tags=tags, ranks=ranks, progress=shown.at, **options)
     source = _source_of_step(step, paths)
     out.document({**to_json(info), "warnings": info.warnings, "step_from": source})
-    was_there = info.created < begun
-    out.line(f"{'already there:' if was_there else 'committed'} {info}{_GUESSED[source]}")
+    existed = info.created < begun
+    out.line(f"{'already stored:' if existed else 'committed'} {info}{_GUESSED[source]}")
     untagged = sorted(set(tags) - set(info.tags))
-    # An error although the commit is durable: a script that relies on the tag must stop.
+    # An error although the commit is durable, since a script that relies on the tag must stop.
     if untagged:
         msg = f"{info.name} is committed and durable, but not tagged: {', '.join(untagged)}"
         raise CkstoreError(msg, hint=f"ckstore tag {untagged[0]} {info.name} tries again")

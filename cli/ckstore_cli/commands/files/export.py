@@ -1,4 +1,4 @@
-"""``ckstore export``: a checkpoint as safetensors, a torch file, a directory of DCP or of a model."""
+"""``ckstore export``: write a checkpoint as safetensors, a torch file, or a directory for DCP or transformers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ckstore_cli._types import OneOf
     type=OneOf(["safetensors", "torch", "dcp", "pretrained", "peft"]),
     default="safetensors",
     show_default=True,
-    help="torch: one file for torch.load. dcp: a directory for torch.distributed.checkpoint. "
-    "pretrained, peft: a directory for from_pretrained.",
+    help="torch is one file for torch.load, dcp a directory for torch.distributed.checkpoint, and pretrained and "
+    "peft are directories for from_pretrained.",
 )
 @click.option(
     "--max-shard",
@@ -33,36 +33,42 @@ from ckstore_cli._types import OneOf
     default="50GB",
     show_default=True,
     callback=parsed_size,
-    help="Largest size of the tensors in one file.",
+    help="Maximum size of the tensors in one file. A larger tensor gets its own file.",
 )
 @click.option(
-    "--select", metavar="NAME", multiple=True, help="Only this name and what is below it, or what matches a glob."
+    "--select",
+    metavar="NAME",
+    multiple=True,
+    help="Export only this name and the names below it, or names that match a glob. Repeatable.",
 )
-@click.option("--strip-prefix", is_flag=True, help="Remove the path given by --select from the tensors' names.")
+@click.option("--strip-prefix", is_flag=True, help="Remove the path given with --select from the names of tensors.")
 @click.option(
     "--add",
     metavar="PATH",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="For pretrained and peft: a file to put beside the weights, such as config.json, or a directory of such.",
+    help="For pretrained and peft: a file to copy next to the weights, such as config.json, or a directory of files. "
+    "Repeatable.",
 )
-@click.option("--sums", is_flag=True, help="Also write SHA256SUMS, for sha256sum -c and ckstore verify --export.")
+@click.option("--sums", is_flag=True, help="Also write SHA-256 sums, for sha256sum -c and ckstore verify --export.")
 @click.option(
-    "--model-signing", is_flag=True, help="As --sums, and model.intoto.json, the statement for OpenSSF model signing."
+    "--model-signing",
+    is_flag=True,
+    help="Like --sums, and also write model.intoto.json, the statement for OpenSSF model signing.",
 )
 @framed
 def export(frame: Frame, ref: str, destination: Path, select: tuple[str, ...], **options: Any) -> None:
-    """Write the checkpoint REF as files that other programs read.
+    """Write the checkpoint REF as files for other programs.
 
-    The new directory DEST holds model.safetensors, or shards with
-    model.safetensors.index.json. Values that safetensors cannot hold, such as a
-    learning rate, go into state.json beside them. Every byte is checked, made
-    durable and read back before DEST appears.
+    DEST is a new directory with model.safetensors, or with shards and
+    model.safetensors.index.json. Values that safetensors cannot store, such as a
+    learning rate, are written to state.json. All data is verified, made durable
+    and read back before DEST appears.
 
-    With --format torch, DEST is one new file that torch.load reads; with --format
-    dcp it is a new directory that torch.distributed.checkpoint loads. With
-    --format pretrained or peft it is one that from_pretrained opens: of a state
-    dict that was saved, or of what a trainer wrote and was committed.
+    With --format torch, DEST is a new file that torch.load reads. With --format
+    dcp, it is a new directory that torch.distributed.checkpoint loads. With
+    --format pretrained or peft, it is a new directory that from_pretrained opens.
+    These two formats accept a saved state dict or committed files of a trainer.
 
     \b
     Example:
@@ -76,9 +82,9 @@ def export(frame: Frame, ref: str, destination: Path, select: tuple[str, ...], *
     Exit status:
       0  done
       1  failed
-      2  wrong usage, DEST is not empty, or this state cannot be exported this way
+      2  wrong usage, DEST is not empty, or the state does not fit the format
       3  the checkpoint is damaged
-      4  there is no such store or checkpoint, several fit, or no name matches
+      4  no such store or checkpoint, REF is ambiguous, or no name matches
       6  not enough space
     """
     out = frame.output()

@@ -1,4 +1,4 @@
-"""``ckstore import-history``: commit every checkpoint in a folder of another trainer."""
+"""``ckstore import-history``: commit all checkpoints in the output folder of a trainer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from ckstore_cli._refs import complete_run
 @click.command("import-history")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--run", metavar="RUN", shell_complete=complete_run, help="The run.  [default: main]")
-@click.option("--delete-sources", is_flag=True, help="Delete each source when its copy was read back and verified.")
+@click.option("--delete-sources", is_flag=True, help="Delete each source once its copy is read back and verified.")
 @framed
 def import_history(frame: Frame, *, folder: Path, run: str | None, delete_sources: bool) -> None:
     """Commit every checkpoint in FOLDER at its step, the oldest first.
 
-    Known are the names of the usual trainers: checkpoint-500, step-500,
-    global_step500, iter_0000500, epoch=1-step=500.ckpt. Times and the metrics in
-    trainer_state.json come along. Each is durable before the next begins. An
-    import that was stopped goes on where it was.
+    Checkpoints are recognized by the names that common trainers use, such as
+    checkpoint-500, step-500, global_step500, iter_0000500 and
+    epoch=1-step=500.ckpt. Modification times and the metrics in trainer_state.json
+    are imported. Each checkpoint is durable before the next one is read. After an
+    interruption, the same command continues the import.
 
     \b
     Example:
@@ -34,10 +35,10 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     \b
     Exit status:
       0  done
-      1  a checkpoint is incomplete and was left alone, or the run has another one at its step
-      2  wrong usage: no such folder, or a source cannot be deleted
-      3  a copy that was read back is damaged; its source is still there
-      4  there is no such store
+      1  a checkpoint is incomplete and was skipped, or the run has another one at its step
+      2  wrong usage, no such folder, or a source cannot be deleted
+      3  a copy was damaged when read back, and its source was kept
+      4  no such store
       6  the disk is full
     """
     from ckstore.training.history import import_history as do
@@ -52,4 +53,4 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     incomplete = [name for name, reason in report.skipped.items() if reason.startswith("incomplete")]
     if incomplete:
         msg = f"{', '.join(map(printable, incomplete))}: incomplete, not imported"
-        raise CkstoreError(msg, hint="ckstore commit --allow-incomplete takes one as it is")
+        raise CkstoreError(msg, hint="ckstore commit --allow-incomplete commits one anyway")

@@ -1,1 +1,1 @@
-"""Commands that only look: what there is, how it differs, what it costs."""
+"""Commands that inspect a store and change nothing."""

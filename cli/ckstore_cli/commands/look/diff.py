@@ -1,4 +1,4 @@
-"""``ckstore diff``: what differs from one checkpoint to another."""
+"""``ckstore diff``: the differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ckstore_cli._refs import complete_ref
 @click.command()
 @click.argument("before", metavar="A", shell_complete=complete_ref)
 @click.argument("after", metavar="[B]", required=False, shell_complete=complete_ref)
-@click.option("--values", is_flag=True, help="Read the changed tensors too, and say how far apart they are.")
+@click.option("--values", is_flag=True, help="Read the changed tensors, and show the largest differences.")
 @click.option(
     "--file",
     "files",
     multiple=True,
     metavar="PATH",
-    help="Compare what this committed file holds, with a saved state or with the file of the same path; "
-    "given twice: a file of A with one of B.",
+    help="Compare the content of this committed file with a saved state or with the file of the same path. If given "
+    "twice, compare a file of A with a file of B.",
 )
 @framed
 def diff(frame: Frame, before: str, after: str | None, values: bool, files: tuple[str, ...]) -> None:  # noqa: FBT001 - click's
-    """List the files, tensors and values that differ from checkpoint A to checkpoint B.
+    """List the files, tensors and values that differ between the checkpoints A and B.
 
-    Without B: to the latest of its run. Without --values no data is read. With --file the pickle of a file of torch is
-    read, and never run.
+    B defaults to the latest checkpoint of the run of A. No data is read without
+    --values. With --file, the pickle of a torch file is parsed, but never executed.
 
     \b
     Example:
@@ -43,15 +43,15 @@ def diff(frame: Frame, before: str, after: str | None, values: bool, files: tupl
 
     \b
     Exit status:
-      0  done, whether they differ or not
-      1  a file holds no state that can be loaded
+      0  done, with or without differences
+      1  a file has no state that can be loaded
       2  wrong usage
-      3  one of them is damaged
-      4  there is no such store or checkpoint, or several fit
+      3  a checkpoint is damaged
+      4  no such store or checkpoint, or a REF is ambiguous
     """
     out = frame.output()
     with frame.reading() as store:
-        # Not the latest of the store: of several runs that would be refused.
+        # With several runs, a plain `latest` would be ambiguous.
         after = after or f"{store.info(before).run}@latest"
         found = store.diff(before, after, values=values, file=_files_given(files))
     out.document(found)
@@ -60,7 +60,7 @@ def diff(frame: Frame, before: str, after: str | None, values: bool, files: tupl
 
 def _files_given(paths: tuple[str, ...]) -> str | tuple[str | None, str | None] | None:
     if len(paths) > 2:
-        raise click.BadParameter("give one path, or one of A and one of B", param_hint="--file")
+        raise click.BadParameter("give one path, or one path of A and one path of B", param_hint="--file")
     return (paths[0], paths[1]) if len(paths) == 2 else paths[0] if paths else None
 
 

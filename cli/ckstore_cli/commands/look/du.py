@@ -1,4 +1,4 @@
-"""``ckstore du``: what the runs, or the checkpoints of one, take on the disk."""
+"""``ckstore du``: the disk usage of runs, or of the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ _SIZES = ("LOGICAL", "ALONE", "SHARED", "PACKED")
 
 @click.command()
 @click.argument("run", required=False, shell_complete=complete_run)
-@click.option("--run", "also", metavar="RUN", shell_complete=complete_run, help="The same, as other commands have it.")
+@click.option(
+    "--run", "also", metavar="RUN", shell_complete=complete_run, help="Same as the argument RUN, as in other commands."
+)
 @framed
 def du(frame: Frame, run: str | None, also: str | None) -> None:
-    """Show what each run takes on the disk, or each checkpoint of RUN.
+    """Show the disk usage of each run, or of each checkpoint of RUN.
 
-    LOGICAL is the size of copies, ALONE what only this run or checkpoint holds:
-    deleting it frees that. SHARED is its part of what others hold too: of a blob
-    that three checkpoints hold, a third. So each of these columns adds up to its
-    TOTAL. PACKED is what only this one uses in packs of small tensors that others
-    need: deleting it does not free that. The one that holds most alone comes first.
-    A store of one run shows its checkpoints.
+    LOGICAL is the size of the data without sharing. ALONE is the size of blobs that
+    only this run or checkpoint uses, which deleting it frees. SHARED is its share of
+    blobs that others also use, such as a third of a blob in three checkpoints. Each
+    of these columns adds up to its TOTAL. PACKED is data that only this run or
+    checkpoint uses, in packs of small tensors that others need. Deleting it does
+    not free that data. The largest ALONE comes first. In a store with one run, the
+    command shows the checkpoints of this run.
 
     \b
     Example:
@@ -47,10 +50,10 @@ def du(frame: Frame, run: str | None, also: str | None) -> None:
     Exit status:
       0  done
       2  wrong usage
-      4  there is no such store or run
+      4  no such store or run
     """
     if run is not None and also is not None:
-        raise BadInput("RUN and --run were given", hint="give one of them")
+        raise BadInput("RUN and --run were given", hint="give only one of them")
     run = also if run is None else run
     out = frame.output()
     with frame.reading() as store:
@@ -85,7 +88,7 @@ def _print_checkpoints(out: Output, run: RunUsage) -> None:
 
 
 def _sizes(held: Sequence[RunUsage] | Sequence[CheckpointUsage]) -> tuple[str, str, str]:
-    """Return the cells of one, or the sums of several, of the columns that add up."""
+    """Return the cells of the three columns that have a total. With several items, return their sums."""
     return (
         size_text(sum(one.logical_bytes for one in held)),
         size_text(sum(one.alone_bytes for one in held)),

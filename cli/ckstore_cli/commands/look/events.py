@@ -1,4 +1,4 @@
-"""``ckstore events``: what happened in a store."""
+"""``ckstore events``: the events of a store."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ _LOOKS = {
     **dict.fromkeys(("dropped", "purged", "retried"), "yellow"),
     "saved": "green",
 }
-_SUMMED_FROM = 20  # fewer are counted at a glance
+_SUMMED_FROM = 20  # fewer are easy to count
 
 
 @click.command()
-@click.option("--since", metavar="TIME", help="Only the last 90m, 36h, 7d …. Default: all that are there.")
-@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
-@click.option("--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
+@click.option("--since", metavar="TIME", help="Only events within this time, such as 90m, 36h or 7d. Default: all.")
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only events of this run.")
+@click.option("--follow", is_flag=True, help="Continue with new events until Ctrl-C.")
 @framed
 def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> None:  # noqa: FBT001 - click's
-    """Say what happened in the store, the oldest first: saves, drops, damage.
+    """List events such as saves, drops, damage and repairs, the oldest first.
 
-    Each line has the time (UTC), what happened, to which checkpoint, how many
-    bytes it added or freed, and why: the rule that dropped it, or the reason of
-    a failure. What another user did also has that user's id. The log is
-    bounded, holds the last 20,000 events or more, and may lack one; ckstore log lists what there is.
+    Each line has the time (UTC), the event, the checkpoint, the bytes added or
+    freed, and the rule that dropped the checkpoint or the reason of a failure. An
+    event of another user also has the id of that user. The journal holds at least
+    the last 20,000 events, and may lack single events. ckstore log lists the
+    existing checkpoints.
 
     \b
     Example:
@@ -48,9 +49,9 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
 
     \b
     Exit status:
-      0  done, also when nothing happened
+      0  done, also without events
       2  wrong usage
-      4  there is no such store or run
+      4  no such store or run
     """
     out = frame.output()
     start = start_of(since, datetime.now(UTC), "--since")
@@ -58,7 +59,7 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
         if follow:
             from ckstore.ops.events import following
 
-            for event in following(store._context, since=start, run=run):  # noqa: SLF001 - no name of it is public yet
+            for event in following(store._context, since=start, run=run):  # noqa: SLF001 - it has no public name yet
                 _print(out, event)
                 sys.stdout.flush()
         found = store.events(start, run)
@@ -70,13 +71,13 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
         counts = Counter(event.event for event in found)
         out.note(f"in all: {', '.join(f'{count} {name}' for name, count in counts.items())}")
     if not found:
-        out.note("nothing happened" if since is None else "nothing happened in that time")
+        out.note("no events" if since is None else "no events in that time")
 
 
 def _print(out: Output, event: Event) -> None:
     out.document(event)
     text = str(event)
-    if event.uid != os.geteuid():  # in a store of a group, or what root did
+    if event.uid != os.geteuid():  # in a store of a group, or an event of root
         text += f"  by uid {event.uid}"
     look = _LOOKS.get(event.event)
     out.line(text if look is None else text.replace(printable(event.event), out.style(event.event, look), 1))

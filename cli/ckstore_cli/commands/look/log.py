@@ -1,4 +1,4 @@
-"""``ckstore log``: the checkpoints of a store, newest first."""
+"""``ckstore log``: the checkpoints of a store, the newest first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckstore_cli._refs import checkpoints, complete_run, no_such_run, runs, step
 from ckstore_cli._types import WholeNumber
 
 ON_TERMINAL_COUNT = 20
-"""How many a terminal gets unasked: more would push the newest off the screen."""
+"""Number of checkpoints on a terminal by default, since with more the newest would scroll off the screen."""
 
 _HEAD = ("STEP", "ID", "RUN", "AGE", "SIZE", "NEW")
 _ALIGN = "><<<>>"
@@ -32,13 +32,17 @@ _ALIGN = "><<<>>"
     "--count",
     metavar="N",
     type=WholeNumber(min=1),
-    help=f"Print the newest N. Default: all; on a terminal the newest {ON_TERMINAL_COUNT}.",
+    help=f"List only the newest N. Default: all, or on a terminal the newest {ON_TERMINAL_COUNT}.",
 )
-@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run.")
-@click.option("--since", metavar="TIME", help="Only those saved in the last 90m, 36h, 7d ….")
-@click.option("--lacks", metavar="METRIC", help="Only those without this metric.")
-@click.option("--all", "superseded", is_flag=True, help="Also checkpoints whose step has a newer one.")
-@click.option("--oneline", is_flag=True, help="A short line each: id, name, tags, message.")
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only checkpoints of this run.")
+@click.option("--since", metavar="TIME", help="Only checkpoints saved within this time, such as 90m, 36h or 7d.")
+@click.option("--lacks", metavar="METRIC", help="Only checkpoints without this metric.")
+@click.option(
+    "--all", "superseded", is_flag=True, help="Also superseded checkpoints, whose step has a newer checkpoint."
+)
+@click.option(
+    "--oneline", is_flag=True, help="One short line per checkpoint, with id, name, metrics, tags and message."
+)
 @framed
 @click.pass_context
 def log(  # noqa: PLR0917 - one for each option
@@ -53,14 +57,19 @@ def log(  # noqa: PLR0917 - one for each option
 ) -> None:
     """List the checkpoints, the newest first.
 
-    SIZE is what a checkpoint holds, NEW what its save added to the store. DAMAGED
-    marks a checkpoint in which a read or ckstore verify found damage, compacted one
-    that takes less space by now: ckstore show says how much. UNHEALTHY marks one
-    whose tensors have NaN, or infinite values that they did not always have, and
-    unchanged one that has a part which no longer changes. Checkpoints are listed
-    in the order in which they were saved, even if a run went back to an earlier
-    step. A step that was saved again is listed once; --all also lists its
-    superseded checkpoints. In a pipe each checkpoint is one line.
+    SIZE is the size of the data in a checkpoint, NEW the bytes that its save added
+    to the store. The order is that of the saves, even if a run went back to an
+    earlier step. If a step was saved again, only its newest checkpoint is listed.
+    --all also lists the superseded ones. In a pipe, each checkpoint is one line.
+
+    \b
+    Marks of a checkpoint:
+      DAMAGED     a read or ckstore verify found corruption
+      UNHEALTHY   a tensor has NaN, or infinite values that it did not always have
+      unchanged   a part of the state no longer changes from step to step
+      elsewhere   some data is only on a remote, and reads download it
+      compacted   stored as differences (ckstore show has the sizes)
+      superseded  its step has a newer checkpoint
 
     \b
     Example:
@@ -72,10 +81,10 @@ def log(  # noqa: PLR0917 - one for each option
 
     \b
     Exit status:
-      0  done, also when there is no checkpoint yet
+      0  done, also without any checkpoint
       2  wrong usage
-      3  checkpoints exist, and none of them is whole
-      4  there is no such store or run
+      3  checkpoints exist, but all are incomplete
+      4  no such store or run
     """
     if ctx.args:
         msg = f"unexpected argument {ctx.args[0]!r}: log --run NAME lists one run, show REF shows one checkpoint"
@@ -83,12 +92,12 @@ def log(  # noqa: PLR0917 - one for each option
     out = frame.output()
     start = start_of(since, datetime.now(UTC), "--since")
     if count is None and out.width is not None and start is None:
-        # Only on a terminal: a program that reads the list must get all of it.
+        # Only on a terminal, since a program that reads the list must get all of it.
         count = ON_TERMINAL_COUNT
     with frame.reading() as store:
-        # Which lack a metric is known when all are listed.
+        # To find those that lack a metric, all are listed.
         found = store.checkpoints(run, newest=count if lacks is None else None, superseded=superseded)
-        # It raises if checkpoints exist that are not whole: that there is none yet would be wrong.
+        # It raises if all checkpoints are incomplete, since "no checkpoint yet" would be wrong.
         if not found and store.latest(run) is None and run is not None:
             raise no_such_run(store.path, run)
     shown = [info for info in found[::-1] if start is None or time_of_text(info.created) >= start]
@@ -125,7 +134,7 @@ def _show_lacking(
 
 
 def _count(store: Path, run: str | None, *, superseded: bool) -> int:
-    """Return how many checkpoints there are by their names: to look at each would take as long as showing it."""
+    """Count the checkpoints by the names of their directories, since reading each is as slow as listing it."""
     listed = checkpoints if superseded else steps
     return sum(len(listed(store, name)) for name in (runs(store) if run is None else [run]))
 
@@ -138,9 +147,9 @@ def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 
 
 def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
-    """Give a table of what every checkpoint has, with what only some have beside or below it."""
-    # Where all metrics have room beside the table they stand there, with the tags and the message that fit; else those
-    # of every checkpoint stand below it, so that the rows can be compared.
+    """Yield the lines of the table. Metrics, tags and messages follow in the same line or on lines below it."""
+    # If all metrics fit into the lines, they are in them, with the tags and the messages that fit. Otherwise the
+    # metrics of every checkpoint are below its line, so that the rows can be compared.
     if not infos:
         return
     now = datetime.now(UTC)
@@ -171,7 +180,7 @@ def _lit(line: str, info: CheckpointInfo, out: Output) -> str:
 
 
 def _about(info: CheckpointInfo) -> list[str]:
-    """Return what only some checkpoints have: metrics, tags, the first line of the message."""
+    """Return the marks, metrics and tags of a checkpoint, and the first line of its message."""
     tags = f"({', '.join(info.tags)})" if info.tags else ""
     message = info.message.strip().partition("\n")[0]
     found = ("DAMAGED" if info.damaged else "", "UNHEALTHY" if info.unhealthy else "")

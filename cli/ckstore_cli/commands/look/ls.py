@@ -1,4 +1,4 @@
-"""``ckstore ls``: the files, tensors and other values of one checkpoint."""
+"""``ckstore ls``: the files, tensors and other values of a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 def ls(frame: Frame, ref: str, glob: str | None) -> None:
     """List the files, tensors and other values of REF (default: latest).
 
-    With GLOB, list only the names that match it as a whole: * stands for any
-    characters, ? for one. Brackets stand for themselves, since names contain
-    them: layers[0].weight. Where no name matches, GLOB lists what lies below it:
-    model. A backslash before a dot in a key is shown only where the name would be
-    ambiguous without it.
+    With GLOB, list only names that match it completely. * matches any characters
+    and ? matches one. Brackets are literal, since names such as layers[0].weight
+    contain them. If no name matches, GLOB lists the names below it, such as all
+    names below model. The list shows a backslash before a dot in a key only if the
+    name would be ambiguous without it.
 
     \b
     Example:
@@ -44,8 +44,8 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     Exit status:
       0  done
       2  wrong usage
-      3  its manifest is damaged
-      4  there is no such store or checkpoint, several fit, or no name matches GLOB
+      3  the manifest is damaged
+      4  no such store or checkpoint, REF is ambiguous, or no name matches GLOB
     """
     out = frame.output()
     with frame.reading() as store, store.open_checkpoint(ref) as checkpoint:
@@ -53,7 +53,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
         rows = [*map(_of_file, checkpoint.files()), *map(_of_leaf, checkpoint.leaves())]
     shown = rows if glob is None else _fitting(rows, glob) or _fitting(rows, plain(glob)) or _below(rows, glob)
     if glob is not None and not shown:
-        raise NoSuchRef(f"no name in {info.shown} matches {glob!r}", hint=f"see them all: ckstore ls {info.ref}")
+        raise NoSuchRef(f"no name in {info.shown} matches {glob!r}", hint=f"to list all names: ckstore ls {info.ref}")
     if out.as_json:
         out.documents(shown)
         return
@@ -70,7 +70,7 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     if shown:
         out.table(columns_with_names(table, "<<><", out.width))
     if not rows:
-        out.note(f"{info.shown} holds no tensors, arrays, bytes or strings kept as bytes")
+        out.note(f"{info.shown} has no tensors, arrays, bytes or long strings")
 
 
 def _fitting(rows: list[ListLine], glob: str) -> list[ListLine]:
@@ -102,6 +102,6 @@ def _of_leaf(leaf: LeafSummary) -> ListLine:
 
 
 def fits(name: str, glob: str) -> bool:
-    """Whether the whole `name` fits `glob`, where only ``*`` and ``?`` are special."""
+    """Whether the complete `name` matches `glob`, in which only ``*`` and ``?`` are special."""
     pattern = re.escape(glob).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(pattern, name, re.DOTALL) is not None

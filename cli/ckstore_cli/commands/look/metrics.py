@@ -1,4 +1,4 @@
-"""``ckstore metrics``: what the store and its runs hold, for Prometheus."""
+"""``ckstore metrics``: metrics of the store and its runs, for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ckstore_cli._frame import Frame, UserPath, framed
     "--output",
     metavar="FILE",
     type=UserPath(path_type=Path, dir_okay=False),
-    help="Replace this file at once, as the textfile collector wants it. Default: print it.",
+    help="Write to this file and replace it atomically, as the textfile collector requires. Default: print to stdout.",
 )
 @framed
 def metrics(frame: Frame, output: Path | None) -> None:
-    """Print what the store and each run hold, as text of OpenMetrics.
+    """Print metrics of the store and of each run in the OpenMetrics format.
 
-    Of the store: the bytes that runs hold alone, those they share, those that gc
-    frees, those that undo can bring back, and the free space. Of each run: how many
-    checkpoints and bytes it has, how many checkpoints are damaged, and the newest
-    step and its time.
-    Run it from cron or a timer for the textfile collector of node_exporter. With
-    --json it prints each sample as a line of JSON.
+    The metrics of the store are the bytes used by one checkpoint, shared by several,
+    freed by the next gc and kept for undo, the free space, and the state of the
+    mirror. The metrics of a run are its checkpoints and bytes, its damaged
+    checkpoints, and the step and time of its newest checkpoint. Run the command from
+    cron or a timer for the textfile collector of node_exporter. With --json, each
+    sample is a line of JSON.
 
     \b
     Example:
@@ -39,14 +39,14 @@ def metrics(frame: Frame, output: Path | None) -> None:
     Exit status:
       0  done
       2  wrong usage, or the file cannot be written
-      4  there is no such store
+      4  no such store
     """
     out = frame.output()
     with frame.reading() as store:
         if output is None and out.as_json:
             from ckstore.ops.report.metrics import store_metrics
 
-            for metric in store_metrics(store._context):  # noqa: SLF001 - the text is what is public
+            for metric in store_metrics(store._context):  # noqa: SLF001 - only the text is public
                 for label, value in metric.samples.items():
                     out.document({"name": metric.name, "labels": {metric.label: label}, "value": value})
             return

@@ -1,4 +1,4 @@
-"""``ckstore report``: a page about the store, to look at in a browser."""
+"""``ckstore report``: an HTML page about the store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ckstore_cli._frame import Frame, UserPath, framed
     metavar="FILE",
     type=UserPath(path_type=Path, dir_okay=False),
     default=Path("report.html"),
-    help="Where to write it; what is there is replaced. Default: report.html.",
+    help="File to write. An existing file is replaced. Default: report.html.",
 )
 @framed
 def report(frame: Frame, output: Path) -> None:
-    """Write a page of HTML about the store, which needs no network.
+    """Write an HTML page about the store, which works without a network.
 
     It shows the checkpoints of each run over time with their metrics, new and
-    reused bytes, what each run takes, what each rule keeps and would drop, which
-    tensors changed, the largest ones, and what ckstore doctor finds. Nothing in
-    the store is changed.
+    reused bytes, the disk usage of each run, the checkpoints that each rule keeps
+    and drops, the changed and the largest tensors, and the findings of ckstore
+    doctor. Nothing in the store is changed.
 
     \b
     Example:
@@ -37,7 +37,7 @@ def report(frame: Frame, output: Path) -> None:
     Exit status:
       0  done
       2  wrong usage, or the file cannot be written
-      4  there is no such store
+      4  no such store
     """
     out = frame.output()
     with frame.reading() as store:

@@ -19,13 +19,17 @@ _HEAD = ("RUN", "CHECKPOINTS", "NEWEST", "AGE")
 
 
 @click.command()
-@click.option("--sizes", is_flag=True, help="Also what each holds alone and shared, as ckstore du: looks at each blob.")
+@click.option(
+    "--sizes",
+    is_flag=True,
+    help="Also show the disk usage of each run, as ckstore du does. This reads the metadata of each blob.",
+)
 @framed
 def runs(frame: Frame, sizes: bool) -> None:  # noqa: FBT001 - click's
-    """List the runs of the store, the one that saved last first.
+    """List the runs of the store, the most recently saved first.
 
-    NEWEST is the step of the checkpoint that was saved last. ckstore log --run
-    RUN lists the checkpoints of a run, ckstore du what each takes on the disk.
+    NEWEST is the step of the checkpoint saved last. ckstore log --run RUN lists the
+    checkpoints of a run, and ckstore du shows their disk usage.
 
     \b
     Example:
@@ -35,15 +39,15 @@ def runs(frame: Frame, sizes: bool) -> None:  # noqa: FBT001 - click's
 
     \b
     Exit status:
-      0  done, also when there is no checkpoint yet
+      0  done, also without any checkpoint
       2  wrong usage
-      3  checkpoints exist, and none of them is whole
-      4  there is no such store
+      3  checkpoints exist, but all are incomplete
+      4  no such store
     """
     out = frame.output()
     with frame.reading() as store:
         found = store.runs()[::-1]
-        if not found:  # it raises if checkpoints exist that are not whole: that there is none yet would be wrong
+        if not found:  # it raises if all checkpoints are incomplete, since "no checkpoint yet" would be wrong
             store.latest()
         held = {one.run: one for one in store.du().runs} if sizes else {}
     for one in found:
@@ -71,7 +75,7 @@ def _sizes(held: Mapping[str, RunUsage], run: RunSummary) -> tuple[str, ...]:
     size = held.get(run.name)
     if not held:
         return ()
-    # A run that was saved to for the first time since the sizes were taken has none yet.
+    # A run whose first save came after the sizes were read has no size.
     return (
         ("", "", "")
         if size is None

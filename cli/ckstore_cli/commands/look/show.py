@@ -1,4 +1,4 @@
-"""``ckstore show``: everything about one checkpoint."""
+"""``ckstore show``: all information about a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LABEL_WIDTH = 11
 @click.argument("ref", default="latest", shell_complete=complete_ref)
 @framed
 def show(frame: Frame, ref: str) -> None:
-    """Show everything about the checkpoint REF (default: latest).
+    """Show all information about the checkpoint REF (default: latest).
 
     \b
     Example:
@@ -41,7 +41,7 @@ def show(frame: Frame, ref: str) -> None:
     Exit status:
       0  done
       2  wrong usage
-      4  there is no such store or checkpoint, or several fit
+      4  no such store or checkpoint, or REF is ambiguous
     """
     out = frame.output()
     with frame.reading() as store:
@@ -72,7 +72,7 @@ def show(frame: Frame, ref: str) -> None:
 
 
 def _parent(store: Store, info: CheckpointInfo) -> str:
-    """Return the parent's id, and its name where it is still there."""
+    """Return the id of the parent, with its name if it is still in the store."""
     if info.parent is None:
         return "none"
     try:
@@ -85,7 +85,7 @@ def _parent(store: Store, info: CheckpointInfo) -> str:
 def _lines(
     info: CheckpointInfo, parent: str, directory: Path, file_count: int, compacted: str
 ) -> Iterator[tuple[str, str]]:
-    """Give labels and texts; an empty label continues the one above."""
+    """Yield labels and texts. An empty label continues the previous one."""
     yield "checkpoint", info.name
     yield "id", info.id
     yield "parent", parent
@@ -119,26 +119,29 @@ def _lines(
 
 
 def _state(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
-    """Give what is out of the ordinary with a checkpoint."""
+    """Yield the conditions of a checkpoint that need attention."""
     if info.superseded:
-        yield "superseded", f"YES: {info.name} names a newer checkpoint; this one is named by its id and its tags"
+        yield "superseded", f"YES: {info.name} is a newer checkpoint, so use the id or a tag for this one"
     if info.damaged:
-        yield "damaged", f"YES: ckstore verify {info.ref} says what, and --repair heals what has a right copy"
+        yield (
+            "damaged",
+            f"YES: ckstore verify {info.ref} reports the damage, and --repair heals blobs that have an intact copy",
+        )
     if info.unhealthy:
-        yield "unhealthy", f"YES: {info.unhealthy}; latest-healthy names the newest checkpoint that is not"
+        yield "unhealthy", f"YES, {info.unhealthy}. latest-healthy is the newest healthy checkpoint"
     if info.unchanged:
         yield "unchanged", f"{unchanged_text(info.unchanged)} no longer changes while the step advances"
     if info.elsewhere:
-        at = f"at {' and '.join(info.remotes)}" if info.remotes else "at a remote"
-        yield "elsewhere", printable(f"{at}: reads fetch its bytes, ckstore pull brings them back")
+        at = f"on {' and '.join(info.remotes)}" if info.remotes else "on a remote"
+        yield "elsewhere", printable(f"{at}: reads download data, ckstore pull downloads all of it")
     if not info.durable:
         yield "durable", "NO: the filesystem of the store may lose it in a power cut"
 
 
 def _reading(info: CheckpointInfo) -> str:
-    """Return since when every blob of a checkpoint was read or written."""
+    """Return the time since when every blob of a checkpoint was read or written."""
     if not info.oldest_reading:
-        return "not all of its blobs have a known time of reading; ckstore verify reads them"
+        return "unknown for some of its blobs; ckstore verify reads them"
     age = age_text(info.oldest_reading, datetime.now(UTC))
     return f"every blob was written or read since {time_text(info.oldest_reading)}, {age}"
 

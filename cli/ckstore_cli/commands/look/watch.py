@@ -1,4 +1,4 @@
-"""``ckstore watch``: what the runs of a store are doing, live."""
+"""``ckstore watch``: the current state of each run, updated continuously."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 _HEAD = ("RUN", "STEP", "AGE", "SAVED", "SIZE", "ADDED", "SAVER", "MIRROR", "HEALTH", "METRICS")
 _ALIGN = "<>>>>><<<<"
 _EVERY_S = 2.0
-_LEAST_S = 0.1  # more often only takes the disk's time
+_LEAST_S = 0.1  # shorter intervals only load the disk
 
 
 class _Row(NamedTuple):
-    """What a run is doing."""
+    """The current state of a run."""
 
     newest: CheckpointInfo
     saved_count: int
-    added_bytes: int  # what its saves wrote together
-    damaged: int  # how many are marked as damaged
-    saver: str  # what the process is doing that saves to it in the background; empty: there is none
-    behind: tuple[CheckpointInfo, ...] | None  # what the mirror lacks, the newest first; None: there is no mirror
+    added_bytes: int  # total bytes written by its saves
+    damaged: int  # number of checkpoints marked as damaged
+    saver: str  # state of the process that saves to it in the background, or empty without one
+    behind: tuple[CheckpointInfo, ...] | None  # checkpoints that the mirror lacks, newest first; None without a mirror
 
     @property
     def health(self) -> str:
@@ -75,17 +75,20 @@ class _Row(NamedTuple):
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print the table once, and end.")
-@click.option("--every", type=Number(min=_LEAST_S), default=_EVERY_S, metavar="SECONDS", help="How often.")
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
+@click.option(
+    "--every", type=Number(min=_LEAST_S), default=_EVERY_S, metavar="SECONDS", help="Time between updates. Default: 2."
+)
 @framed
 def watch(frame: Frame, once: bool, every: float) -> None:  # noqa: FBT001 - click's
-    """Show what the runs of the store are doing, until Ctrl-C: a line for each run.
+    """Show the current state of each run until Ctrl-C.
 
-    SAVED is how many checkpoints the run has, SIZE what the newest one holds, and
-    ADDED what all its saves wrote. SAVER is what a background save is doing,
-    MIRROR how many checkpoints are not at the mirror yet and since when. On a
-    terminal the table is drawn again every two seconds, with the extra
-    ckstore[watch]; elsewhere a line is printed when something of a run changed.
+    SAVED is the number of checkpoints of the run, SIZE the size of the newest one,
+    and ADDED the total bytes that its saves wrote. SAVER is the state of a
+    background save. MIRROR is the number of checkpoints that are not on the mirror
+    yet, and the age of the oldest of them. On a terminal, the table is updated every
+    two seconds, which requires ckstore[watch]. Otherwise, a line is printed whenever
+    a run changes.
 
     \b
     Example:
@@ -97,7 +100,7 @@ def watch(frame: Frame, once: bool, every: float) -> None:  # noqa: FBT001 - cli
     Exit status:
       0  done, or ended by Ctrl-C
       2  wrong usage
-      4  there is no such store
+      4  no such store
     """
     out = frame.output()
     with frame.reading() as store:
@@ -108,18 +111,18 @@ def watch(frame: Frame, once: bool, every: float) -> None:  # noqa: FBT001 - cli
                 _live(console, store, every)
             else:
                 _lines(out, store, every)
-        except KeyboardInterrupt:  # how it is ended
+        except KeyboardInterrupt:  # the normal end
             return
 
 
 def _rows(store: Store) -> list[_Row]:
-    """Return what each run is doing, the one that saved last first."""
+    """Return the state of each run, the most recently saved first."""
     by_run: dict[str, list[CheckpointInfo]] = {}
     for info in store.checkpoints():
         by_run.setdefault(info.run, []).append(info)
     try:
         savers = store.savers()
-    except CkstoreError:  # the processes of this host cannot be listed, which is no news each two seconds
+    except CkstoreError:  # the processes of this host cannot be listed; a warning every two seconds would not help
         savers = ()
     mirror = store.mirror_status()
     rows = [
@@ -159,7 +162,7 @@ def _table(out: Output, rows: Sequence[_Row]) -> None:
 
 
 def _lines(out: Output, store: Store, every_s: float) -> None:
-    """Print a line for each run of which something else than its age changed."""
+    """Print a line for each run when anything but its age changed."""
     known: dict[str, dict[str, Any]] = {}
     while True:
         for row in _rows(store):
@@ -171,14 +174,14 @@ def _lines(out: Output, store: Store, every_s: float) -> None:
             now = datetime.now(UTC)
             mirror = f"mirror {row.mirror(now)}" if row.behind else ""
             health = "" if row.health == "ok" else row.health
-            said = (size_text(row.newest.logical_bytes), metrics_text(row.newest.metrics), row.saver, mirror, health)
-            out.line(printable("  ".join((f"{now:%F %T}", row.newest.name, *filter(None, said)))))
+            details = (size_text(row.newest.logical_bytes), metrics_text(row.newest.metrics), row.saver, mirror, health)
+            out.line(printable("  ".join((f"{now:%F %T}", row.newest.name, *filter(None, details)))))
         sys.stdout.flush()
         time.sleep(every_s)
 
 
 def _console() -> Any:
-    """Return the terminal as rich has it; None where the extra is not installed."""
+    """Return a console of rich for the terminal, or None if rich is not installed."""
     try:
         from rich.console import Console
     except ImportError:
@@ -187,7 +190,7 @@ def _console() -> Any:
 
 
 def _live(console: Any, store: Store, every_s: float) -> None:
-    """Draw the table again and again; nothing is drawn that did not change, and the terminal is left as it was."""
+    """Draw the table repeatedly. Unchanged parts are not redrawn, and the terminal is restored at the end."""
     from rich.live import Live
     from rich.table import Table
     from rich.text import Text
@@ -197,7 +200,7 @@ def _live(console: Any, store: Store, every_s: float) -> None:
         for name, side in zip(_HEAD, _ALIGN, strict=True):
             table.add_column(name, justify="left" if side == "<" else "right", no_wrap=True)
         for cells in _cells(_rows(store)):
-            # Text, not markup: a run or a metric may have brackets in its name.
+            # Text is not parsed as markup, since the name of a run or a metric may have brackets.
             table.add_row(
                 *(Text(cell, style="red" if "damaged" in cell and i == _HEALTH else "") for i, cell in enumerate(cells))
             )

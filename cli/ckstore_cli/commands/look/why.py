@@ -1,4 +1,4 @@
-"""``ckstore why``: who needs a blob."""
+"""``ckstore why``: the checkpoints and tensors that use a blob."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def why(frame: Frame, blob: str) -> None:
     """List the checkpoints and tensors that use BLOB.
 
     BLOB is the name of a file in blobs/, or 6 or more of its digits. For a
-    compacted checkpoint, HOW says whether it keeps these bytes encoded or decodes
-    others with them, and gives the size on the disk and the full size.
+    compacted checkpoint, HOW says whether it stores these bytes encoded or uses
+    them as the base of a difference, and gives the size on the disk and the full
+    size.
 
     \b
     Example:
@@ -27,9 +28,9 @@ def why(frame: Frame, blob: str) -> None:
 
     \b
     Exit status:
-      0  done, also when nothing uses it
+      0  done, also if no checkpoint uses the blob
       2  wrong usage
-      4  there is no such store or blob, or several fit
+      4  no such store or blob, or BLOB is ambiguous
     """
     out = frame.output()
     with frame.reading() as store:
@@ -46,5 +47,5 @@ def why(frame: Frame, blob: str) -> None:
 
 
 def _where(use: Use) -> str:
-    """Return the checkpoint, and the remotes that have the bytes if they are not here."""
-    return printable(f"{use.shown} (elsewhere, at {' and '.join(use.remotes)})") if use.remotes else use.shown
+    """Return the checkpoint, with the remotes that have the bytes if they are not stored locally."""
+    return printable(f"{use.shown} (elsewhere, on {' and '.join(use.remotes)})") if use.remotes else use.shown

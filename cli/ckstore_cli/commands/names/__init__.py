@@ -1,1 +1,1 @@
-"""Commands about the names and notes of a checkpoint."""
+"""Commands for tags, pins, metrics, notes and names of runs."""

@@ -1,4 +1,4 @@
-"""``ckstore annotate``: add metrics and a note to a checkpoint that was saved before."""
+"""``ckstore annotate``: add metrics and a note to a saved checkpoint."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ckstore_cli._refs import complete_ref
 @click.command()
 @click.argument("ref", shell_complete=complete_ref)
 @metric_option
-@click.option("--note", "-m", metavar="TEXT", help="Shown by ckstore show, after earlier notes.")
+@click.option("--note", "-m", metavar="TEXT", help="A note, which ckstore show lists after earlier notes.")
 @framed
 def annotate(frame: Frame, ref: str, metrics: dict[str, float], note: str | None) -> None:
     """Add metrics and a note to the checkpoint REF.
 
-    Metrics of an evaluation, for example: log shows them, and --keep-best goes
-    by them. A metric that the checkpoint has gets the new value.
+    Use it for the metrics of an evaluation, for example. ckstore log shows them,
+    and --keep-best uses them. A new value replaces the old one of a metric.
 
     \b
     Example:
@@ -28,10 +28,10 @@ def annotate(frame: Frame, ref: str, metrics: dict[str, float], note: str | None
 
     \b
     Exit status:
-      0  done: it survives a power cut now
-      2  wrong usage, or there is nothing to add
-      4  there is no such store or checkpoint, or several fit
-      5  another process is deleting that checkpoint
+      0  done, and the metrics and the note survive a power cut
+      2  wrong usage, or nothing to add
+      4  no such store or checkpoint, or REF is ambiguous
+      5  another process is deleting the checkpoint
     """
     out = frame.output()
     with frame.writing() as store:

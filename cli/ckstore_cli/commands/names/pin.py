@@ -1,4 +1,4 @@
-"""``ckstore pin``: protect a checkpoint from deletion, end that, or list what is protected."""
+"""``ckstore pin``: protect a checkpoint from deletion, remove pins, or list them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from ckstore_cli._refs import complete_ref
 
 @click.command()
 @click.argument("ref", required=False, shell_complete=complete_ref)
-@click.option("--delete", "-d", is_flag=True, help="Remove the pin of that name, or all pins of the checkpoint REF.")
-@click.option("--reason", metavar="TEXT", help="Why; shown wherever the pin protects something.")
-@click.option("--expires", metavar="TIME", help="How long to protect it: 90m, 36h, 7d. Default: forever.")
+@click.option("--delete", "-d", is_flag=True, help="Remove the pin with this name, or all pins of the checkpoint REF.")
+@click.option("--reason", metavar="TEXT", help="Reason of the pin, which is shown wherever it protects the checkpoint.")
+@click.option("--expires", metavar="TIME", help="How long the pin lasts, such as 90m, 36h or 7d. Default: forever.")
 @framed
 def pin(frame: Frame, ref: str | None, delete: bool, reason: str | None, expires: str | None) -> None:
     """Protect the checkpoint REF from being deleted, or list the pins.
 
-    With -d the pin of that name is removed, or all pins of the checkpoint REF.
+    ckstore delete, prune, gc and the retention rules of the store keep a pinned
+    checkpoint. With -d, remove the pin with the given name, or all pins of the
+    checkpoint REF.
 
     \b
     Example:
@@ -39,8 +41,8 @@ def pin(frame: Frame, ref: str | None, delete: bool, reason: str | None, expires
     Exit status:
       0  done
       2  wrong usage, or TIME is not a valid time
-      4  there is no such store, pin or checkpoint, several fit, or it has no pin
-      5  another process is deleting that checkpoint
+      4  no such store, pin or checkpoint, REF is ambiguous, or it has no pin
+      5  another process is deleting the checkpoint
     """
     out = frame.output()
     if delete:
@@ -58,7 +60,7 @@ def pin(frame: Frame, ref: str | None, delete: bool, reason: str | None, expires
         _list(frame, out)
         return
     if reason is None:
-        raise click.UsageError("a pin needs --reason TEXT, so that others know why the checkpoint is kept")
+        raise click.UsageError("a pin needs --reason TEXT, so that other users know why the checkpoint is kept")
     if expires is not None:
         duration_s(expires, "--expires")
     with frame.writing() as store:
@@ -84,7 +86,7 @@ def _list(frame: Frame, out: Output) -> None:
 
 
 def _place(one: Pin) -> str:
-    return f"{one.run}@{one.step}{' (gone)' if one.dangling else ''}"
+    return f"{one.run}@{one.step}{' (deleted)' if one.dangling else ''}"
 
 
 def _until(one: Pin, now: datetime) -> str:

@@ -1,4 +1,4 @@
-"""``ckstore rename-run``: give a run another name."""
+"""``ckstore rename-run``: rename a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ckstore_cli._refs import complete_run
 @click.argument("new", metavar="NEW")
 @framed
 def rename_run(frame: Frame, old: str, new: str) -> None:
-    """Give all checkpoints of RUN the name NEW.
+    """Rename the run RUN to NEW.
 
-    No tensor is copied. Each checkpoint has a new id, since the name of its run
-    is part of what the id is made of; tags, pins, metrics, notes and the rules of
-    the run go along. It is refused while a save to the run is under way, or one of
-    its checkpoints is open. If it is interrupted, the same command goes on.
+    No tensor is copied. Each checkpoint gets a new id, since the id depends on the
+    name of the run. Tags, pins, metrics, notes and the retention rules of the run
+    are kept. The command fails while a save to the run is in progress, or while one
+    of its checkpoints is open. After an interruption, the same command continues.
 
     \b
     Example:
@@ -28,10 +28,10 @@ def rename_run(frame: Frame, old: str, new: str) -> None:
     \b
     Exit status:
       0  done
-      1  NEW has checkpoints of its own, or a checkpoint of RUN is damaged
+      1  NEW already has checkpoints, or a checkpoint of RUN is damaged
       2  wrong usage
-      4  there is no such store or run
-      5  a save to the run is under way, or one of its checkpoints is open
+      4  no such store or run
+      5  a save to the run is in progress, or one of its checkpoints is open
       6  not enough space
     """
     out = frame.output()

@@ -1,4 +1,4 @@
-"""``ckstore tag``: give a checkpoint a name, take one away, or list the names."""
+"""``ckstore tag``: tag a checkpoint, remove a tag, or list the tags."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ckstore_cli._refs import complete_ref, complete_tag
 @click.command()
 @click.argument("name", required=False, shell_complete=complete_tag)
 @click.argument("ref", required=False, shell_complete=complete_ref)
-@click.option("--delete", "-d", is_flag=True, help="Remove the tag NAME; its checkpoint stays.")
+@click.option("--delete", "-d", is_flag=True, help="Remove the tag NAME. Its checkpoint is kept.")
 @framed
 def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None:
-    """Name the checkpoint REF, show where NAME points, or list the tags.
+    """Tag the checkpoint REF, show the checkpoint of the tag NAME, or list the tags.
 
-    A tag that exists moves to REF. A checkpoint with a tag is never dropped.
-    With -d the tag NAME is removed.
+    An existing tag moves to REF. A checkpoint with a tag is never dropped.
+    With -d, remove the tag NAME.
 
     \b
     Example:
@@ -35,8 +35,8 @@ def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None:
     Exit status:
       0  done
       2  wrong usage, or NAME cannot be a tag
-      4  there is no such store, tag or checkpoint, or several fit
-      5  another process is deleting that checkpoint
+      4  no such store, tag or checkpoint, or REF is ambiguous
+      5  another process is deleting the checkpoint
     """
     out = frame.output()
     if delete:
@@ -63,14 +63,14 @@ def tag(frame: Frame, name: str | None, ref: str | None, delete: bool) -> None:
 
 
 def _show(frame: Frame, out: Output, name: str) -> None:
-    """Print where a tag points; nothing is moved."""
+    """Print the checkpoint of a tag."""
     with frame.reading() as store:
         tags = {found.name: found for found in store.tags()}
     found = tags.get(name)
     if found is None:
         known = f"the tags are {', '.join(sorted(tags)[:5])}; " if tags else ""
         msg = f"there is no tag {name!r}"
-        raise NoSuchRef(msg, hint=f"{known}to give the name to a checkpoint: ckstore tag {name} REF")
+        raise NoSuchRef(msg, hint=f"{known}to tag a checkpoint: ckstore tag {name} REF")
     out.document(found)
     out.line(str(found))
 
@@ -79,7 +79,7 @@ def _list(frame: Frame, out: Output) -> None:
     with frame.reading() as store:
         found = store.tags()
     out.documents(found)
-    rows = [(one.name, _place(one), "the checkpoint is gone" if one.id is None else short_id(one.id)) for one in found]
+    rows = [(one.name, _place(one), "no longer exists" if one.id is None else short_id(one.id)) for one in found]
     if not found:
         out.note("no tags yet")
         return

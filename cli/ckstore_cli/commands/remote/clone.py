@@ -1,4 +1,4 @@
-"""``ckstore clone``: a new store that lists what a remote has."""
+"""``ckstore clone``: make a store that lists the checkpoints of a remote."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from ckstore_cli._frame import Frame, json_option, pass_frame
 @click.command()
 @click.argument("source", metavar="URL")
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--remote", metavar="NAME", default="origin", show_default=True, help="What the new store calls it.")
-@click.option("--endpoint", metavar="URL", help="An S3-compatible service, such as https://s3.example.org.")
-@click.option("--region", help="Region of the bucket; that of the environment by default.")
+@click.option(
+    "--remote", metavar="NAME", default="origin", show_default=True, help="Name of the remote in the new store."
+)
+@click.option("--endpoint", metavar="URL", help="URL of an S3-compatible service, such as https://s3.example.org.")
+@click.option("--region", help="Region of the bucket. Default: from the environment.")
 @json_option
 @pass_frame
 def clone(frame: Frame, /, source: str, path: Path, remote: str, **place: str | None) -> None:
-    """Make a store in DIR that lists every checkpoint of a remote, at once.
+    """Make a store in DIR that lists all checkpoints of a remote.
 
-    No bytes of states are brought: what reads a checkpoint fetches what it needs,
-    and ckstore pull brings all of it. Run again, it adds what is new at the
-    remote. URL is object storage, the directory of a remote, or that of a store.
+    The command does not download the data of checkpoints. Reads download the data
+    that they need, and ckstore pull downloads complete checkpoints. If DIR is such a
+    store, the command adds new checkpoints of the remote. URL is object storage, the
+    directory of a remote, or the directory of a store.
 
     \b
     Example:
@@ -34,10 +37,10 @@ def clone(frame: Frame, /, source: str, path: Path, remote: str, **place: str | 
     Exit status:
       0  done
       1  the remote does not answer
-      2  wrong usage, or there is something else in DIR
-      4  there is no such remote
+      2  wrong usage, or DIR has other content
+      4  no such remote
     """
-    from ckstore.store import Store  # after click has read the options: this takes longer
+    from ckstore.store import Store  # slow, so only after click has read the options
 
     out = frame.output()
     with Store.clone(source, path, remote=remote, **place) as store:

@@ -1,4 +1,4 @@
-"""``ckstore evict``: let go of local bytes that a remote has."""
+"""``ckstore evict``: free the local data of checkpoints that are stored on a remote."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from ckstore_cli._transfer import choice_options
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
 @choice_options
-@click.option("--rule", is_flag=True, help="Those that ckstore config keep-local does not keep here.")
+@click.option(
+    "--rule",
+    is_flag=True,
+    help="Checkpoints that the mirror has and the rules of ckstore config keep-local do not keep.",
+)
 @framed
 def evict(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool, **options: Any) -> None:
-    """Let go of the local bytes of the checkpoints REF, which a remote has.
+    """Free the local data of the checkpoints REF, which are stored on a remote.
 
-    They stay listed, and what reads them fetches what it needs. Before anything
-    goes, every blob is compared at the remote. What is not there, or is open,
-    keeps its bytes. ckstore pull brings them back.
+    The checkpoints remain listed, and reads download the data that they need.
+    ckstore pull downloads all of it again. Before local data is freed, the command
+    verifies that the remote has every blob. A checkpoint that is open or not
+    complete on the remote keeps its local data.
 
     \b
     Example:
@@ -32,10 +37,10 @@ def evict(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool
 
     \b
     Exit status:
-      0  done, also when some keep their bytes
+      0  done, even if some checkpoints keep their local data
       1  the remote does not answer
       2  wrong usage
-      4  there is no such store, checkpoint or remote
+      4  no such store, checkpoint or remote
     """
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:

@@ -1,4 +1,4 @@
-"""``ckstore pull``: bring checkpoints of a remote into the store."""
+"""``ckstore pull``: download checkpoints from a remote."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ckstore_cli._transfer import print_plan, print_report, pull_options
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1)
 @pull_options
-@if_exists_option("What to do if the store has another checkpoint of that run and step.")
+@if_exists_option("What to do if the store has another checkpoint at the same run and step.")
 @framed
 def pull(
     frame: Frame, refs: tuple[str, ...], remote: str | None, if_exists: Any, dry_run: bool, **options: Any
 ) -> None:
-    """Bring the checkpoints REF of a remote into the store; without REF the newest.
+    """Download the checkpoints REF from a remote, by default the newest checkpoint.
 
-    A REF is looked up at the remote. Only what is missing here is fetched, and
-    each blob is compared with its digest before it gets its name. A pull that
-    was cut off goes on where it ended when it is made again.
+    A REF names a checkpoint on the remote. Only blobs that are missing locally are
+    downloaded, and each is verified. After an interruption, the same command
+    continues the pull.
 
     \b
     Example:
@@ -34,11 +34,11 @@ def pull(
 
     \b
     Exit status:
-      0  done: each checkpoint is whole here
-      1  something is missing or damaged there, or another checkpoint is here
+      0  done, and each checkpoint is complete locally
+      1  data is missing or damaged on the remote, or the step has another checkpoint
       2  wrong usage
-      4  there is no such store, checkpoint or remote
-      5  one is to be replaced that has a tag or a pin
+      4  no such store, checkpoint or remote
+      5  a checkpoint to replace has a tag or a pin
       6  not enough space
     """
     out = frame.output()

@@ -1,4 +1,4 @@
-"""``ckstore push``: bring checkpoints to a remote."""
+"""``ckstore push``: upload checkpoints to a remote."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ckstore_cli._transfer import print_plan, print_report, push_options
 @push_options
 @framed
 def push(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool, **options: Any) -> None:
-    """Bring the checkpoints REF to a remote; without REF the newest.
+    """Upload the checkpoints REF to a remote, by default the newest checkpoint.
 
-    Only what is missing there is sent. Metrics, tags, pins and annotations come
-    along. A push that was cut off goes on where it ended when it is made again.
+    Only blobs that the remote lacks are uploaded. Metrics, tags, pins and notes are
+    also uploaded. After an interruption, the same command continues the push.
 
     \b
     Example:
@@ -30,11 +30,11 @@ def push(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool,
 
     \b
     Exit status:
-      0  done: each checkpoint is whole there
-      1  the remote refused something, or did not answer
+      0  done, and each checkpoint is complete on the remote
+      1  the remote refused a request or did not answer
       2  wrong usage
-      3  bytes are damaged here; they were not sent
-      4  there is no such store, checkpoint or remote
+      3  local data is damaged and was not uploaded
+      4  no such store, checkpoint or remote
     """
     out = frame.output()
     if dry_run:

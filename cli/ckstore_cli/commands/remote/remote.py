@@ -1,4 +1,4 @@
-"""``ckstore remote``: the places outside that checkpoints are pushed to and pulled from."""
+"""``ckstore remote``: the remotes that checkpoints are pushed to and pulled from."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 @store_option
 @json_option
 def remote() -> None:
-    """Name, try and forget the places that checkpoints are pushed to.
+    """Add, list, probe, prune and remove the remotes that checkpoints are pushed to.
 
-    A remote is a prefix of object storage (s3://, gs://, az://), or a
-    directory. Another store can be added to be read from. Credentials come
-    from the environment, a profile or a role; they are never kept in the store.
+    A remote is a prefix of object storage (s3://, gs://, az://), or a directory. The
+    directory of another store can be added for reading. Credentials come from the
+    environment, a profile or a role, and are never saved in the store.
 
     \b
     Example:
@@ -39,21 +39,23 @@ def remote() -> None:
     \b
     Exit status:
       0  done
-      1  the place cannot be reached or used
+      1  the remote cannot be reached or used
       2  wrong usage
-      4  there is no such store or remote
-      5  a push is under way
+      4  no such store or remote
+      5  a push is in progress
     """
 
 
 @remote.command("add")
 @click.argument("name")
 @click.argument("target")
-@click.option("--endpoint", metavar="URL", help="An S3-compatible service, such as https://s3.example.org.")
-@click.option("--region", help="Region of the bucket; that of the environment by default.")
+@click.option("--endpoint", metavar="URL", help="URL of an S3-compatible service, such as https://s3.example.org.")
+@click.option("--region", help="Region of the bucket. Default: from the environment.")
 @framed
 def add(frame: Frame, name: str, target: str, endpoint: str | None, region: str | None) -> None:
-    """Give the place TARGET a NAME, after trying what it does.
+    """Add TARGET as the remote NAME, after a test of the service.
+
+    TARGET is a URL of object storage, or a directory, which is created if needed.
 
     \b
     Example:
@@ -64,9 +66,9 @@ def add(frame: Frame, name: str, target: str, endpoint: str | None, region: str 
     \b
     Exit status:
       0  done
-      1  the place cannot be reached or used
+      1  TARGET cannot be reached or used
       2  wrong usage, or the name is taken
-      4  there is no such store
+      4  no such store
     """
     with frame.writing() as store:
         entry = store.remotes.add(name, target, endpoint=endpoint, region=region)
@@ -84,9 +86,9 @@ def list_(frame: Frame) -> None:
 
     \b
     Exit status:
-      0  done, also where there are none
+      0  done, also without any
       2  wrong usage
-      4  there is no such store
+      4  no such store
     """
     out = frame.output()
     with frame.reading() as store:
@@ -96,14 +98,14 @@ def list_(frame: Frame) -> None:
         rows = [("name", "target", "endpoint"), *((one.name, one.target.address, one.target.endpoint) for one in found)]
         out.table(columns(rows, "<<<"))
     else:
-        out.note("this store has no remote; add one: ckstore remote add NAME s3://BUCKET/PREFIX")
+        out.note("this store has no remote (add one with ckstore remote add NAME s3://BUCKET/PREFIX)")
 
 
 @remote.command("probe")
 @click.argument("name")
 @framed
 def probe(frame: Frame, name: str) -> None:
-    """Try again what the remote NAME does, and remember it.
+    """Test the service of the remote NAME again, and record the result.
 
     \b
     Example:
@@ -112,9 +114,9 @@ def probe(frame: Frame, name: str) -> None:
     \b
     Exit status:
       0  done
-      1  the place cannot be reached or used, or another remote is there
+      1  the remote cannot be reached or used, or its target is another remote now
       2  wrong usage
-      4  there is no such store or remote
+      4  no such store or remote
     """
     with frame.writing() as store:
         entry = store.remotes.probe(name)
@@ -123,18 +125,20 @@ def probe(frame: Frame, name: str) -> None:
 
 @remote.command("prune")
 @click.argument("name")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--exclusive", is_flag=True, help="No other process writes to the remote.")
-@click.option("--grace", metavar="TIME", default="24h", help="How long what nothing names stays; 24h by default.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and change nothing.")
+@click.option("--exclusive", is_flag=True, help="Assert that no other process writes to the remote.")
+@click.option(
+    "--grace", metavar="TIME", default="24h", help="Minimum time between marking and removing a blob. Default: 24h."
+)
 @framed
 def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -> None:
-    """Remove from the remote NAME the blobs that nothing names.
+    """Remove unreferenced blobs from the remote NAME.
 
-    At the mirror, the checkpoints that ckstore config keep-remote does not keep
-    are removed first. A blob that nothing names is marked; once the grace is over,
-    a later call removes it. Pushes may go on meanwhile if the service compares the
-    version of an object before it writes; otherwise say with --exclusive that
-    there are none.
+    On the mirror, the command first removes the checkpoints that the rules of
+    ckstore config keep-remote do not keep. It marks unreferenced blobs, and a later
+    call removes them after the grace period. Pushes may run meanwhile if the service
+    compares the version of an object before it writes. Otherwise --exclusive is
+    required, and no push may run.
 
     \b
     Example:
@@ -146,8 +150,8 @@ def prune(frame: Frame, name: str, dry_run: bool, exclusive: bool, grace: str) -
       0  done
       1  the remote refused something, or needs --exclusive
       2  wrong usage
-      4  there is no such store or remote
-      5  --exclusive was given, and a push is under way
+      4  no such store or remote
+      5  --exclusive was given, and a push is in progress
     """
     out = frame.output()
     grace_s = duration_s(grace, "--grace")
@@ -170,7 +174,7 @@ def claims(frame: Frame, name: str) -> None:
     """Show which stores rely on checkpoints on the remote NAME.
 
     A store that evicts a checkpoint claims the copy on the remote. No store removes
-    that copy until the first one has the bytes again or drops the checkpoint.
+    this copy until the claiming store has the data again or drops the checkpoint.
 
     \b
     Example:
@@ -178,10 +182,10 @@ def claims(frame: Frame, name: str) -> None:
 
     \b
     Exit status:
-      0  done, also where there are none
+      0  done, also without any
       1  the remote does not answer
       2  wrong usage
-      4  there is no such store or remote
+      4  no such store or remote
     """
     out = frame.output()
     with frame.reading() as store:
@@ -191,7 +195,7 @@ def claims(frame: Frame, name: str) -> None:
         out.line(str(one))
         out.lines(f"  {ref}" for ref in one.checkpoints)
     if not found:
-        out.note(f"no store relies on a checkpoint at {name}")
+        out.note(f"no store relies on a checkpoint on {name}")
 
 
 @remote.command("release")
@@ -201,9 +205,9 @@ def claims(frame: Frame, name: str) -> None:
 def release(frame: Frame, name: str, uuid: str) -> None:
     """End the claims of a store that is lost for good.
 
-    UUID is that of the store, as shown by ckstore remote claims. The checkpoints that it
-    relied on may then be removed from the remote NAME. If the store still exists, it
-    loses these checkpoints when they are removed.
+    UUID identifies the store, as shown by ckstore remote claims. The checkpoints that
+    it relied on may then be removed from the remote NAME. If the store still exists,
+    it loses these checkpoints when they are removed.
 
     \b
     Example:
@@ -214,7 +218,7 @@ def release(frame: Frame, name: str, uuid: str) -> None:
       0  done
       1  the remote does not answer
       2  wrong usage, or that store has no claim
-      4  there is no such store or remote
+      4  no such store or remote
     """
     out = frame.output()
     with frame.writing() as store:
@@ -228,9 +232,9 @@ def release(frame: Frame, name: str, uuid: str) -> None:
 @click.argument("run")
 @framed
 def take_over(frame: Frame, name: str, run: str) -> None:
-    """Mirror RUN to the remote NAME from this store, not from another one.
+    """Mirror RUN to the remote NAME from this store instead of another one.
 
-    Only one store mirrors a run. If its node dies, another store takes over the run
+    Only one store mirrors a run. If its node fails, another store takes over the run
     automatically after ten minutes. This command does so at once. If the former store
     is still in use, its later checkpoints remain on its own disk.
 
@@ -243,14 +247,14 @@ def take_over(frame: Frame, name: str, run: str) -> None:
       0  done
       1  the remote does not answer
       2  wrong usage
-      4  there is no such store or remote
+      4  no such store or remote
     """
     out = frame.output()
     with frame.writing() as store:
         store.remotes.take_over(name, run)
         entry = store.remotes.get(name)
     out.document(entry)
-    out.line(f"{run} is mirrored to {name} by this store from now on")
+    out.line(f"this store now mirrors {run} to {name}")
 
 
 @remote.command("convert")
@@ -259,10 +263,10 @@ def take_over(frame: Frame, name: str, run: str) -> None:
 @click.argument("directory")
 @framed
 def convert(frame: Frame, name: str, new: str, directory: str) -> None:
-    """Copy the store NAME, which an earlier draft pushed to, into a remote.
+    """Copy the store NAME, which a draft version pushed to, into a remote.
 
-    The remote NEW in DIRECTORY takes the place of that store here, also as the
-    mirror. The store itself is not changed.
+    The new remote NEW in DIRECTORY replaces NAME in this store, also as the mirror.
+    The store NAME itself is not changed.
 
     \b
     Example:
@@ -271,9 +275,9 @@ def convert(frame: Frame, name: str, new: str, directory: str) -> None:
     \b
     Exit status:
       0  done
-      1  the place cannot be reached or used, or some checkpoints were not copied
-      2  wrong usage, or NAME is no store
-      4  there is no such store or remote
+      1  DIRECTORY cannot be reached or used, or some checkpoints were not copied
+      2  wrong usage, or NAME is not a store
+      4  no such store or remote
     """
     out = frame.output()
     with frame.writing() as store:
@@ -286,7 +290,7 @@ def convert(frame: Frame, name: str, new: str, directory: str) -> None:
 @click.argument("name")
 @framed
 def rm(frame: Frame, name: str) -> None:
-    """Forget the remote NAME; nothing at its place is touched.
+    """Remove the remote NAME from the store. The data on the remote is kept.
 
     \b
     Example:
@@ -296,18 +300,18 @@ def rm(frame: Frame, name: str) -> None:
     Exit status:
       0  done
       2  wrong usage
-      4  there is no such store or remote
+      4  no such store or remote
     """
     out = frame.output()
     with frame.writing() as store:
         entry = store.remotes.get(name)
         store.remotes.remove(name)
     out.document(entry)
-    out.line(f"forgot {entry.name}; nothing at {entry.target} was touched")
+    out.line(f"removed {entry.name}; the data in {entry.target} was kept")
 
 
 def _print(out: Output, entry: RemoteEntry) -> None:
     out.document(entry)
     out.line(f"{entry.name} is {entry.target}")
-    plain = ["a store: it is read, and never pushed to"]
+    plain = ["a store, which can be pulled from but not pushed to"]
     out.lines(f"  {line}" for line in (plain if entry.abilities is None else entry.abilities.lines()))

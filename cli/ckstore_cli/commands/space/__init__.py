@@ -1,1 +1,1 @@
-"""Commands that drop checkpoints and free their bytes."""
+"""Commands that delete or restore checkpoints, free space and compact checkpoints."""

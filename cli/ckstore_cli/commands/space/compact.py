@@ -1,4 +1,4 @@
-"""``ckstore compact``: keep checkpoints in less space, without loss."""
+"""``ckstore compact``: store checkpoints in less space, without loss."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from ckstore_cli._types import WholeNumber
 
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
-@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: every run.")
+@click.option(
+    "--run", metavar="RUN", shell_complete=complete_run, help="Only checkpoints of this run. Default: all runs."
+)
 @click.option(
     "--keep-newest",
     metavar="N",
     type=WholeNumber(min=1),
     default=3,
     show_default=True,
-    help="Leave the newest N of each run as they are.",
+    help="Leave the newest N checkpoints of each run unchanged.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would be encoded against what.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show which checkpoints would be encoded against which, and change nothing."
+)
 @framed
 def compact(frame: Frame, refs: tuple[str, ...], run: str | None, keep_newest: int, dry_run: bool) -> None:
-    """Keep older checkpoints in less space, without loss.
+    """Store older checkpoints in less space, without loss.
 
-    Most of their bytes become differences to newer ones; ids and what is loaded
-    stay the same, and loads take longer. Checkpoints that have a tag, are pinned
-    or in use stay as they are. It needs pip install 'ckstore[compact]'; so does
-    reading what was compacted.
+    Most of their data is stored as differences to newer checkpoints. Ids and loaded
+    data do not change, but loads take longer. Checkpoints that have a tag, are
+    pinned or in use are not compacted. Both this command and reading compacted
+    checkpoints require pip install 'ckstore[compact]'.
 
     \b
     Example:
@@ -39,12 +43,12 @@ def compact(frame: Frame, refs: tuple[str, ...], run: str | None, keep_newest: i
 
     \b
     Exit status:
-      0  done, also when there was nothing to do
+      0  done, or nothing to do
       2  wrong usage
-      4  there is no such store or checkpoint
+      4  no such store or checkpoint
     """
     if refs and run is not None:
-        raise BadInput("refs and --run were given", hint="give one of them")
+        raise BadInput("REFs and --run were given", hint="give only one of them")
     out = frame.output()
     with frame.reading() if dry_run else frame.writing() as store:
         report = store.compact(refs, run, keep_newest=keep_newest, dry_run=dry_run)

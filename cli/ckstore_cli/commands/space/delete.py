@@ -28,27 +28,31 @@ _RANGE = re.compile(r"(?:(?P<run>[^@]+)@)?(?P<first>[0-9]{0,16})\.\.(?P<last>[0-
 
 @click.command()
 @click.argument("refs", metavar="REF...", nargs=-1, shell_complete=complete_ref)
-@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Delete all checkpoints of this run instead.")
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
-@click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
+@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Delete all checkpoints of this run.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
+@click.option(
+    "--now", is_flag=True, help="Free the space at once, so that ckstore undo cannot restore the checkpoints."
+)
 @framed
 def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, now: bool) -> None:
-    """Delete the checkpoints REF; ckstore undo brings them back for a day.
+    """Delete the checkpoints REF, which ckstore undo can restore for a day.
 
-    With --run, all checkpoints of a run. After that day, on a full disk and
-    with --now the bytes that only they used are freed.
+    The space of a deleted checkpoint is freed after that day, on a full disk, or at
+    once with --now. If a process still has a blob open, the first ckstore gc after
+    it is closed frees the blob.
 
-    A REF may also be a range of steps: A..B is from A to B, A.. from A on, ..B
-    up to B. A and B themselves are included. A range and --run also delete
-    superseded checkpoints. After RUN@STEP alone is deleted, the step names its
-    newest superseded checkpoint, if it has one. A range, --run and RUN@STEP also
-    delete what is left of checkpoints that are not whole; that cannot be brought
-    back. Where several runs could be meant, write RUN@A..B. Nothing is deleted unless
-    each REF names something. One that is open, has a tag, or is pinned stays, and
-    the others go. If a process still has one of the blobs open, a ckstore gc after
-    it is closed frees it. The command says what the deletion frees and, if that is
-    not all, why: data that other checkpoints have as well, or that lies in packs of
-    small tensors with data of theirs.
+    A REF may also be a range of steps. A..B means the steps from A to B, A.. the
+    steps from A on, and ..B the steps up to B, each including A and B. In a store
+    with several runs, write RUN@A..B. Nothing is deleted unless each REF names a
+    checkpoint. Checkpoints that are open, have a tag or are pinned are kept, and the
+    others are deleted.
+
+    A range and --run also delete superseded checkpoints. After RUN@STEP is deleted,
+    it names the newest superseded checkpoint of the step, if one exists. A range,
+    --run and RUN@STEP also delete incomplete checkpoints, which cannot be restored.
+
+    The command prints the space that the deletion frees. If some space is not freed,
+    it prints the reason, such as data that other checkpoints also use.
 
     \b
     Example:
@@ -60,17 +64,17 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
     Exit status:
       0  done
       2  wrong usage
-      4  there is no such store or checkpoint, or several fit
-      5  one is open, has a tag, or is pinned; the others are deleted
+      4  no such store or checkpoint, or REF is ambiguous
+      5  a checkpoint is open, has a tag, or is pinned, and the others are deleted
     """
     if bool(refs) == (run is not None):
         raise BadInput(
-            "delete takes either REFs or --run RUN", hint="ckstore delete RUN@STEP, ckstore delete --run RUN"
+            "delete takes either REFs or --run RUN", hint="ckstore delete RUN@STEP, or ckstore delete --run RUN"
         )
     out = frame.output()
     refused: list[tuple[CheckpointInfo, InUse]] = []
     with frame.reading() if dry_run else frame.writing() as store:
-        # All names first: with a typo in the last one nothing is deleted.
+        # All refs are resolved first, so that nothing is deleted if one of them is wrong.
         torn: list[str] = []
         named = [_named(store, ref, torn) for ref in refs]
         chosen = {info.key: info for found in named for info in found}
@@ -83,26 +87,26 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
         for info in chosen.values():
             try:
                 store.delete(info, dry_run=dry_run, now=now)
-            # The others go on, and what was refused is the command's error: a script must not think that all are gone.
+            # The others are deleted, and the command still fails, since a script must not assume that all are deleted.
             except InUse as error:
                 refused.append((info, error))
                 continue
             out.document({"dry_run": dry_run, "run": info.run, "step": info.step, "id": info.id})
             out.line(f"{'would delete' if dry_run else 'deleted'} {info.shown}")
-        # Behind the others: of a step that also has a whole checkpoint the ref names that one.
+        # After the others, since RUN@STEP names the complete checkpoint of a step that has one.
         for name in dict.fromkeys(torn):
             store.delete(name, dry_run=dry_run, now=now)
             out.document({"dry_run": dry_run, "torn": name})
-            out.line(f"{'would delete' if dry_run else 'deleted'} {name}, which was not whole")
+            out.line(f"{'would delete' if dry_run else 'deleted'} {name}, which is incomplete")
         for info in [] if dry_run else [found[0] for found in named if len(found) == 1]:
-            _tell_older(store, info, out)
+            _note_successor(store, info, out)
         if deleted := chosen.keys() - {info.key for info, _ in refused}:
             effect = preview.effect(deleted)
             out.note(effect.words(dry_run=dry_run))
             if not (dry_run or now) and (waiting := [one for one in store.dropped() if not one.problem]):
                 until = waiting[0].until[:16].replace("T", " ")
-                then = "; ckstore gc --now frees it at once" if effect.freed_bytes else ""
-                out.note(f"until {until} UTC ckstore undo brings back what was deleted{then}")
+                then = "; ckstore gc --now frees the space at once" if effect.freed_bytes else ""
+                out.note(f"ckstore undo can restore this until {until} UTC{then}")
     if len(refused) == 1:
         raise refused[0][1]
     if refused:
@@ -112,16 +116,16 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
         raise InUse(msg, hint=refused[0][1].hint)
 
 
-def _tell_older(store: Store, deleted: CheckpointInfo, out: Output) -> None:
-    """Say that another checkpoint has the name of the deleted one, if its step has one."""
-    with suppress(CkstoreError):  # usually there is none
+def _note_successor(store: Store, deleted: CheckpointInfo, out: Output) -> None:
+    """Print which superseded checkpoint RUN@STEP now names, if the step has one."""
+    with suppress(CkstoreError):  # usually the step has no other checkpoint
         found = store.info(deleted.name)
         if found.id != deleted.id and not deleted.superseded:
             out.note(f"{found.name} is now {short_id(found.id)}, which was superseded")
 
 
 def _named(store: Store, ref: str, torn: list[str]) -> list[CheckpointInfo]:
-    """Return what a ref or a range names; `torn` gets the refs of those that are not whole."""
+    """Return the checkpoints of a ref or a range, and append the names of incomplete ones to `torn`."""
     if "*" in ref:
         raise BadInput(f"{ref!r} is not a REF: it has a *", hint="ckstore delete RUN@A..B, or ckstore delete --run RUN")
     found = _RANGE.fullmatch(ref)
@@ -158,22 +162,22 @@ def _named(store: Store, ref: str, torn: list[str]) -> list[CheckpointInfo]:
 
 
 def _refuse_several(store: Store, ref: str) -> None:
-    """Raise if a bare step is one of several runs: what is deleted is not guessed."""
+    """Raise if several runs have a checkpoint at a step that is given without a run."""
     if not ref.isdecimal():
         return
     names = [info.name for info in store.checkpoints() if str(info.step) == ref]
     if len(names) > 1:
-        msg = f"{ref}: several runs have a checkpoint at this step: {', '.join(sorted(names)[:5])}"
-        raise AmbiguousRef(msg, hint=f"say which: RUN@{ref}")
+        msg = f"{ref} is ambiguous, since several runs have this step: {', '.join(sorted(names)[:5])}"
+        raise AmbiguousRef(msg, hint=f"name the run: RUN@{ref}")
 
 
 def _run_of(ref: str, names: set[str], run: str | None) -> str:
-    """Return the run of a range: the only one where none is named; of several none is guessed."""
+    """Return the run of a range. Without a name it is the only run, and several runs are an error."""
     runs = sorted(names)
     some = ", ".join(runs[:5])
     if run is None and len(runs) > 1:
-        msg = f"{ref}: the store has several runs: {some}"
-        raise AmbiguousRef(msg, hint=f"say of which: RUN@{ref}")
+        msg = f"{ref} is ambiguous, since the store has several runs: {some}"
+        raise AmbiguousRef(msg, hint=f"name the run: RUN@{ref}")
     if not runs or run not in (None, *runs):
         msg = f"{ref}: there is no run {run!r}" if runs else f"{ref}: the store has no checkpoints"
         raise NoSuchRef(msg, hint=f"the runs are {some}" if runs else "")

@@ -1,4 +1,4 @@
-"""``ckstore gc``: give back the space that no checkpoint needs, and say who keeps what was not."""
+"""``ckstore gc``: free unused space, and name the processes that keep blobs open."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ from ckstore_cli._retention import policy_of, print_freed, rule_options
 
 @click.command()
 @rule_options
-@click.option("--run", metavar="RUN", shell_complete=complete_run, help="Drop from this run only. Default: each run.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
 @click.option(
-    "--exclusive", is_flag=True, help="On a shared filesystem, free at once: no other host is using the store."
+    "--run",
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="Only drop checkpoints of this run. Default: all runs, each separately.",
 )
-@click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
+@click.option("--dry-run", is_flag=True, help="Show what would be dropped and freed, and change nothing.")
+@click.option(
+    "--exclusive",
+    is_flag=True,
+    help="Assert that no other host uses the store. On a shared filesystem, this frees at once.",
+)
+@click.option("--now", is_flag=True, help="Also free checkpoints that ckstore undo could restore.")
 @framed
 def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bool, **rules: Any) -> int:
-    """Free what no checkpoint needs, and name the processes that hold the rest.
+    """Free unused blobs, and name the processes that keep others open.
 
-    Run it at any time: saves and readers go on. A blob that a process has open
-    is not freed; gc names the process, and a later gc frees the blob. With a
-    rule (--keep-last and the like) it is ckstore prune, which first drops the
-    checkpoints that no rule keeps.
+    gc may run at any time, also during saves and reads. It keeps a blob that a
+    process has open and names the process, and a later gc frees the blob. If rules
+    such as --keep-last are given, the command first drops the checkpoints that no
+    rule keeps, like ckstore prune.
 
-    On a shared filesystem (NFS, Lustre, FUSE ...) gc cannot see other hosts. There
-    it frees what has not been touched for an hour; --exclusive frees at once and
-    says that no other host uses the store. --dry-run shows what --exclusive
-    would free.
+    On a shared filesystem such as NFS, Lustre or FUSE, gc cannot see processes of
+    other hosts. It then frees only data that was not touched for an hour.
+    --exclusive frees at once. --dry-run shows what --exclusive would free.
 
     \b
     Example:
@@ -43,18 +49,18 @@ def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bo
 
     \b
     Exit status:
-      0  done; a warning says if the space is not free yet
+      0  done, with a warning if the space is not free yet
       2  wrong usage
-      4  there is no such store
+      4  no such store
       5  another gc is running, and nothing was dropped
-      7  done, but a process has some bytes open, or only another user's gc can free them
+      7  done, but a process has some blobs open, or only another user's gc can free them
     """
     policy = policy_of(rules)
     if policy is None and run is not None:
         msg = f"--run {run} limits a retention policy to one run, and there is no policy"
-        raise BadInput(msg, hint="give a rule, such as --keep-last 3, or leave --run out")
+        raise BadInput(msg, hint="give a rule, such as --keep-last 3, or omit --run")
     out = frame.output()
-    # The dry run opens the store as the real one does, which clears up what killed saves left: so both see the same.
+    # A dry run also opens the store for writing, which removes leftovers of killed saves. So both have the same plan.
     with frame.writing() as store:
         if policy is None:
             report = store.gc(dry_run=dry_run, exclusive=exclusive, now=now)

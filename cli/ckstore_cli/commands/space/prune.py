@@ -16,21 +16,24 @@ from ckstore_cli._retention import policy_of, print_freed, rule_options
 @click.command()
 @rule_options
 @click.option(
-    "--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: every run, each by itself."
+    "--run", metavar="RUN", shell_complete=complete_run, help="Only this run. Default: all runs, each separately."
 )
-@click.option("--dry-run", is_flag=True, help="Only show what would be dropped and freed.")
-@click.option("--now", is_flag=True, help="Free at once what ckstore undo could bring back.")
+@click.option("--dry-run", is_flag=True, help="Show what would be dropped and freed, and change nothing.")
+@click.option(
+    "--now", is_flag=True, help="Free the space at once, so that ckstore undo cannot restore the checkpoints."
+)
 @framed
 def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: Any) -> int:
-    """Drop the checkpoints that no rule keeps, say why for each, and free the space.
+    """Drop the checkpoints that no rule keeps, with the reasons, and free the space.
 
-    A checkpoint stays if any rule keeps it. Whatever the rules say, a checkpoint
-    that has a tag, is pinned or open, or is the newest whole one of its run is
-    never dropped. Without rules, the store's own policies and budget apply.
+    A checkpoint is kept if any rule keeps it. Checkpoints that have a tag, are
+    pinned or open are never dropped, and neither is the newest complete checkpoint
+    of a run. Without rules, the command applies the policies and the budget of the
+    store.
 
-    For a day (see ckstore config undo) ckstore undo can bring back what was dropped;
-    then its space is freed as ckstore gc does it, with --now at once. On a shared
-    filesystem ckstore gc --exclusive frees at once.
+    ckstore undo can restore dropped checkpoints for a day (see ckstore config undo).
+    After that, or at once with --now, their space is freed as by ckstore gc. On a
+    shared filesystem, only ckstore gc --exclusive frees space at once.
 
     \b
     Example:
@@ -41,28 +44,26 @@ def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: A
 
     \b
     Exit status:
-      0  done; a warning says if the space is not free yet
+      0  done, with a warning if the space is not free yet
       2  wrong usage, or no rule
-      4  there is no such store
+      4  no such store
       5  another gc is running, and nothing was dropped
-      7  done, but a process has some bytes open, or only another user's gc can free them
+      7  done, but a process has some blobs open, or only another user's gc can free them
     """
     policy = policy_of(rules)
     out = frame.output()
-    # A plan needs no right to write, and must change nothing.
+    # A plan changes nothing and needs no write permission.
     with frame.reading() if dry_run else frame.writing() as store:
-        # Without a rule every checkpoint but the newest would be dropped by a forgotten option.
+        # A forgotten option must not drop every checkpoint but the newest.
         own = (store.config.retention, store.config.retention_by_run, store.config.budget)
         if policy is None and not any(own):
             raise BadInput(
-                "no rule was given and the store has no policy: everything would be dropped",
-                hint="give one: --keep-last, --keep-every, --keep-best or --keep-within",
+                "no rule was given, and the store has no policy",
+                hint="give a rule: --keep-last, --keep-every, --keep-best or --keep-within",
             )
         report = store.prune(policy, run, dry_run=dry_run, now=now)
         waits_s = 0 if now or store._context.shared else store.config.undo_by_hand_s  # noqa: SLF001
     status = print_freed(out, report)
     if dry_run and waits_s and report.retention is not None and report.retention.plan.dropped:
-        out.note(
-            f"ckstore undo could bring them back for {age_words(waits_s)}; then they are freed, with --now at once"
-        )
+        out.note(f"ckstore undo could restore them for {age_words(waits_s)}; --now would free their space at once")
     return status

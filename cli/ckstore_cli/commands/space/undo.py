@@ -1,4 +1,4 @@
-"""``ckstore undo``: list what was dropped and can be brought back, and bring it back."""
+"""``ckstore undo``: restore dropped checkpoints, or list them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ _HEAD = ("CHECKPOINT", "ID", "DROPPED", "UNTIL (UTC)", "SIZE", "PROBLEM")
 
 @click.command()
 @click.argument("refs", metavar="[REF...]", nargs=-1)
-@click.option("--last", is_flag=True, help="Bring back the one that was dropped last.")
-@click.option("--run", metavar="RUN", help="Bring back all that was dropped of this run.")
-@click.option("--all", "every", is_flag=True, help="Bring back all that was dropped.")
+@click.option("--last", is_flag=True, help="Restore the checkpoint that was dropped last.")
+@click.option("--run", metavar="RUN", help="Restore all dropped checkpoints of this run.")
+@click.option("--all", "every", is_flag=True, help="Restore all dropped checkpoints.")
 @framed
 def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every: bool) -> None:
-    """Bring back the dropped checkpoints REF; without one, list those that can be.
+    """Restore the dropped checkpoints REF, or list all dropped checkpoints.
 
-    A REF is RUN@STEP or an id of the list. SIZE is what it alone keeps on the disk
-    until the time UNTIL (UTC); a save that finds no room, and ckstore gc --now,
-    free it earlier. What has a PROBLEM, such as a missing blob, cannot be brought
-    back. How long what is dropped waits: ckstore config undo.
+    A REF is RUN@STEP or an id from the list. A dropped checkpoint is kept until the
+    time UNTIL (UTC), unless ckstore gc --now or a save that needs the space frees it
+    earlier. SIZE is the disk space that only this checkpoint uses. A checkpoint with
+    a PROBLEM, such as a missing blob, cannot be restored. ckstore config undo sets
+    how long dropped checkpoints are kept.
 
     \b
     Example:
@@ -46,8 +47,8 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
     Exit status:
       0  done
       2  wrong usage
-      3  a blob of it is missing; it can only be freed
-      4  there is no such store, or nothing of that name can be brought back
+      3  a checkpoint has a missing blob or a damaged manifest and cannot be restored
+      4  no such store, or no such dropped checkpoint
     """
     if (last, bool(refs), run is not None, every).count(True) > 1:
         raise BadInput("undo takes either REFs, --last, --run or --all", hint="ckstore undo --last")
@@ -58,18 +59,18 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
             for ref in _waiting(store, run) if every or run is not None else refs or ("latest",):
                 try:
                     info = store.undelete(ref)
-                except DamagedBlob as error:  # the others need not wait for this one
+                except DamagedBlob as error:  # the others are still restored
                     broken = broken or error
                     continue
                 out.document({"run": info.run, "step": info.step, "id": info.id})
-                out.line(f"brought back {info.shown}")
+                out.line(f"restored {info.shown}")
                 back.append(info.name)
             if doomed := _doomed(store, back):
                 them = "it" if len(doomed) == 1 else "them"
-                said = (
+                warning = (
                     f"the rules of ckstore config drop {some_of(doomed)} after the next save; ckstore pin keeps {them}"
                 )
-                out.warning(printable(said))
+                out.warning(printable(warning))
             if broken is not None:
                 raise broken
         return
@@ -78,8 +79,8 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
         is_off = not store.config.undo_by_hand_s
     out.documents(found)
     if not found:
-        how = "; ckstore config undo --on keeps what is dropped for a day" if is_off else ""
-        out.note(f"nothing can be brought back{how}")
+        how = "; with ckstore config undo --on, dropped checkpoints can be restored for a day" if is_off else ""
+        out.note(f"no dropped checkpoint can be restored{how}")
         return
     rows = [
         (one.ref, short_id(one.id), _time(one.dropped), _time(one.until), size_text(one.nbytes), printable(one.problem))
@@ -90,21 +91,21 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
 
 
 def _doomed(store: Store, back: list[str]) -> list[str]:
-    """Return those of the checkpoints that are back which the store's own rules would drop again."""
+    """Return the restored checkpoints that the rules of the store would drop again."""
     own = store.config
     if back and (own.retention or own.retention_by_run or own.budget):
-        with suppress(CkstoreError):  # they are back, whatever the rules cannot say
+        with suppress(CkstoreError):  # they are restored, even if the rules cannot be evaluated
             plan = store.plan_retention(shown_only=True)
             return [entry.info.name for entry in plan.dropped if entry.info.name in back]
     return []
 
 
 def _waiting(store: Store, run: str | None) -> list[str]:
-    """Return what can be brought back, of a run or of all, each by its id; without one, by its step."""
+    """Return the refs of the dropped checkpoints, of one run or of all. A ref is the id, or RUN@STEP without an id."""
     found = list(dict.fromkeys(one.id or one.ref for one in store.dropped() if run in (None, one.run)))
     if not found:
         of_run = "" if run is None else f" of the run {run}"
-        raise NoSuchRef(f"nothing{of_run} can be brought back", hint="ckstore undo lists what can be")
+        raise NoSuchRef(f"no dropped checkpoint{of_run} can be restored", hint="ckstore undo lists dropped checkpoints")
     return found
 
 

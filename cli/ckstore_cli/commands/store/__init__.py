@@ -1,1 +1,1 @@
-"""Commands about a store as a whole, and the demo."""
+"""Commands for the whole store, and the demo."""

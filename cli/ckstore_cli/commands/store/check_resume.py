@@ -1,4 +1,4 @@
-"""``ckstore check-resume``: whether a training continues exactly after a resume."""
+"""``ckstore check-resume``: check that a training continues exactly after a resume."""
 
 from __future__ import annotations
 
@@ -30,22 +30,27 @@ def _timeout(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
     type=OneOf(["exact", "tolerant"]),
     default="exact",
     show_default=True,
-    help="exact: the same bits; tolerant: losses and tensors within --rtol and --atol.",
+    help="exact requires the same bits. tolerant requires losses and tensors within --rtol and --atol.",
 )
 @click.option("--steps", type=WholeNumber(min=1), default=3, show_default=True, help="Number of steps before the save.")
 @click.option(
-    "--compare", type=WholeNumber(min=1), default=5, show_default=True, help="Number of steps to compare after it."
+    "--compare",
+    type=WholeNumber(min=1),
+    default=5,
+    show_default=True,
+    help="Number of steps to compare after the save.",
 )
 @click.option(
     "--point",
     "points",
     type=OneOf(["step", "epoch"]),
     multiple=True,
-    help="Save after --steps, or at the first end of an epoch. Repeatable. Default: both, if an epoch ends in time.",
+    help="Save after --steps (step), or at the first end of an epoch (epoch). Repeatable. Default: both, if an epoch "
+    "ends in time.",
 )
 @click.option("--rtol", type=Number(min=0), help="Relative tolerance of the profile tolerant.  [default: 0.001]")
 @click.option("--atol", type=Number(min=0), help="Absolute tolerance of the profile tolerant.  [default: 1e-06]")
-@click.option("--ignore", metavar="NAME", multiple=True, help="This part or variable may differ. Repeatable.")
+@click.option("--ignore", metavar="NAME", multiple=True, help="A part or variable that may differ. Repeatable.")
 @click.option("--seed", type=WholeNumber(min=0), default=0, show_default=True, help="Seed the random generators.")
 @click.option(
     "--timeout",
@@ -74,10 +79,11 @@ def check_resume(
 ) -> int:
     """Check that a training continues exactly after a resume.
 
-    FUNCTION returns a ckstore.training.Loop. MODULE is the name of a module that
-    Python can import in the current directory, or a file.py. Fresh processes run
-    the training twice without a stop, save it to a temporary store, resume it, and
-    compare each step. The first difference is named. Needs torch, but no store.
+    FUNCTION returns a ckstore.training.Loop. MODULE is a module that Python can
+    import from the current directory, or a file such as train.py. Fresh processes
+    run the training twice without a stop, save it to a temporary store, resume it,
+    and compare each step. The command reports the first difference. It requires
+    torch, but no store.
 
     \b
     Example:
@@ -88,11 +94,11 @@ def check_resume(
     \b
     Exit status:
       0  the training continues exactly, or within the tolerance
-      1  it does not, or its code raised, died or did not end in time
-      2  wrong usage: no such function, or it returns no Loop
+      1  it does not, or its code raised an error, crashed or exceeded the time limit
+      2  wrong usage, no such function, or the function returns no Loop
     """
     if find_spec("torch") is None:
-        msg = "the check compares states of torch, and the package torch is not installed"
+        msg = "the check needs torch, which is not installed"
         raise CkstoreError(msg, hint="pip install 'ckstore[torch]'")
     from ckstore.training import check
 

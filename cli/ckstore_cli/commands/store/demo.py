@@ -1,4 +1,4 @@
-"""``ckstore demo``."""
+"""``ckstore demo``: show a crash and a resume with a small training."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ckstore_cli._frame import UserPath
 @click.option(
     "--directory",
     type=UserPath(path_type=Path),
-    help="Put the store here, in a new or empty directory, and keep it. Default: a temporary one.",
+    help="New or empty directory for the store, which is kept. Default: a temporary directory.",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary directory too.")
+@click.option("--keep", is_flag=True, help="Keep the temporary directory.")
 @click.option("--quick", is_flag=True, help="Train fewer steps.")
 @click.pass_context
 def demo(ctx: click.Context, /, **options: Any) -> None:
-    """Train, be killed in the middle of a save, resume, and prove that nothing was lost.
+    """Train a small model, kill it during a save, resume it, and prove that nothing was lost.
 
-    A small GPT is trained on the text of Python's own standard library, killed
-    with kill -9 while it saves, and resumed from the store; its weights then
-    equal those of a run that was never stopped, bit for bit. Old checkpoints
-    are dropped while a process still reads one. Needs torch.
+    The demo trains a small GPT on the source code of Python's standard library,
+    kills it with kill -9 while it saves, and resumes it from the store. Its weights
+    are then equal, bit for bit, to those of a run without interruption. The demo
+    also drops old checkpoints while a process still reads one. It requires torch.
 
     \b
     Example:
@@ -36,13 +36,13 @@ def demo(ctx: click.Context, /, **options: Any) -> None:
 
     \b
     Exit status:
-      0  done: the weights are the same
+      0  done, and the weights are equal
       1  failed, or torch is not installed
       2  wrong usage
     """
     for package in ("torch", "numpy"):
         if find_spec(package) is None:
-            msg = f"the demo trains with torch, and the package {package} is not installed"
+            msg = f"the demo needs {package}, which is not installed"
             raise CkstoreError(msg, hint="pip install 'ckstore[torch]'")
     from ckstore_cli.demo.story import run_demo
 

@@ -1,4 +1,4 @@
-"""``ckstore doctor``: what a store and its place are able to keep, and what to do about the rest."""
+"""``ckstore doctor``: check a store and its filesystem, with advice for each problem."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ckstore_cli._output import Output
 @click.option(
     "--leaks",
     is_flag=True,
-    help="Only list deleted files that still take space, and the processes that have them open.",
+    help="Only list deleted files that still use space, and the processes that have them open.",
 )
 @framed
 def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
-    """Check a store and its filesystem, and say what to do.
+    """Check a store and its filesystem, and show what to do about each problem.
 
-    It checks the filesystem, free space, what the kernel can do, the libraries,
-    what dead saves left, pins, owners and permissions. It changes nothing in the
-    store; it tests hardlinks with names that it removes at once.
+    The command checks the filesystem, free space, features of the kernel,
+    libraries, leftovers of killed saves, pins, owners and permissions. It changes
+    nothing in the store. It tests hardlinks with temporary names.
 
-    With --leaks it lists the deleted files of any program that still take space:
-    df does not go down until they are closed. As root it sees all processes,
-    otherwise only your own.
+    With --leaks, the command lists the deleted files of any program that still use
+    space. Their space becomes free when the programs close them. root sees all
+    processes, and other users see only their own.
 
     \b
     Example:
@@ -42,18 +42,18 @@ def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
 
     \b
     Exit status:
-      0  no finding is an error; with --leaks: done
-      1  a finding is an error: a promise is not kept here
+      0  no finding is an error, or --leaks is done
+      1  a finding is an error, so the store cannot keep a promise
       2  wrong usage
-      4  there is no such store
+      4  no such store
     """
     out = frame.output()
     with frame.reading() as store:
         if leaks:
-            _tell_leaks(out, deleted_but_open(store.path.stat().st_dev))
+            _print_leaks(out, deleted_but_open(store.path.stat().st_dev))
             return
         report = store.doctor()
-    _tell(out, report)
+    _print(out, report)
     if not report.ok:
         raise click.exceptions.Exit(FAILED)
 
@@ -61,34 +61,34 @@ def doctor(frame: Frame, leaks: bool) -> None:  # noqa: FBT001 - click's
 _LOOKS = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "red"}
 
 
-def _tell(out: Output, report: DoctorReport) -> None:
+def _print(out: Output, report: DoctorReport) -> None:
     out.documents(report.findings)
     margin = " " * MARGIN
     for finding in report.findings:
         level = out.style(finding.level.ljust(len(margin)), _LOOKS[finding.level])
-        _tell_words(out, level, f"{finding.what}: {finding.found}", margin)
+        _print_wrapped(out, level, f"{finding.what}: {finding.found}", margin)
         if finding.do:
-            _tell_words(out, margin, f"do: {finding.do}", margin)
+            _print_wrapped(out, margin, f"do: {finding.do}", margin)
     out.line(summary(report))
 
 
-def _tell_words(out: Output, head: str, text: str, margin: str) -> None:
+def _print_wrapped(out: Output, head: str, text: str, margin: str) -> None:
     words = printable(text).split(" ")
     lines = [" ".join(words)] if out.width is None else wrap(words, max(out.width - len(margin), 20))
     out.lines([f"{head}{lines[0]}", *(f"{margin}{line}" for line in lines[1:])])
 
 
-def _tell_leaks(out: Output, found: list[DeletedFile]) -> None:
+def _print_leaks(out: Output, found: list[DeletedFile]) -> None:
     out.documents(map(asdict, found))
     found = [one for one in found if one.nbytes]
     if not found:
-        out.line("no deleted file takes space")
+        out.line("no deleted file uses space")
         return
     rows = [
         (size_text(one.nbytes), str(who.pid), who.how, printable(who.command), printable(who.target))
         for one in found
-        for who in {who.pid: who for who in reversed(one.holders)}.values()  # a line for each process will do
+        for who in {who.pid: who for who in reversed(one.holders)}.values()  # one line per process is enough
     ]
     head, *lines = columns([("SIZE", "PID", "HOW", "COMMAND", "FILE"), *rows], ">><<<")
     out.table([head, *(cut(line, out.width) for line in lines)])
-    out.line(f"{size_text(sum(one.nbytes for one in found))} will be free when these processes close them or end")
+    out.line(f"{size_text(sum(one.nbytes for one in found))} will be free when these processes close the files or end")

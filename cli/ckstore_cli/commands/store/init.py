@@ -1,4 +1,4 @@
-"""``ckstore init``."""
+"""``ckstore init``: make an empty store."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     type=OneOf(["xxh3_128", "blake3"]),
     default="xxh3_128",
     show_default=True,
-    help="Choose blake3 if the store takes files from people you do not trust.",
+    help="Hash algorithm of the digests. Use blake3 if you store files from people whom you do not trust.",
 )
 @click.option(
     "--chunk-bytes",
     metavar="SIZE",
     callback=parsed_size,
-    help="Size of a chunk, such as 16MiB, in whole MiB. It cannot be changed later.",
+    help="Size of a chunk in whole MiB, such as 16MiB. It cannot be changed later.",
 )
 @framed
 def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | None) -> None:
     """Make an empty store at PATH.
 
-    Without PATH the store is made where the other commands look: at --store,
-    else CKSTORE_PATH, else .ckstore in this directory. The place is tested: a
-    promise that it cannot keep gives a warning, and a place that cannot hold a
-    store is refused.
+    PATH defaults to --store, CKSTORE_PATH, or .ckstore in the current directory,
+    which is where the other commands look. The command tests the filesystem. It
+    warns about each promise that the filesystem cannot keep, and fails if the
+    filesystem cannot hold a store.
 
     \b
     Example:
@@ -53,16 +53,16 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
 
     \b
     Exit status:
-      0  done, also when there was something to warn about
-      1  a store is there already, or the place cannot hold one
+      0  done, possibly with warnings
+      1  PATH already is a store, or its filesystem cannot hold one
       2  wrong usage
       6  not enough space
     """
     place = Path.cwd() / place_for_new(path, frame.store, os.environ)
-    # Looked at before the library is loaded; `Store.init` itself refuses a place that another process took meanwhile.
+    # Checked before the library is imported. `Store.init` also fails if another process makes a store there meanwhile.
     if is_store(place):
         msg = f"there is already a store at {place}; nothing was changed"
-        raise CkstoreError(msg, hint=f"look at it with ckstore log --store {place}")
+        raise CkstoreError(msg, hint=f"list its checkpoints: ckstore log --store {place}")
     from ckstore.store import Store
 
     with Store.init(place, hash=hash_name, chunk_bytes=chunk_bytes) as store:
@@ -85,7 +85,7 @@ def _report(out: Output, store: Store) -> None:
     out.line(f"made a store at {printable(str(store.path))}")
     out.line(f"hash {settings.hash}, chunks of {size_text(settings.chunk_bytes)}")
     out.note(
-        "what is deleted there can be brought back for a day (ckstore undo); ckstore config undo --off frees it at once"
+        "deletions can be undone for a day with ckstore undo; with ckstore config undo --off, they free space at once"
     )
     for warning in store.warnings:
         out.warning(printable(warning))

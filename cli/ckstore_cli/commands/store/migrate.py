@@ -1,4 +1,4 @@
-"""``ckstore migrate``: convert a store that a draft of ckstore made."""
+"""``ckstore migrate``: convert a store of a draft version of ckstore."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from ckstore_cli._frame import Frame, framed
 @click.command()
 @framed
 def migrate(frame: Frame) -> int:
-    """Convert a store that a draft of ckstore made.
+    """Convert a store of a draft version of ckstore.
 
-    Each checkpoint gets a directory that is named after its id, and the tags name
-    that. No data is copied. The first process that opens the store for writing does
-    the same by itself. If it is interrupted, the same command continues.
+    The command renames the directory of each checkpoint, so that the name contains
+    the id, and rewrites the tags. No data is copied. The first process that opens
+    the store for writing does the same automatically. After an interruption, the
+    same command continues.
 
     \b
     Example:
@@ -26,8 +27,8 @@ def migrate(frame: Frame) -> int:
     Exit status:
       0  done, or nothing to do
       2  wrong usage
-      3  done, but a directory or a tag keeps its name; the warnings say why
-      4  there is no such store
+      3  done, but a directory or a tag keeps its name, and a warning gives the reason
+      4  no such store
     """
     out = frame.output()
     with frame.writing(recover=False) as store:

@@ -1,4 +1,4 @@
-"""``ckstore reindex``: rebuild the catalog from the directories, and say what is in them."""
+"""``ckstore reindex``: rebuild the catalog from the directories."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ckstore_cli._progress import Progress
 
 
 @click.command()
-@click.option("--relink", is_flag=True, help="After a copy: make the files that hold the same blob one file again.")
+@click.option("--relink", is_flag=True, help="In a copied store, replace copies of a blob by hardlinks to one file.")
 @framed
 def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
     """Rebuild the catalog from the directories.
 
-    The catalog is an index: checkpoints, tags, pins and metrics are in the
-    directories. The old catalog is kept beside the new one. Other processes may
-    use the store meanwhile. --relink is for a store that was copied without its
-    hardlinks (cp -r, rsync without -H): each file is read before another file is
-    replaced by a hardlink to it.
+    The catalog is an index of the checkpoints, tags, pins and metrics, which are
+    stored in the directories. The old catalog is renamed and kept. Other processes
+    may use the store meanwhile. --relink is for a store that was copied without its
+    hardlinks, for example by cp -r or by rsync without -H. It verifies a file before
+    it replaces other files by hardlinks to it.
 
     \b
     Example:
@@ -33,12 +33,12 @@ def reindex(frame: Frame, relink: bool) -> int:  # noqa: FBT001 - click's
       0  done
       2  wrong usage
       3  done, but a directory is not a complete checkpoint, or a blob is damaged
-      4  there is no such store
+      4  no such store
       5  other processes kept writing to the store
-      6  there is no space for a second catalog; nothing was changed
+      6  not enough space for a second catalog, and nothing was changed
     """
     out = frame.output()
-    # Nothing is swept or completed first: what is there is what is to be entered.
+    # Without recovery, since the catalog must show the directories as they are.
     with frame.writing(recover=False) as store, Progress("reading", quiet=out.as_json) as shown:
         report = store.reindex(relink=relink, progress=shown.at)
     out.document(report)

@@ -15,8 +15,8 @@ from ckstore_cli._frame import Frame, framed
 def savers(frame: Frame) -> None:
     """List the processes that save to the store in the background.
 
-    It shows what each of them is doing. As root it sees all of them, otherwise
-    only your own.
+    The list shows the current state of each process. root sees all of them, and
+    other users see only their own.
 
     \b
     Example:
@@ -25,9 +25,9 @@ def savers(frame: Frame) -> None:
 
     \b
     Exit status:
-      0  done, also where there are none
+      0  done, also without any such process
       2  wrong usage
-      4  there is no such store
+      4  no such store
     """
     out = frame.output()
     with frame.reading() as store:

@@ -1,4 +1,4 @@
-"""``ckstore touch``: renew the times of checkpoints where a filesystem purges by age."""
+"""``ckstore touch``: renew file times, for filesystems that delete old files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from ckstore_cli._refs import complete_ref, complete_run
 
 @click.command()
 @click.argument("refs", metavar="[REF]...", nargs=-1, shell_complete=complete_ref)
-@click.option("--run", metavar="RUN", shell_complete=complete_run, help="All checkpoints of this run.")
+@click.option(
+    "--run", metavar="RUN", shell_complete=complete_run, help="Renew the times of all checkpoints of this run."
+)
 @framed
 def touch(frame: Frame, refs: tuple[str, ...], run: str | None) -> int:
-    """Renew the times of the checkpoints REF, or of all.
+    """Renew the file times of the checkpoints REF, or of all checkpoints.
 
     Some filesystems for temporary data, such as /scratch, delete files that were
     not modified or read for some weeks. A save renews the times of the blobs that
-    it uses. Run this for checkpoints that no save uses any more, if the rules of
-    the filesystem allow it. No data is read or written.
+    it uses. Run this command for checkpoints that no save uses any more, if the
+    rules of the filesystem allow it. No data is read or written.
 
     \b
     Example:
@@ -31,8 +33,8 @@ def touch(frame: Frame, refs: tuple[str, ...], run: str | None) -> int:
     Exit status:
       0  done
       2  wrong usage
-      4  there is no such store, run or checkpoint
-      7  done, but files of other users keep their times; the warnings say which
+      4  no such store, run or checkpoint
+      7  done, but files of other users keep their times, and a warning counts them
     """
     out = frame.output()
     with frame.writing() as store:

@@ -1,4 +1,4 @@
-"""``ckstore verify``: look at everything or read every byte, say what is damaged, and repair it."""
+"""``ckstore verify``: verify checkpoints, report damage and repair it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOKS = {"repaired": "green", "mended": "green", "note": "yellow"}
 
 
 def _sample(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
-    """Return the part that ``5%`` or ``0.05`` means."""
+    """Return the share that ``5%`` or ``0.05`` specifies."""
     if value is None:
         return None
     try:
@@ -26,7 +26,7 @@ def _sample(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
     except ValueError:
         part = 0.0
     if not 0 < part <= 1:
-        raise click.BadParameter(f"wanted a part such as 5% or 0.05, above 0 and at most 100%, got {value!r}")
+        raise click.BadParameter(f"wanted a share such as 5% or 0.05, above 0 and at most 100%, got {value!r}")
     return part
 
 
@@ -62,46 +62,47 @@ class _PathOrUrl(UserPath):
 @click.command()
 @click.argument("ref", required=False, shell_complete=complete_ref)
 @click.option(
-    "--quick", is_flag=True, help="Read no data; check sizes, times, links, names, the catalog and small files."
+    "--quick", is_flag=True, help="Read no data. Check sizes, times, links, names, the catalog and small files."
 )
 @click.option(
     "--sample",
     metavar="PART",
     callback=_sample,
-    help="Read only this part, such as 5% or 0.05: the blobs read longest ago.",
+    help="Read only this share of the blobs, such as 5% or 0.05, starting with those read longest ago.",
 )
 @click.option(
     "--budget",
     "budget_s",
     metavar="TIME",
     callback=_budget,
-    help="Stop after this time, such as 10m or 2h; read the blobs read longest ago first.",
+    help="Stop after this time, such as 10m or 2h. Starts with the blobs read longest ago.",
 )
 @click.option(
-    "--rate", "rate_bytes_s", metavar="SIZE", callback=_rate, help="Read at most this much a second, such as 200MB."
+    "--rate", "rate_bytes_s", metavar="SIZE", callback=_rate, help="Maximum read rate per second, such as 200MB."
 )
-@click.option("--repair", is_flag=True, help="Move damaged blobs to quarantine/ and put intact copies in their place.")
+@click.option("--repair", is_flag=True, help="Move damaged blobs to quarantine/ and replace them by intact copies.")
 @click.option(
     "--repair-from",
     metavar="PLACE",
     multiple=True,
     type=_PathOrUrl(exists=True, file_okay=False, path_type=Path),
-    help="Also take intact copies from this store, directory, or URL of a remote. Repeatable.",
+    help="Also use intact copies from this store, directory, or URL of a remote. Repeatable.",
 )
 @click.option(
     "--export",
     "export",
     metavar="PATH",
     type=UserPath(exists=True, path_type=Path),
-    help="Compare an export made with --sums, a directory or a torch file, with its SHA-256 sums; needs no store.",
+    help="Compare an export made with --sums, a directory or a torch file, with its SHA-256 sums. Needs no store.",
 )
 @framed
 def verify(frame: Frame, ref: str | None, export: Path | None, **options: Any) -> int:
-    """Read every byte of the checkpoint REF, or of all, and say what is damaged.
+    """Read all data of the checkpoint REF, or of all checkpoints, and report damage.
 
-    Damage is remembered: latest-valid skips damaged checkpoints. Saving the same
-    step again replaces such a checkpoint; saving the same bytes anywhere heals
-    it, and so does --repair if the store or one of its remotes has an intact copy.
+    The store records damage, so that latest-valid skips damaged checkpoints. A
+    damaged checkpoint is replaced when its step is saved again. It is healed when
+    the same bytes are saved anywhere, or by --repair if the store or one of its
+    remotes has an intact copy.
 
     \b
     Example:
@@ -115,14 +116,14 @@ def verify(frame: Frame, ref: str | None, export: Path | None, **options: Any) -
 
     \b
     Exit status:
-      0  everything that was checked is intact, or was repaired
+      0  all checked data is intact, or was repaired
       2  wrong usage
-      3  something is damaged
-      4  there is no such store or checkpoint, or several fit
+      3  some data is damaged
+      4  no such store or checkpoint, or REF is ambiguous
     """
     if export is not None:
         if ref is not None or any(options.values()):
-            raise click.UsageError("--export reads an export and no store: give it without REF and other options")
+            raise click.UsageError("--export cannot be combined with REF or other options, since it reads no store")
         return _verify_export(frame, export)
     out = frame.output()
     with frame.writing() as store, Progress("verifying", quiet=out.as_json) as shown:
@@ -134,7 +135,7 @@ def verify(frame: Frame, ref: str | None, export: Path | None, **options: Any) -
         out.headed(word, finding, _LOOKS.get(word, "red"))
     out.lines(summary(report))
     if remotes:
-        out.note(f"ckstore verify --repair also takes right bytes from {', '.join(remotes)}")
+        out.note(f"ckstore verify --repair also uses intact copies from {', '.join(remotes)}")
     return 0 if report.ok else DamagedBlob.exit_status
 
 
