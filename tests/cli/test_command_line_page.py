@@ -16,6 +16,10 @@ from tests.cli.conftest import ROOT, Run
 PAGE = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
 
 
+COMMON = {"--store", "--json"}
+"""The options of every command, which the page describes once, as it does the key `v`."""
+
+
 def section(title: str) -> str:
     return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
@@ -46,7 +50,17 @@ def test_every_option_of_a_command_is_named_and_no_other(name: str) -> None:
     rows = re.findall(r"^\| (`-.*?) \|", section(f"`ckstore {name}`"), re.MULTILINE)
     named = {option for row in rows for option in re.findall(r"`(--?[\w-]+)", row)}
 
-    assert named == options
+    assert named == options - COMMON
+
+
+def test_a_command_has_the_common_options_unless_the_page_names_it() -> None:
+    top = PAGE.split("\n| Command |")[0]
+
+    for name in COMMANDS:
+        command = app.get_command(click.Context(app), name)
+        assert command is not None
+        has = {option for param in command.params for option in param.opts}
+        assert (has >= COMMON) == (f"`{name}`" not in top)
 
 
 def test_the_options_of_the_program_are_named() -> None:
@@ -63,7 +77,7 @@ def test_the_keys_of_log_and_show_are_those_printed(run: Run, saved: Path) -> No
     log = list(first(run("log", "--json", "--store", saved).stdout))
     show = list(first(run("show", "best", "--json", "--store", saved).stdout))
 
-    assert keys(section("`ckstore log`")) == log
+    assert ["v", *keys(section("`ckstore log`"))] == log
     assert log + keys(section("`ckstore show`")) == show
 
 
@@ -80,11 +94,11 @@ def test_the_keys_of_annotate_are_those_printed(run: Run, tmp_path: Path) -> Non
 def test_the_keys_of_ls_are_those_printed(run: Run, saved: Path) -> None:
     printed = list(first(run("ls", "best", "--json", "--store", saved).stdout))
 
-    assert keys(section("`ckstore ls`")) == printed
+    assert ["v", *keys(section("`ckstore ls`"))] == printed
 
 
 def test_the_keys_of_init_are_those_printed(run: Run) -> None:
-    assert keys(section("`ckstore init`")) == list(first(run("init", "--json").stdout))
+    assert ["v", *keys(section("`ckstore init`"))] == list(first(run("init", "--json").stdout))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +129,7 @@ def test_the_keys_of_a_command_are_those_printed(words: tuple[str, ...], run: Ru
 
     shown = run(*words, "--json", "--store", store)
 
-    assert keys(section(f"`ckstore {words[0]}`")) == list(first(shown.stdout)), shown.stderr
+    assert ["v", *keys(section(f"`ckstore {words[0]}`"))] == list(first(shown.stdout)), shown.stderr
 
 
 @pytest.mark.parametrize("words, key", [(("tag", "-d", "best"), "name"), (("pin", "-d", "main@7"), "removed")])
@@ -133,4 +147,4 @@ def test_the_keys_of_what_was_removed_are_those_printed(
 
 
 def test_the_keys_of_an_error_are_those_printed(run: Run) -> None:
-    assert keys(section("Output")) == list(first(run("log", "--json").stderr))
+    assert ["v", *keys(section("Output"))] == list(first(run("log", "--json").stderr))
