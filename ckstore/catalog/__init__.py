@@ -1,8 +1,8 @@
-"""The index in SQLite. Losing it loses nothing: it is made from the directories (promise P5).
+"""The index in SQLite. Losing it loses no checkpoint, since it is rebuilt from the directories (promise P5).
 
-`Catalog` is imported on first use, and SQLite with it. Why it is so: docs/adr/0002-catalog.md.
+`Catalog` is imported on first use, and SQLite with it. docs/adr/0002-catalog.md gives the reasons.
 
-Unless a docstring says otherwise, methods raise `CatalogUnavailable` when the file cannot be used, and `InUse` when its
+Unless a docstring says otherwise, methods raise `CatalogUnavailable` if the file cannot be used, and `InUse` if its
 lock is not free in time.
 """
 

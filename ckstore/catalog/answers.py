@@ -1,7 +1,7 @@
-"""What the catalog answers with, and how values become parameters of statements and columns become values.
+"""The results of catalog queries, and conversions between values and parameters or columns.
 
-SQLite keeps any bytes as text, but Python's module refuses strings with lone surrogates, which names and messages may
-have. They are bound as bytes in WTF-8, with ``CAST(? AS TEXT)`` around. Inode numbers and times go up to 2^64; SQLite's
+SQLite stores any bytes as text, but Python's module refuses strings with lone surrogates, which names and messages may
+have. They are bound as bytes in WTF-8, inside ``CAST(? AS TEXT)``. Inode numbers and times go up to 2^64, but SQLite's
 integers are signed.
 """
 
@@ -20,7 +20,7 @@ from ckstore.model.names import CheckpointKey
 
 
 class CatalogListing(NamedTuple):
-    """What rows say of checkpoints without more than their place in the order of commits."""
+    """The checkpoints in the catalog, with only their place in the order of commits."""
 
     # key -> stamp of the directory and the manifest that the row was made from, of the rows that are as they
     # were written.
@@ -30,7 +30,7 @@ class CatalogListing(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What the catalog proposes of a store whose directories were listed, for those who show the newest checkpoints."""
+    """The newest checkpoints of a store according to the catalog, compared with a listing of its directories."""
 
     # What rows say of the newest checkpoints that are listed, and of the one whose manifest was written last.
     newest: CatalogListing
@@ -40,14 +40,14 @@ class Proposal(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What rows say of checkpoints."""
+    """Descriptions of checkpoints from rows."""
 
     infos: list[CheckpointInfo]  # of the rows that are as they were written
     wrong_count: int  # how many are not
 
 
 class Outline(NamedTuple):
-    """What opening a store compares with the directories."""
+    """The facts that opening a store compares with the directories."""
 
     listing: CatalogListing  # what the rows of all checkpoints say
     tags: dict[str, CheckpointKey]  # name -> key, of the first generation
@@ -55,7 +55,7 @@ class Outline(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The checkpoints of a catalog at a moment."""
+    """The number of checkpoints in a catalog at one moment."""
 
     checkpoints: int  # how many there are
     newest: int  # the greatest sequence number; 0 without one
@@ -63,7 +63,7 @@ class Counted(NamedTuple):
 
 
 class PieceLocation(NamedTuple):
-    """Where the store has a piece."""
+    """The location of a piece in the store."""
 
     blob: str  # digest of the blob that holds it
     blob_nbytes: int  # size of the whole blob in bytes
@@ -96,19 +96,19 @@ def encode_json(value: object) -> str:
 
 
 def encode_health(health: Health | None) -> str:
-    """Return why a checkpoint is unhealthy and which parts no longer change; empty if neither is so."""
+    """Return why a checkpoint is unhealthy and which parts no longer change, or an empty text."""
     if health is None or not (health.unhealthy or health.unchanged):
         return ""
     return _compact([health.unhealthy, *health.unchanged])
 
 
 def encode_metrics(metrics: Mapping[str, int | float]) -> str:
-    """Return metrics as JSON; numbers that JSON lacks are strings, as in the manifest."""
+    """Return metrics as JSON. Numbers that JSON lacks are strings, as in the manifest."""
     return _compact({name: encode_metric(value) for name, value in metrics.items()})
 
 
 def decode_metrics(texts: Sequence[str]) -> list[dict[str, int | float]]:
-    """Return metrics from what `encode_metrics` gave, many at once: one call takes a fifth of the time of many."""
+    """Decode many results of `encode_metrics` at once, in a fifth of the time of single calls."""
     try:
         found: list[Any] = json.loads(f"[{','.join(texts)}]")
     except (ValueError, RecursionError) as error:
@@ -138,7 +138,7 @@ def decode_stamps(*columns: Sequence[int]) -> Iterator[Stamp]:
 
 
 def in_parts(items: Sequence[T]) -> Iterator[tuple[str, Sequence[T]]]:
-    """Give `items` in parts that one statement takes, each with its ``(?, ?, ...)``."""
+    """Yield `items` in batches for one statement each, with the ``(?, ?, ...)`` for each batch."""
     for at in range(0, len(items), _PARAMETERS):
         part = items[at : at + _PARAMETERS]
         yield f"({', '.join('?' * len(part))})", part

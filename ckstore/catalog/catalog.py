@@ -1,9 +1,9 @@
 """The catalog: an index in SQLite over the directories of a store.
 
-The directories are the truth. The catalog can be behind, and it can be away; every caller
-can do without. Reading takes no lock and raises `CatalogUnavailable`, whatever the reason. Writing
-takes an exclusive flock for as long as one transaction, and is durable when it returns, but for the rows of a save,
-which a power cut may undo. Modules for writers are imported when a process writes, so that `ckstore log` starts fast.
+The directories are authoritative. The catalog can be behind or missing, and every caller works without it. Reading
+takes no lock, and raises `CatalogUnavailable` for every kind of failure. Writing takes an exclusive flock for one
+transaction, and is durable when it returns, except for the rows of a save, which a power cut may undo. Modules for
+writers are imported when a process writes, so that `ckstore log` starts fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Look = Callable[[CheckpointKey], "Published | None"]
 
 
 def _asked(query: Callable[Concatenate[sqlite3.Connection, P], Answer]) -> Callable[Concatenate[Catalog, P], Answer]:
-    """Return the method that asks a question of the catalog in a connection of its own."""
+    """Return the method that runs a query of the catalog in its own connection."""
 
     @wraps(query)
     def method(self: Catalog, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
@@ -45,12 +45,11 @@ def _asked(query: Callable[Concatenate[sqlite3.Connection, P], Answer]) -> Calla
 
 
 class Catalog:
-    """The catalog of the store at `root`; holds nothing open, so it may be shared and forked.
+    """The catalog of the store at `root`. It holds nothing open, so it may be shared and forked.
 
-    Every method that writes raises `InUse` when it could not take a lock within `timeout_s` seconds,
-    `NewerFormat` when a newer ckstore made the catalog, and `CatalogUnavailable` when it cannot be
-    written for another reason; then nothing was changed. Every method that reads raises
-    `CatalogUnavailable` and nothing else.
+    Every method that writes raises `InUse` if it gets no lock within `timeout_s` seconds, `NewerFormat` if a newer
+    ckstore made the catalog, and `CatalogUnavailable` if it cannot be written for another reason. Then nothing was
+    changed. Every method that reads raises only `CatalogUnavailable`.
     """
 
     def __init__(self, root: Path, path: Path | None = None, *, store: str = "") -> None:
@@ -71,11 +70,13 @@ class Catalog:
         readings: Mapping[str, tuple[int, int]] | None = None,
         durable: bool = True,
     ) -> None:
-        """Make the rows of some checkpoints equal to their directories, all or none; often, late or never.
+        """Make the rows of some checkpoints equal to their directories, all or none.
 
-        `look` reads one directory (None: no complete checkpoint is there); it and `tags`, which reads all tags, are
-        called inside the transaction, must not use the catalog, and may end it by an error. The time that `look` takes
-        comes on top of `timeout_s`. Without `durable` a power cut may undo it.
+        It may be called often, late or never.
+
+        `look` reads one directory, and returns None if it is not a complete checkpoint. It and `tags`, which reads all
+        tags, are called inside the transaction, must not use the catalog, and may end it by an error. The time of
+        `look` does not count against `timeout_s`. Without `durable` a power cut may undo the transaction.
         """
         from ckstore.catalog import rows
 
@@ -93,14 +94,14 @@ class Catalog:
                 rows.set_readings(connection, readings)
 
     def record_readings(self, readings: Mapping[str, tuple[int, int]], *, timeout_s: float) -> None:
-        """Take note of the last readings of blobs: digest -> `read_ns` and `read_to` (`model/settings/recheck`)."""
+        """Record the last readings of blobs: digest -> `read_ns` and `read_to` (`model/settings/recheck`)."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.set_readings(connection, readings)
 
     def replace_tags(self, tags: Tags | Callable[[], Tags], *, timeout_s: float) -> None:
-        """Make the tags equal to `tags`, or to what it gives when called inside the transaction."""
+        """Make the tags equal to `tags`. If it is a function, it is called inside the transaction."""
         from ckstore.catalog import rows
 
         # Most saves change no tag, and then no lock is taken and nothing is synced.
@@ -110,14 +111,14 @@ class Catalog:
             rows.set_tags(connection, tags() if callable(tags) else tags)
 
     def add_candidates(self, blobs: Iterable[tuple[str, int]], *, timeout_s: float) -> None:
-        """Make (digest, size) known, so that `unused` names those that no checkpoint uses."""
+        """Record blobs as (digest, size), so that `unused` returns those that no checkpoint uses."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.add_candidates(connection, blobs)
 
     def remove_wrong(self, *, timeout_s: float) -> int:
-        """Remove the rows of checkpoints that are not as they were written; return how many there were."""
+        """Remove the rows of checkpoints that changed since they were written; return their number."""
         # Which checkpoints they were of is not known; they are entered again from their directories.
         from ckstore.catalog import rows
 
@@ -129,14 +130,14 @@ class Catalog:
         return removed
 
     def forget(self, digests: Iterable[str], *, timeout_s: float) -> int:
-        """Delete the rows of blobs where they still have no use; return how many."""
+        """Delete the rows of blobs that still have no use; return their number."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             return rows.forget(connection, digests)
 
     def note_blobs_listed(self, boot_id: str, *, timeout_s: float) -> None:
-        """Take note that every blob was looked at since this start of the machine."""
+        """Record that every blob was listed since this start of the machine."""
         from ckstore.catalog import rows
 
         with writing(self.path, timeout_s=timeout_s) as connection:
@@ -171,19 +172,19 @@ class Catalog:
     def listing(
         self, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
     ) -> dict[CheckpointKey, Stamp]:
-        """Return key -> stamp of each checkpoint with rows that are right, in the order of commits."""
+        """Return key -> stamp of each checkpoint with correct rows, in the order of commits."""
         with reading(self.path) as connection:
             return queries.listing(connection, run, places=places).stamps
 
     def orders(self, *, places: Iterable[CheckpointKey] | None = None, beyond: int | None = None) -> CatalogListing:
-        """Return what the catalog says of the order of commits, in no order itself."""
+        """Return the order of commits in the catalog. The result itself is not ordered."""
         with reading(self.path) as connection:
             if beyond is not None:
                 return queries.beyond(connection, beyond)
             return queries.everything(connection) if places is None else queries.listing(connection, places=places)
 
     def propose(self, listed: Mapping[str, Mapping[str, int]], *, newest: int, run: str | None = None) -> Proposal:
-        """Compare names and inode numbers of all checkpoints with the rows, and name the newest of those that agree."""
+        """Compare names and inode numbers of all checkpoints with the rows; return the newest that agree."""
         # `listed` is run -> name -> inode number of every directory that is there, or of those of `run`.
         # It takes 2 microseconds for each checkpoint: no row is read but those of the newest.
         unknown: set[CheckpointKey] = set()
@@ -206,7 +207,7 @@ class Catalog:
             return Proposal(queries.listing(connection, places=places), unknown, missing)
 
     def outline(self, *, rows: bool = True) -> Outline:
-        """Return all that opening asks, from one connection (each takes half a millisecond); with `rows` those, too."""
+        """Return the facts for opening, from one connection (each takes half a millisecond); with `rows` also those."""
         with reading(self.path) as connection:
             listing = queries.everything(connection) if rows else CatalogListing({}, {}, 0)
             return Outline(listing, queries.tags(connection), queries.blobs_listed(connection))
@@ -228,7 +229,7 @@ class Catalog:
         seek: bool = False,
         durable: bool = True,
     ) -> tuple[list[CheckpointInfo], set[CheckpointKey], int]:
-        """Return the checkpoints whose directories have the stamps that are known here, and the other places."""
+        """Return the checkpoints whose directories have the stamps in the catalog, and the other keys."""
         # With `newest` only so many, the last by the order of commits. `seek`: they are few of the run, so each is
         # looked up. The third is how many rows were met that are not as they were written.
         with reading(self.path) as connection:
@@ -253,19 +254,22 @@ class Catalog:
     # --------------------------------------------------------------------------------------- upkeep
 
     def create_or_migrate(self, *, timeout_s: float) -> bool:
-        """Make the catalog or bring its schema up to date; False when there was nothing to do."""
+        """Create the catalog, or update its schema. Return False if it was up to date."""
         from ckstore.catalog import upkeep
 
         return upkeep.create_or_migrate(self.path, self.store, timeout_s=timeout_s)
 
     def set_aside(self, *, timeout_s: float) -> Path | None:
-        """Rename a damaged catalog to ``catalog.db.damaged-N`` and return that path; None: it is well, or not there."""
+        """Rename a damaged catalog to ``catalog.db.damaged-N``.
+
+        Return that path, or None if it is intact or missing.
+        """
         from ckstore.catalog import upkeep
 
         return upkeep.set_aside(self.path, timeout_s=timeout_s)
 
     def replace(self, *, timeout_s: float) -> Path | None:
-        """Put an empty catalog in the place of what is there; return the new path of that, ``catalog.db.old-N``."""
+        """Replace the catalog by an empty one; return the new path of the old one, ``catalog.db.old-N``."""
         # None: nothing was there. No process writes to the old one any more: a writer opens the catalog by its name,
         # under the lock that is held meanwhile.
         from ckstore.catalog import upkeep
@@ -273,13 +277,13 @@ class Catalog:
         return upkeep.replace(self.path, self.store, timeout_s=timeout_s)
 
     def damaged(self) -> list[str]:
-        """Return the names of the databases that `set_aside` left beside it, oldest first."""
+        """Return the names of the damaged catalogs that `set_aside` renamed, oldest first."""
         from ckstore.catalog import upkeep
 
         return upkeep.names_aside(self.path, "damaged")
 
     def check(self) -> list[str]:
-        """Return what is wrong with the catalog, one sentence each; raises for none of it."""
+        """Return the problems of the catalog, one sentence each; raises for none of them."""
         from ckstore.catalog import upkeep
 
         return upkeep.problems(self.path)

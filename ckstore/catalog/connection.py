@@ -55,7 +55,7 @@ _TRIED_BYTES = 64 * 1024
 # A save of 100 tensors adds 0.1 to 0.4 MB. Each opening reads the log, 0.8 ms of 1 MiB; to empty it takes three fsyncs.
 _LOG_MOST_BYTES = 2**20
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
-"""What a full disk, or a quota, is to SQLite; the last two can be something else."""
+"""The errors of SQLite on a full disk or an exceeded quota. The last two can have other causes."""
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DAMAGED = {
     sqlite3.SQLITE_CONSTRAINT,
@@ -74,10 +74,10 @@ _LEAST_STEPS = 40_000_000
 _STEPS_PER_BYTE = 20
 _LEAST_ROWS = 1000
 _ROW_BYTES = 4
-"""No row takes less in a file, with its pointer."""
+"""The minimum size of a row in a file, with its pointer."""
 _LEAST_TEXT_BYTES = 2**20
 _TEXT_PER_BYTE = 8
-"""Rows that are joined give a digest and a name again for each few bytes of a use."""
+"""Joined rows repeat a digest and a name for each few bytes of a use."""
 # Rows are asked for in batches whose worst case fits into memory, so that the check comes before a forged file has
 # filled it.
 _BATCH_MOST = 256
@@ -111,7 +111,7 @@ os.register_at_fork(after_in_child=_look_in_child)
 
 
 class BoundedCursor(sqlite3.Cursor):
-    """A cursor that gives no more rows and text than the file of its connection can hold."""
+    """A cursor that returns no more rows and text than the file of its connection can contain."""
 
     def fetchall(self) -> list[Any]:
         """Return all rows."""
@@ -145,7 +145,7 @@ class BoundedConnection(sqlite3.Connection):
         return self.cursor(BoundedCursor).execute(sql, parameters)
 
     def bound(self, file_bytes: int) -> None:
-        """Set the limits for a catalog and a log of so many bytes together; to be called before any statement."""
+        """Set the limits for a catalog and log of `file_bytes`. Call this before any statement."""
         self._file_bytes = file_bytes
         self.most_rows = _LEAST_ROWS + file_bytes // _ROW_BYTES
         self.most_text_bytes = _LEAST_TEXT_BYTES + _TEXT_PER_BYTE * file_bytes
@@ -157,7 +157,7 @@ class BoundedConnection(sqlite3.Connection):
         self.renew()
 
     def renew(self, more_rows: int = 0) -> None:
-        """Begin to count steps again; `more_rows` is how many rows are to be written."""
+        """Restart the count of steps. `more_rows` is the number of rows that will be written."""
         steps = _LEAST_STEPS + _STEPS_PER_BYTE * (self._file_bytes + 100 * more_rows)
         self.set_progress_handler(self._counter(steps), _CALL_STEPS)
 
@@ -175,7 +175,7 @@ def _length(column: Sequence[object]) -> int:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[BoundedConnection]:
-    """Open the catalog to read from one state of it; takes no flock and changes nothing."""
+    """Open the catalog to read one consistent state, without a flock and without changes."""
     # mode=ro: such a connection cannot checkpoint the log, so it needs no flock (docs/adr/0002).
     with _translated(path, for_writing=False), _opened(path, "ro", _READ_TIMEOUT_S) as connection:
         connection.execute("PRAGMA query_only=ON")
@@ -187,7 +187,7 @@ def reading(path: Path) -> Iterator[BoundedConnection]:
 
 @contextlib.contextmanager
 def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[BoundedConnection]:
-    """Open the catalog for one transaction: it is durable after the block, or has not happened."""
+    """Open the catalog for one transaction, which is durable after the block, or did not happen."""
     # Without `durable` a power cut may undo it, and nothing is synced while the log is short.
     # The block must not use the catalog in any other way: the flock is held.
     deadline = time.monotonic() + timeout_s
@@ -234,7 +234,7 @@ def opened_for_writing(path: Path, deadline: float) -> Iterator[BoundedConnectio
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Run the block in one `BEGIN IMMEDIATE`; `empty_log` is to follow."""
+    """Run the block in one `BEGIN IMMEDIATE`. Call `empty_log` afterwards."""
     # A deferred transaction that becomes a writing one fails at once if another was faster, without waiting.
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -264,7 +264,7 @@ def _has_short_log(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _keeping_log(path: Path) -> Iterator[None]:
-    """Hold the database as a reader, so that a writer that closes is not the last, which empties the log."""
+    """Keep the database open as a reader, since the last connection that closes would empty the log."""
     # Python 3.11 has no setting for it (SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE).
     token = object()
     _open.add(token)
@@ -277,14 +277,14 @@ def _keeping_log(path: Path) -> Iterator[None]:
 
 
 def prepare_to_write(connection: BoundedConnection, *, durable: bool = True) -> None:
-    """Have the connection keep what the schema promises, and make its commits durable."""
+    """Set the pragmas that the schema needs, and make commits durable."""
     connection.execute("PRAGMA foreign_keys=ON")
     connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
     set_journal(connection, may_map=connection.may_map, durable=durable)
 
 
 def set_journal(connection: sqlite3.Connection, *, may_map: bool, durable: bool = True) -> None:
-    """Make commits durable, by a log if it may be mapped and the filesystem has shared mappings at all."""
+    """Make commits durable, with a log if it may be mapped and the filesystem supports shared mappings."""
     # A catalog with the other journal is changed to this one.
     # Without `durable` a power cut may undo the last commits, and damages nothing: a log is then synced when it is
     # copied into the file, and not for each commit.
@@ -315,7 +315,7 @@ def header(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def is_empty(connection: sqlite3.Connection) -> bool:
-    """Whether it is a database without anything in it, as a creator who died leaves it."""
+    """Whether the database is empty, as a creator that died leaves it."""
     return not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
 
 
@@ -391,7 +391,7 @@ def _connect(path: Path, mode: str, timeout_s: float) -> BoundedConnection:
 
 
 def _check_same(path: Path, identity: tuple[int, int], when: str) -> None:
-    """Raise unless the file that was examined is there: SQLite opens it, and its log, by their names."""
+    """Raise unless the path is still the examined file, since SQLite opens it and its log by name."""
     try:
         found = path.lstat()
     except FileNotFoundError as error:

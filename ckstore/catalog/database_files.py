@@ -1,10 +1,10 @@
-"""What a catalog and the files beside it must be before SQLite opens them (docs/adr/0002-catalog.md).
+"""Checks of a catalog and its journal files before SQLite opens them (docs/adr/0002-catalog.md).
 
-SQLite plays back what lies beside a database, and deletes the *super-journal* that a rollback journal names at its end,
-wherever that file lies. ckstore never writes one, so a set of files that its own protocol would not have left is not
-opened at all, but put aside whole and rebuilt. Between this look and SQLite's opening a neighbour could swap a file
-only in a directory that they may write to, and no catalog lies in one: in a store of a group each user's is in a
-directory of their own.
+SQLite replays the journal files of a database, and deletes the *super-journal* that a rollback journal names at its
+end, wherever that file is. ckstore never writes one. So a set of files that its own protocol would not have left is not
+opened, but set aside and rebuilt. Between this check and SQLite's opening, another user could swap a file only in a
+directory to which they may write, and no catalog is in such a directory: in a store of a group, each user's catalog is
+in that user's own directory.
 
 Source: sqlite.org/fileformat2.html section 3, and `readSuperJournal` in SQLite's pager.c.
 """
@@ -29,12 +29,12 @@ _HINTS: dict[CatalogProblem, str] = {
 
 
 def unavailable(path: Path, found: str, why: CatalogProblem) -> CatalogUnavailable:
-    """Return the error that says what was found at `path`."""
+    """Return the error for a catalog at `path`, with the text of `found`."""
     return CatalogUnavailable(f"the catalog {path} {found}", why=why, hint=_HINTS[why])
 
 
 class Examined(NamedTuple):
-    """A catalog as it was before it was opened."""
+    """The state of a catalog before it was opened."""
 
     identity: tuple[int, int]  # its device and inode number
     file_bytes: int  # the size of the database and its log
@@ -42,7 +42,7 @@ class Examined(NamedTuple):
 
 
 def examine(path: Path, *, alone: bool) -> Examined:
-    """Look at the files of the catalog; `CatalogUnavailable`: they are not what ckstore leaves."""
+    """Examine the files of the catalog. Raises `CatalogUnavailable` if ckstore would not have left them."""
     # `alone`: no connection of this process is open, so the database may be opened and closed without loss of its
     # locks.
     try:
@@ -63,7 +63,7 @@ _SAFE_BLOCK_BYTES = 4096
 
 
 def may_be_mapped(path: Path) -> bool:
-    """Whether a mapped page of a file beside `path` keeps its room once a byte of it was written."""
+    """Whether a mapped page of a file in this directory keeps its disk space once a byte of it was written."""
     if dirfd_stat.free_space(path).block_bytes < _SAFE_BLOCK_BYTES:
         return False
     if os.major(path.stat().st_dev):  # a block device, which btrfs never names: others need not import ctypes
@@ -74,7 +74,7 @@ def may_be_mapped(path: Path) -> bool:
 
 
 SUFFIXES = ("-wal", "-shm", "-journal")
-"""What SQLite may put beside a database."""
+"""The suffixes of SQLite's own files for a database."""
 
 _MAGIC = bytes.fromhex("d9d505f920a163d7")
 _PAGE_COUNT_AT = 16
@@ -84,7 +84,7 @@ _VERSIONS_AT = 18
 
 
 def _beside(path: Path, database: os.stat_result) -> tuple[dict[str, int], str]:
-    """Return the size of the catalog and of what lies beside it, and why they are not what ckstore leaves, if so."""
+    """Return the sizes of the catalog and its journal files, and the reason if ckstore would not have left them."""
     sizes: dict[str, int] = {}
     folder = path.parent.stat()
     for suffix in ("", *SUFFIXES):
@@ -115,7 +115,7 @@ def _why_strange_file(found: os.stat_result, folder: os.stat_result, owners: set
 
 
 def _names_another(path: Path) -> bool:
-    """Whether a journal ends as one with the name of a super-journal does."""
+    """Whether a journal ends with the name of a super-journal."""
     # SQLite's locks are on the database and on its map, so that closing a descriptor of the journal releases none.
     with files.opened_to_read(f"{path}-journal") as fd:
         end = os.fstat(fd).st_size
@@ -124,7 +124,7 @@ def _names_another(path: Path) -> bool:
 
 
 def _is_stray_journal(path: Path) -> bool:
-    """Whether a rollback journal with something in it lies beside a database that has a log."""
+    """Whether a database with a log also has a non-empty rollback journal."""
     # A process can die between the two while it makes a catalog: then the journal says that there was none before.
     try:
         with files.opened_to_read(f"{path}-journal") as fd:

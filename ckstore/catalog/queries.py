@@ -1,6 +1,6 @@
-"""Questions to the catalog, each a function of an open connection. Listing imports only what it needs.
+"""Queries of the catalog, each a function of an open connection. Listing imports only what it needs.
 
-Answers have the form that `forms` asks for; else they raise `row_checks.NotOfItsForm`.
+Results have the form that `forms` requires. Otherwise the query raises `row_checks.NotOfItsForm`.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ _IN_ORDER = "NOT INDEXED WHERE ?1 IS NULL OR run = ?1 ORDER BY sequence, created
 
 
 def owner(connection: sqlite3.Connection) -> str:
-    """Return the uuid of the store whose catalog it is; empty if that was not noted."""
+    """Return the uuid of the store of the catalog, or an empty text if it was not recorded."""
     rows = checked(connection.execute("SELECT uuid FROM store").fetchall(), row_checks.texts)
     return rows[0][0] if rows else ""
 
 
 def blobs_listed(connection: sqlite3.Connection) -> str:
-    """Return at which start of the machine every blob was looked at last; empty: at none."""
+    """Return the id of the machine start at which every blob was last listed, or an empty text."""
     rows = checked(connection.execute("SELECT blobs_listed FROM store").fetchall(), row_checks.texts)
     return rows[0][0] if rows else ""
 
@@ -74,7 +74,7 @@ def blobs_listed(connection: sqlite3.Connection) -> str:
 def listing(
     connection: sqlite3.Connection, run: str | None = None, *, places: Iterable[CheckpointKey] | None = None
 ) -> CatalogListing:
-    """Return what is known of `run`, of all runs or at `places`, in the order of commits."""
+    """Return the checkpoints of `run`, of all runs or at `places`, in the order of commits."""
     if places is None:
         return _listing(connection.execute(f"{_LISTED} {_IN_ORDER}", (run,)).fetchall())
     query = f"{_LISTED} WHERE run = ? AND directory = ?"
@@ -82,19 +82,19 @@ def listing(
 
 
 def inodes(connection: sqlite3.Connection, run: str) -> dict[str, int]:
-    """Return name -> inode number of the directory, of every row of a run, as a list of its names gives them."""
+    """Return name -> inode number of the directory for every row of a run."""
     query = "SELECT directory, dir_inode FROM checkpoints NOT INDEXED WHERE run = ?"
     return dict(connection.execute(query, (run,)).fetchall())
 
 
 def places_of_id(connection: sqlite3.Connection, manifest_id: str) -> list[CheckpointKey]:
-    """Return the places of the checkpoints with this whole id."""
+    """Return the keys of the checkpoints with this full id."""
     query = "SELECT run, step, directory FROM checkpoints NOT INDEXED WHERE manifest_id = ?"
     return _keys(connection.execute(query, (manifest_id,)).fetchall())
 
 
 def first_by_order(connection: sqlite3.Connection, run: str | None, count: int) -> list[CheckpointKey]:
-    """Return the places of the newest rows of a run, or of all, and of the one whose manifest was written last."""
+    """Return the keys of the newest rows of a run, or of all, and of the one whose manifest was written last."""
     # The index is asked and the table looked through, so that a bit that has flipped in one of them hides no
     # checkpoint.
     query = (
@@ -125,12 +125,12 @@ def _keys(rows: list[tuple[Any, ...]]) -> list[CheckpointKey]:
 
 
 def everything(connection: sqlite3.Connection) -> CatalogListing:
-    """As `listing`: all checkpoints, in no order."""
+    """Return all checkpoints like `listing`, unordered."""
     return _listing(connection.execute(f"{_LISTED} NOT INDEXED").fetchall())
 
 
 def beyond(connection: sqlite3.Connection, sequence: int) -> CatalogListing:
-    """As `listing`: the checkpoints with greater sequence numbers."""
+    """Return the checkpoints with greater sequence numbers, like `listing`."""
     return _listing(connection.execute(f"{_LISTED} WHERE sequence > ?", (sequence,)).fetchall())
 
 
@@ -145,7 +145,7 @@ def _listing(rows: list[tuple[Any, ...]]) -> CatalogListing:
 
 
 def counts(connection: sqlite3.Connection) -> dict[str, int]:
-    """Return how many checkpoints each run has."""
+    """Return the number of checkpoints of each run."""
     # Ten times as fast as by group where there is one run. Not count(*), for which SQLite walks over pages without
     # counting its steps: a ring of them would have no end.
     ((first, last, count),) = connection.execute(
@@ -160,7 +160,7 @@ def counts(connection: sqlite3.Connection) -> dict[str, int]:
 
 
 def chosen(connection: sqlite3.Connection, run: str, *, newest: int, off_every: int) -> CatalogListing:
-    """As `listing`: the newest so many of `run`, and all whose step `off_every` does not divide."""
+    """Return like `listing` the `newest` checkpoints of `run`, and all whose step `off_every` does not divide."""
     last = f"{_LISTED} WHERE run = ? ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT ?"
     off = f"{_LISTED} WHERE run = ? AND step % ? <> 0"
     rows = connection.execute(last, (run, newest)).fetchall() + connection.execute(off, (run, off_every)).fetchall()
@@ -181,7 +181,7 @@ def infos(
     published: Mapping[CheckpointKey, Stamp | None] | None = None,
     durable: bool = True,
 ) -> Described:
-    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, in no order."""
+    """Return the checkpoints of `run`, or of all runs, in the order of commits; or those at `places`, unordered."""
     # Without rows that are not as they were written, and those of directories that do not have the stamp in
     # `published`.
     connection.text_factory = decode_text
@@ -216,7 +216,7 @@ def infos(
 
 
 def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Return how many checkpoints there are, and the greatest sequence number, 0 without one."""
+    """Return the number of checkpoints, and the greatest sequence number, or 0 without checkpoints."""
     # One after the other: of both at once the second would not come from its index.
     query = "SELECT (SELECT count(id) FROM checkpoints), (SELECT max(sequence) FROM checkpoints)"
     ((count, newest),) = connection.execute(query).fetchall()
@@ -225,7 +225,7 @@ def count_and_sequence(connection: sqlite3.Connection) -> tuple[int, int]:
 
 
 def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tuple[dict[str, PieceLocation], Counted]:
-    """Return where pieces are, without those that are not known, and what the next sequence number goes by."""
+    """Return the locations of known pieces, and the counts for the next sequence number."""
     from ckstore.catalog.answers import PieceLocation
 
     counted = Counted(*count_and_sequence(connection), time.monotonic())
@@ -251,7 +251,7 @@ def find_pieces(connection: sqlite3.Connection, digests: Collection[str]) -> tup
 
 
 def best_shares(connection: sqlite3.Connection, digests: Collection[str]) -> dict[str, int]:
-    """Return for each blob the most bytes of it that any one checkpoint uses; 0 if none does."""
+    """Return for each blob the greatest number of its bytes that any one checkpoint uses, or 0 without a use."""
     wanted = sorted(set(digests))
     best = dict.fromkeys(wanted, 0)
     for marks, part in in_parts(wanted):
@@ -271,7 +271,7 @@ _READ_COLUMNS = (
 
 
 def readings_of_newest(connection: sqlite3.Connection, run: str) -> list[Reading]:
-    """Return the last readings of the blobs of the newest checkpoint of `run`; of all runs, if it has none."""
+    """Return the last readings of the blobs of the newest checkpoint of `run`, or of all runs if it has none."""
     newest = "ORDER BY sequence DESC, created DESC, manifest_id DESC LIMIT 1"
     rows = (
         connection.execute(f"SELECT id FROM checkpoints WHERE run = ? {newest}", (run,)).fetchall()  # noqa: S608
@@ -285,7 +285,7 @@ def readings_of_newest(connection: sqlite3.Connection, run: str) -> list[Reading
 
 
 def readings(connection: sqlite3.Connection, digests: Collection[str]) -> list[Reading]:
-    """Return the last readings of blobs; those that are not known are left out."""
+    """Return the last readings of blobs. Unknown blobs are skipped."""
     found: list[Reading] = []
     for marks, part in in_parts(sorted(digests)):
         found += _readings(connection.execute(f"{_READ_COLUMNS} WHERE b.digest IN {marks}", part).fetchall())
@@ -302,7 +302,10 @@ def _readings(rows: list[tuple[str, int, int, int, int]]) -> list[Reading]:
 def oldest_reading(
     connection: sqlite3.Connection, place: CheckpointKey | None, *, now_ns: int
 ) -> tuple[int, int, int | None]:
-    """Return how many blobs a checkpoint uses (None: all do), how many without a reading, and the oldest reading."""
+    """Return the number of blobs of a checkpoint, of those without a reading, and the oldest reading.
+
+    Without a `place`, they are those of all checkpoints.
+    """
     # Readings after `now_ns` are ignored.
     used = "SELECT u.blob_id FROM uses u"
     if place is not None:

@@ -1,14 +1,14 @@
-"""The form of what a row holds, checked at the one place where rows become values.
+"""The forms of the values in rows, checked at the one place where rows become values.
 
-A catalog can be copied from elsewhere, forged, or rot, and STRICT tables are only strict about what SQLite writes. So
-no digest, run, step, size, tag or document of a row is used before it has its form: one that has not is damage of the
-whole file, which is set aside and rebuilt from the directories. A value of the right form may still be a lie; the
+A catalog can be copied from another machine, forged, or rot, and STRICT tables only restrict the writes of SQLite. So
+no digest, run, step, size, tag or document of a row is used before its form was checked. A wrong form is damage of the
+whole file, which is set aside and rebuilt from the directories. A value of the right form may still be false, so the
 directories decide.
 
 Columns are checked, not cells: listing 100,000 checkpoints calls each form once.
 
-A row of `checkpoints` has a checksum besides: one in which a bit has flipped does not count, and its manifest is read.
-That finds accidents. A row that was forged together with its checksum decides nothing, nor do the other tables:
+In addition, a row of `checkpoints` has a checksum. A row in which a bit has flipped does not count, and its manifest is
+read. This detects accidents. A row that was forged together with its checksum decides nothing, nor do the other tables:
 docs/protocol.md, "The catalog proposes, the directories decide".
 """
 
@@ -41,11 +41,11 @@ _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 
 class NotOfItsForm(ValueError):
-    """A value of a row is not of its form; `connection` makes `CatalogUnavailable` of it, why ``damaged``."""
+    """A value of a row does not have its form. `connection` converts it into `CatalogUnavailable`, why ``damaged``."""
 
 
 def checked(rows: list[Row], *forms: Form) -> list[Row]:
-    """Return `rows`, whose columns have these forms."""
+    """Return `rows` after checking that their columns have these forms."""
     if rows:
         for form, column in zip(forms, zip(*rows, strict=True), strict=True):
             form(column)
@@ -56,7 +56,7 @@ def checked(rows: list[Row], *forms: Form) -> list[Row]:
 
 
 def anything(_values: Collection[Any]) -> None:
-    """Ask nothing."""
+    """Accept anything."""
 
 
 def texts(values: Collection[Any]) -> None:
@@ -139,7 +139,7 @@ def metadata(values: Collection[Any]) -> None:
 
 
 def healths(values: Collection[Any]) -> None:
-    """Ask for what `answers.encode_health` makes."""
+    """Ask for results of `answers.encode_health`."""
     for value in set(values):
         parsed_health(value)
 
@@ -163,7 +163,7 @@ def parsed_metadata(text: str) -> dict[str, Any]:
 
 
 def parsed_health(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return why a checkpoint is unhealthy and which parts no longer change, as a cell has it."""
+    """Return why a checkpoint is unhealthy and which parts no longer change, from a cell."""
     if not text:
         return "", ()
     found = _parsed(text, list)
@@ -256,12 +256,12 @@ _STRAYS = {
     "a piece beyond the end of its blob": "SELECT 1 FROM pieces p JOIN blobs b ON b.id = p.blob_id"
     " WHERE p.offset > b.nbytes - p.nbytes",
 }
-"""What rows of their form may not say together."""
+"""Queries for rows that have the right form but contradict each other."""
 _BATCH = 1000
 
 
 def check_tables(connection: sqlite3.Connection) -> None:
-    """Look at every row of every table: SQLite's own tests look neither into texts nor at what they mean."""
+    """Check every row of every table, since SQLite's own tests check neither texts nor their meaning."""
     for table, forms in TABLES.items():
         # In batches: a catalog of a million pieces would take gigabytes as one list.
         cursor = connection.execute(f"SELECT {', '.join(forms)} FROM {table}")  # noqa: S608 - names of the schema
@@ -295,7 +295,7 @@ _PLAIN = (
     "health",
 )
 _FREE_TEXTS = ("writer", "message")
-"""Texts that may hold a zero byte, at which `printf` stops, or lone surrogates: they are hashed as bytes."""
+"""Texts that may contain a zero byte, at which `printf` stops, or lone surrogates. They are hashed as bytes."""
 
 _HALF = 2**63
 
@@ -314,10 +314,10 @@ CHECKSUM = (
 """SQL: the checksum that a row of `checkpoints` must have."""
 
 IS_RIGHT = f"(checksum IS {CHECKSUM})"
-"""SQL: whether a row of `checkpoints` is as it was written."""
+"""SQL: whether a row of `checkpoints` is unchanged since it was written."""
 
 
 def install(connection: sqlite3.Connection) -> None:
-    """Give a connection the functions that `CHECKSUM` calls."""
+    """Register the functions that `CHECKSUM` calls on a connection."""
     for name, function in _FUNCTIONS.items():
         connection.create_function(name, 1, function, deterministic=True)

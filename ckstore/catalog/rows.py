@@ -1,8 +1,8 @@
 """Make the rows of one checkpoint equal to its directory, in the caller's transaction.
 
-Rule C of the design: `set_checkpoint` is the only function that writes checkpoint rows. Uses are
-rows (checkpoint, blob), and a reference count is the number of them, so nothing here adds to or
-subtracts from a count. How long it takes depends on the checkpoint, not on how many there are.
+Rule C of the design: `set_checkpoint` is the only function that writes checkpoint rows. Uses are rows (checkpoint,
+blob), and a reference count is their number, so no code adds to or subtracts from a count. The time depends on the
+checkpoint, not on the number of checkpoints.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DESCRIBED = (
 
 
 def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Published | None) -> None:
-    """Make the rows of a key say what `found` says; None: that there is no checkpoint."""
+    """Make the rows of a key equal to `found`. Remove them without a `found` checkpoint."""
     if found is not None and (found.manifest.run, found.manifest.step) != key.run_step:
         wrong = found.manifest.name
         raise BadInput(f"the manifest in {key.run}/{key.directory} says that it is {wrong}")
@@ -66,7 +66,7 @@ def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Pu
 
 
 def remove_wrong(connection: sqlite3.Connection) -> int:
-    """Remove the rows of checkpoints that are not as they were written; return how many there were."""
+    """Remove the rows of checkpoints that changed since they were written; return their number."""
     wrong = wrong_ids(connection)
     for checkpoint_id in wrong:
         _remove_checkpoint(connection, checkpoint_id)
@@ -78,20 +78,20 @@ def remove_wrong(connection: sqlite3.Connection) -> int:
 
 
 def wrong_ids(connection: sqlite3.Connection) -> list[int]:
-    """Return the numbers of the rows of checkpoints that are not as they were written."""
+    """Return the numbers of the rows of checkpoints that changed since they were written."""
     query = f"SELECT id FROM checkpoints NOT INDEXED WHERE NOT {IS_RIGHT}"  # noqa: S608
     return [number for (number,) in connection.execute(query).fetchall()]
 
 
 def _set_stamp(connection: sqlite3.Connection, checkpoint_id: int, stamp: tuple[int, int, int, int]) -> None:
-    """Note which directory a row was made from, and complete the row with its checksum."""
+    """Record from which directory a row was made, and complete the row with its checksum."""
     changes = ", ".join(f"{name} = ?" for name in queries.STAMP.split(", "))
     connection.execute(f"UPDATE checkpoints SET {changes} WHERE id = ?", (*stamp, checkpoint_id))  # noqa: S608
     connection.execute(f"UPDATE checkpoints SET checksum = {CHECKSUM} WHERE id = ?", (checkpoint_id,))  # noqa: S608
 
 
 def _described(found: Published) -> tuple[object, ...]:
-    """Return what a row says of a manifest, in the order of `_DESCRIBED`."""
+    """Return the columns of a row for a manifest, in the order of `_DESCRIBED`."""
     manifest, about = found.manifest, found.manifest.description
     return (
         found.manifest_id,
@@ -112,7 +112,7 @@ def _described(found: Published) -> tuple[object, ...]:
 
 
 def row_count(manifest: Manifest) -> int:
-    """Return how many rows a checkpoint has, at most."""
+    """Return the maximum number of rows of a checkpoint."""
     extents = sum(len(storage.extents) for storage in manifest.storages)
     return len(manifest.stored) + extents
 
@@ -135,7 +135,7 @@ def set_tags(connection: sqlite3.Connection, tags: Mapping[str, CheckpointKey]) 
 
 
 def set_readings(connection: sqlite3.Connection, readings: Mapping[str, tuple[int, int]]) -> None:
-    """Take note of the last readings of blobs, digest -> `read_ns` and `read_to`; those without a row are left out."""
+    """Record the last readings of blobs, digest -> `read_ns` and `read_to`. Blobs without a row are skipped."""
     connection.executemany(
         "INSERT INTO readings (blob_id, read_ns, read_to) SELECT id, ?, ? FROM blobs WHERE digest = ?"
         " ON CONFLICT (blob_id) DO UPDATE SET read_ns = excluded.read_ns, read_to = excluded.read_to",
@@ -144,7 +144,7 @@ def set_readings(connection: sqlite3.Connection, readings: Mapping[str, tuple[in
 
 
 def add_candidates(connection: sqlite3.Connection, blobs: Iterable[tuple[str, int]]) -> None:
-    """Have rows for blobs, given as (digest, size), and let gc look at those without a use."""
+    """Insert rows for blobs, given as (digest, size), and make those without a use candidates for gc."""
     listed = sorted(set(blobs))
     connection.executemany("INSERT OR IGNORE INTO blobs (digest, nbytes) VALUES (?, ?)", listed)
     connection.executemany(
@@ -155,7 +155,7 @@ def add_candidates(connection: sqlite3.Connection, blobs: Iterable[tuple[str, in
 
 
 def forget(connection: sqlite3.Connection, digests: Iterable[str]) -> int:
-    """Delete the rows of blobs, and of the pieces in them, where no checkpoint uses them."""
+    """Delete the rows of blobs that no checkpoint uses, and of the pieces in them."""
     cursor = connection.executemany(
         "DELETE FROM blobs WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM uses u WHERE u.blob_id = blobs.id)",
         [(digest,) for digest in digests],
@@ -164,7 +164,7 @@ def forget(connection: sqlite3.Connection, digests: Iterable[str]) -> int:
 
 
 def set_blobs_listed(connection: sqlite3.Connection, boot_id: str) -> None:
-    """Take note that every blob was looked at since this start of the machine."""
+    """Record that every blob was listed since this start of the machine."""
     connection.execute(
         "INSERT INTO store (id, uuid, blobs_listed) VALUES (1, '', ?)"
         " ON CONFLICT (id) DO UPDATE SET blobs_listed = excluded.blobs_listed",
@@ -203,7 +203,7 @@ def _insert_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What a manifest says about one file: piece digest -> (offset, length) of each piece in it, where it is plain."""
+    """The pieces of one plain file in a manifest: piece digest -> (offset, length)."""
 
     digest: str
     nbytes: int

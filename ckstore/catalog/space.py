@@ -1,4 +1,4 @@
-"""Questions about space, each a function of an open connection: what is dead, what one checkpoint alone uses."""
+"""Queries about space, each a function of an open connection: dead bytes, and blobs of single checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def dead_pack_bytes(connection: sqlite3.Connection, without: Collection[CheckpointKey] = ()) -> int:
-    """Return the bytes of used packs beyond what some one checkpoint uses of them: at most that much is dead."""
+    """Return an upper bound of the dead bytes in used packs.
+
+    For each pack, it is the bytes that the checkpoint with the greatest use does not use.
+    """
     # The checkpoints in `without` count as dropped.
     # Without the condition the index gives the greatest of a pack at once, however many use it.
     but = f" AND u.checkpoint_id NOT IN ({_numbers(connection, without)})" if without else ""
@@ -35,7 +38,7 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def _total(total: int | None) -> int:
-    """Return a sum of sizes, which is NULL of no rows."""
+    """Return a sum of sizes, which SQL gives as NULL if there are no rows."""
     row_checks.sizes([total or 0])
     return total or 0
 
@@ -76,7 +79,7 @@ def pack_uses(connection: sqlite3.Connection) -> list[tuple[CheckpointKey, str, 
 def without_use(
     connection: sqlite3.Connection, digests: Collection[str], *, without: Collection[CheckpointKey] = ()
 ) -> set[str]:
-    """Return those of the blobs that no checkpoint uses but, perhaps, the checkpoints `without`; unknown ones too."""
+    """Return those of the blobs that no checkpoint except perhaps `without` uses, including unknown blobs."""
     listed = _numbers(connection, without)
     used: set[str] = set()
     for marks, part in in_parts(sorted(set(digests))):

@@ -1,4 +1,4 @@
-"""Make, migrate, check and set aside the file of the catalog."""
+"""Create, migrate, check and set aside the file of the catalog."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckstore_migrations import APPLICATION_ID, VERSION
 from ckstore_migrations.schema import is_schema_of
 
 SET_ASIDE_KEPT = 3
-"""How many catalogs that were set aside stay, of each kind; the oldest go."""
+"""The number of catalogs of each kind that are kept when set aside. The oldest are removed."""
 
 Aside = Literal["damaged", "old"]
 
@@ -28,7 +28,7 @@ _OLDEST_SQLITE = (3, 37, 0)
 
 
 def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
-    """Make the catalog, or bring its schema up to date; False if there was nothing to do, which is usual, and fast."""
+    """Create the catalog, or update its schema. Return False if it was up to date, which is usual, and fast."""
     # `store` is the uuid that it keeps; empty: none.
     # A look without a lock first: it is the usual case of every opening.
     if _is_current(path):
@@ -40,7 +40,7 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
 
 
 def replace(path: Path, store: str, *, timeout_s: float) -> Path | None:
-    """Set the catalog aside, whatever it is, and make an empty one, under one lock; return where the old one is."""
+    """Set the catalog aside, whatever it is, and create an empty one, under one lock. Return the old one's new path."""
     # But for one that a newer ckstore made: nothing is changed then.
     _check_sqlite()
     deadline = time.monotonic() + timeout_s
@@ -62,7 +62,7 @@ def _check_sqlite() -> None:
 
 
 def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
-    """As `create_or_migrate`; the flock is held."""
+    """Create or update the catalog like `create_or_migrate`, with the flock already held."""
     # Made by us and not by SQLite, which follows symlinks and obeys the umask.
     _make_file(path)
     with connections.opened_for_writing(path, deadline) as connection:
@@ -87,7 +87,7 @@ def _create_or_migrate(path: Path, store: str, deadline: float) -> bool:
 
 
 def set_aside(path: Path, *, timeout_s: float) -> Path | None:
-    """Move a damaged catalog out of the way; return its new path, or None if there was no need."""
+    """Move a damaged catalog away; return its new path, or None if it is intact."""
     # It is checked again under the lock, whole: another process may have made a good one meanwhile.
     with connections.locked(path, timeout_s=timeout_s):
         # Judged again under the lock: of two processes that saw the damage the second must not move the new catalog
@@ -107,7 +107,7 @@ def _refuse_newer(path: Path) -> None:
 
 
 def problems(path: Path, *, thorough: bool = False) -> list[str]:
-    """Return what is wrong with the catalog, one sentence each; nothing if it is well."""
+    """Return the problems of the catalog, one sentence each."""
     # `thorough` compares the indexes with their tables, and looks at the form of every row.
     try:
         with connections.reading(path) as connection:
@@ -168,7 +168,7 @@ def _apply(connection: sqlite3.Connection, store: str) -> None:
 
 
 def _move_aside(path: Path, kind: Aside) -> Path:
-    """Rename the catalog and its log, durably, and remove what was set aside longest ago. The flock is held."""
+    """Rename the catalog and its log, durably, and remove the oldest ones set aside. The flock is held."""
     # The database goes first: a process that dies before the log follows leaves a log without a database, which
     # `_make_file` never takes for part of the next one. A database without its log might look sound, and be half of a
     # change.
@@ -191,7 +191,7 @@ def _move_aside(path: Path, kind: Aside) -> Path:
 
 
 def names_aside(path: Path, kind: Aside) -> list[str]:
-    """Return the names of the catalogs beside `path` that were set aside, oldest first."""
+    """Return the names of the catalogs that were set aside next to `path`, oldest first."""
     return [f"{path.name}.{kind}-{number}" for number in sorted(_numbers_aside(path, kind))]
 
 

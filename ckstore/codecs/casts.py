@@ -1,6 +1,7 @@
-"""What a base predicts: itself, or its copy in half the width. Source: docs/format/encoded-1.md, "Predictions".
+"""Predictions from a base: the base itself, or its copy in half the width. Source: docs/format/encoded-1.md.
 
-A wrong prediction costs bytes, never correctness: the difference from it is always stored.
+See its section "Predictions". A wrong prediction costs bytes, never correctness, since the difference from it is always
+stored.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ _QUIET_NAN = 0x7FC0
 
 
 def base_bytes(prediction: Prediction, nbytes: int) -> int:
-    """Return of how many bytes of a base so many bytes are predicted."""
+    """Return the number of base bytes from which `nbytes` bytes are predicted."""
     return nbytes if prediction == "same" else 2 * nbytes
 
 
 def predict(prediction: Prediction, base: Buffer, out: memoryview) -> None:
-    """Fill memory with what bytes of a base predict."""
+    """Fill memory with the prediction from bytes of a base."""
     if len(base) != base_bytes(prediction, len(out)):
         raise DamagedBlob(f"{len(base)} bytes of a base predict nothing of {len(out)}")
     out[:] = base if prediction == "same" else predicted(prediction, base)
 
 
 def predicted(prediction: Prediction, base: Buffer) -> Buffer:
-    """Return what bytes of a base predict."""
+    """Return the prediction from bytes of a base."""
     if prediction == "same":
         return base
     return _bf16(base) if prediction == "bf16" else _fp16(base)
 
 
 def _bf16(base: Buffer) -> memoryview:
-    """Return float32 rounded to the nearest bfloat16, ties to even; each NaN becomes 0x7fc0."""
+    """Return float32 rounded to the nearest bfloat16, ties to even. Each NaN becomes 0x7fc0."""
     import numpy as np
 
     bits = np.frombuffer(base, "<u4")
@@ -50,7 +51,7 @@ def _bf16(base: Buffer) -> memoryview:
 
 
 def _fp16(base: Buffer) -> memoryview:
-    """Return float32 rounded to the nearest float16, ties to even; each NaN becomes 0x7e00, beyond 65504 infinity."""
+    """Return float32 rounded to the nearest float16, ties to even. NaN becomes 0x7e00, values beyond 65504 infinity."""
     import numpy as np
 
     values = np.frombuffer(base, "<f4")

@@ -1,4 +1,4 @@
-"""The file of an encoded blob: a header that says what it is, a table of its tiles, the tiles.
+"""The file of an encoded blob: a header that describes it, a table of its tiles, and the tiles.
 
 Source: docs/format/encoded-1.md, "The container".
 """
@@ -25,11 +25,11 @@ _ENTRY_BYTES = 4
 _LENGTH_BITS = 24
 
 ReadBase = Callable[[str, int, int], Buffer]
-"""Gives bytes of a base: its plain digest, the first byte, how many."""
+"""Returns bytes of a base, given its plain digest, the first byte and the number of bytes."""
 
 
 class Run(NamedTuple):
-    """Bytes of a blob that are encoded in one way."""
+    """A range of a blob that is encoded in one way."""
 
     nbytes: int  # how many; a multiple of the width
     width: int  # bytes of an element
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A tile of an encoded blob: where its bytes are, plain and stored."""
+    """A tile of an encoded blob: the location of its bytes, plain and stored."""
 
     run: Run
     start: int
@@ -52,7 +52,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What the head of an encoded blob says."""
+    """The content of the header of an encoded blob."""
 
     plain: str  # digest of the plain blob
     nbytes: int  # its size
@@ -65,18 +65,18 @@ class Header:
 
     @property
     def table_bytes(self) -> int:
-        """Size of the table behind the header."""
+        """Size of the table after the header."""
         return self.tile_count * _ENTRY_BYTES
 
     def base_of(self, tile: Tile) -> str:
-        """Return the digest of the base that a tile is decoded with."""
+        """Return the digest of the base of a tile."""
         if tile.run.base < 0:
             raise DamagedBlob(f"a tile is stored as {tile.codec.name.lower()}, and has no base")
         return self.bases[tile.run.base]
 
 
 def fits(header: Header) -> bool:
-    """Whether a reader takes so long a header, with so many bases: a pack may have 100,000 tensors."""
+    """Whether a reader accepts a header of this length and number of bases. A pack may have 100,000 tensors."""
     return _has_room(header, _text(header))
 
 
@@ -94,7 +94,7 @@ def _text(header: Header) -> bytes:
 
 
 def render(header: Header, tiles: Sequence[StoredTile]) -> bytes:
-    """Return the file of an encoded blob; `BadInput` where a reader would refuse it, since its header does not fit."""
+    """Return the file of an encoded blob. Raises `BadInput` if the header is too large for a reader."""
     head = _text(header)
     if not _has_room(header, head):
         found = f"{len(head)} bytes and {len(header.bases)} bases"
@@ -112,7 +112,7 @@ def _go_on() -> None:
 def encode_blob(
     plain: Buffer, header: Header, read_base: ReadBase, *, before_each: Callable[[], None] = _go_on
 ) -> bytes:
-    """Return the file that encodes a blob as `header` says; `before_each` is called before each tile."""
+    """Return the file that encodes a blob by `header`. `before_each` is called before each tile."""
     whole = memoryview(plain)
     tiles = []
     for run, start, nbytes, base_start in _spans(header):
@@ -159,7 +159,7 @@ def parse_file(file: memoryview, *, where: str, most_bytes: int) -> tuple[Header
 
 
 def header_bytes(head: Buffer) -> int:
-    """Return how long the header is, from the first `HEAD_BYTES` of a file."""
+    """Return the length of the header, from the first `HEAD_BYTES` of a file."""
     nbytes = int.from_bytes(head[len(MAGIC) : HEAD_BYTES], "little")
     if bytes(head[: len(MAGIC)]) != MAGIC or len(head) < HEAD_BYTES or nbytes > HEADER_MOST_BYTES:
         raise DamagedBlob(f"not the head of an encoded blob: {bytes(head[:HEAD_BYTES])!r}")
@@ -167,7 +167,7 @@ def header_bytes(head: Buffer) -> int:
 
 
 def parse_header(data: Buffer, *, where: str, most_bytes: int) -> Header:
-    """Return what the header says, every number checked."""
+    """Return the header, with every number checked."""
     try:
         members = parse_object(bytes(data), where=where)
     except BadInput as error:
@@ -207,7 +207,10 @@ def _run(item: Any, base_count: int, most_bytes: int, where: str) -> Run:
 
 
 class Tiles:
-    """Where the tiles of an encoded blob are, by the table behind its header, which has to fit both and the file."""
+    """The locations of the tiles of an encoded blob, from the table after its header.
+
+    The table is checked against the header and the file.
+    """
 
     def __init__(self, header: Header, table: Buffer, file_bytes: int, *, first: int, where: str) -> None:
         import numpy as np
@@ -236,7 +239,7 @@ class Tiles:
             raise DamagedBlob(f"{where}: it has {file_bytes} bytes, and its tiles end at {ends}")
 
     def between(self, start: int, stop: int) -> Iterator[Tile]:
-        """Give the tiles that have bytes from `start` up to `stop`."""
+        """Yield the tiles that have bytes from `start` up to `stop`."""
         at = max(int(self._start.searchsorted(start, "right")) - 1, 0)
         while at < len(self._start) and self._start[at] < stop:
             run, in_run = self.header.runs[self._run[at]], int(self._in_run[at])
@@ -249,7 +252,7 @@ class Tiles:
 
 
 def _spans(header: Header) -> Iterable[tuple[Run, int, int, int]]:
-    """Give run, first byte, size and first byte in the base of each tile."""
+    """Yield run, first byte, size and first byte in the base of each tile."""
     ends = accumulate(run.nbytes for run in header.runs)
     for run, end in zip(header.runs, ends, strict=True):
         start = end - run.nbytes

@@ -1,7 +1,7 @@
-"""Count the values in a buffer that are not finite: NaN and infinities, by the bits of each format of numbers.
+"""Count the values in a buffer that are not finite (NaN and infinities), by the bits of each number format.
 
-Nothing is converted: most buffers have no such value, and two passes for the greatest integer among their bits say so.
-Sizes of the passes and their cost: docs/adr/0033-health.md.
+Nothing is converted: most buffers have no such value, and two passes for the greatest integer among their bits detect
+this. docs/adr/0033-health.md has the sizes of the passes and their cost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _integers(item_bytes: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class FloatForm:
-    """How a format of numbers writes what is not finite."""
+    """The bits of values that are not finite in one number format."""
 
     name: str
     item_bytes: int
@@ -44,7 +44,7 @@ class FloatForm:
         return any(self._suspects(window) for window in self._windows(data))
 
     def count(self, data: memoryview) -> NonFiniteCount:
-        """Return how many values in `data`, whole values one after another, are not finite."""
+        """Return the number of values in `data` that are not finite. `data` contains complete values."""
         found = FINITE
         for window in self._windows(data):
             if self._suspects(window):
@@ -107,4 +107,4 @@ FORMS: Mapping[str, FloatForm] = {
     "<c8": _SINGLE,
     "<c16": _DOUBLE,
 }
-"""By the dtype of a leaf. Others hold integers, packed values, or bytes in another order, and are not counted."""
+"""By the dtype of a leaf. Other dtypes contain integers, packed values, or another byte order, and are not counted."""

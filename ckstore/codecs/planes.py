@@ -1,4 +1,7 @@
-"""Byte planes: the first bytes of all elements together, then the second ones; each as it is smallest."""
+"""Byte planes: the first bytes of all elements together, then the second ones.
+
+Each plane is stored as small as possible.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _own = threading.local()
 
 
 def scratch(name: str, count: int, dtype: np.dtype[Any]) -> Unsigned:
-    """Return memory of this thread for so many elements, at most a tile; the next call with the name uses it again."""
+    """Return memory of this thread for `count` elements, at most a tile. The next call with the same name reuses it."""
     import numpy as np
 
     held = getattr(_own, name, None)
@@ -34,7 +37,10 @@ def scratch(name: str, count: int, dtype: np.dtype[Any]) -> Unsigned:
 
 
 def pack(elements: Unsigned) -> bytes:
-    """Return elements as planes: the stored length of each, then each: nothing if all zero, one zstd frame, or raw."""
+    """Return elements as planes: the stored length of each plane, then the planes.
+
+    A plane of zeros has no bytes. Another one is a zstd frame, or raw.
+    """
     import numpy as np
 
     width, count = elements.itemsize, len(elements)
@@ -76,7 +82,7 @@ def _unpack_one(data: memoryview, count: int) -> NDArray[np.uint8] | None:
 
 
 def _merge(planes: list[NDArray[np.uint8] | None], out: Unsigned) -> None:
-    """Put planes together, the lowest first: pairs of narrower numbers are three times as fast as strided writes."""
+    """Merge planes, the lowest first. Pairs of narrower numbers are three times as fast as strided writes."""
     import numpy as np
 
     low, high = planes[: len(planes) // 2], planes[len(planes) // 2 :]

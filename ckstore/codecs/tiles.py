@@ -26,7 +26,7 @@ _SPARSE, _DENSE = 1 / 16, 1 / 2
 
 
 class Codec(IntEnum):
-    """How a tile is stored."""
+    """The encoding of a tile."""
 
     RAW = 0
     PLANES = 1
@@ -36,14 +36,14 @@ class Codec(IntEnum):
 
 
 class StoredTile(NamedTuple):
-    """A tile as it is stored."""
+    """A tile in its stored form."""
 
     codec: Codec
     data: Buffer
 
 
 def encode(tile: Buffer, base: Buffer | None, width: int) -> StoredTile:
-    """Return the smallest form of a tile, never larger than itself; `base`: as many bytes that a reader has."""
+    """Return the smallest form of a tile, never larger than itself. `base` has as many bytes that a reader also has."""
     x = _elements(tile, width)
     found = []
     changed: Any = None
@@ -62,7 +62,7 @@ def encode(tile: Buffer, base: Buffer | None, width: int) -> StoredTile:
 
 
 def decode(stored: StoredTile, width: int, out: memoryview) -> None:
-    """Fill `out` with a tile. Where `needs_base`, it holds what the base predicts before."""
+    """Fill `out` with a tile. If `needs_base`, `out` contains the prediction of the base before the call."""
     codec, data = stored
     x = _elements(out, width)
     if codec is Codec.RAW:
@@ -83,7 +83,7 @@ def decode(stored: StoredTile, width: int, out: memoryview) -> None:
 
 
 def needs_base(codec: Codec) -> bool:
-    """Whether a tile is decoded with what a base predicts."""
+    """Whether a tile is decoded with the prediction of a base."""
     return codec not in (Codec.RAW, Codec.PLANES)
 
 
@@ -100,7 +100,7 @@ def _elements(data: Buffer, width: int) -> Unsigned:
 
 
 def _bias(dtype: np.dtype[Any]) -> np.unsignedinteger:
-    """Return 0x80…80: with it the digits of small differences, positive or negative, are 0 in all upper planes."""
+    """Return 0x80…80, with which the upper digits of small differences, positive or negative, are 0."""
     bias: np.unsignedinteger = dtype.type(int.from_bytes(b"\x80" * dtype.itemsize, "little"))
     return bias
 
@@ -114,7 +114,7 @@ def _difference(x: Unsigned, base: Unsigned) -> Unsigned:
 
 
 def _numbers(d: Unsigned) -> Unsigned:
-    """Return what is to be added to a base, from balanced digits, in their own memory."""
+    """Return the numbers to add to a base, from balanced digits, in their own memory."""
     bias = _bias(d.dtype)
     d ^= bias
     d -= bias
@@ -125,7 +125,7 @@ def _numbers(d: Unsigned) -> Unsigned:
 
 
 def _pack_gaps(changed: NDArray[np.int64], d: Unsigned) -> bytes:
-    """Return where elements differ, as bytes that say how many before each do not, and the differences in planes."""
+    """Return the differing elements: the number of equal ones before each, as bytes, and the differences in planes."""
     import numpy as np
 
     gaps = np.diff(changed, prepend=-1) - 1

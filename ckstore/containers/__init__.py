@@ -1,4 +1,4 @@
-"""Files of known formats, cut where their tensors and records begin and end; nothing of them is ever run.
+"""Files of known formats, cut at the boundaries of their tensors and records. Nothing in them is ever run.
 
-Unless a docstring says otherwise, functions raise `Refused` or `BadInput` for a file that is not as its format says.
+Unless a docstring says otherwise, functions raise `Refused` or `BadInput` for a file that does not follow its format.
 """

@@ -1,7 +1,7 @@
-"""Cut a file where its tensors and records begin and end, so that equal tensors are equal bytes in whatever file.
+"""Cut a file at the boundaries of its tensors and records, so that equal tensors are equal bytes in any file.
 
-A file is read with no trust: nothing in it is unpickled, decompressed or called, and what is read and kept of it is
-bounded. A file that is not what it looks like is one segment of opaque bytes.
+The file is not trusted: nothing in it is unpickled, decompressed or called, and the amounts read and kept are bounded.
+A file that does not match its apparent format is one segment of opaque bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TORCH_DTYPES = {one.safetensors: one.torch for one in DTYPES if one.safetensors
 
 
 def cut(file: RandomAccess, name: str) -> Cut:
-    """Return where `file` is cut and which tensors it holds."""
+    """Return the boundaries in `file`, and its tensors."""
     # `file`: must not change meanwhile; errors of its `read` pass on, and nothing else is raised. `name`: Its name. The
     # first bytes say which container the file is; the name decides whether it is worth a warning that the file is not
     # that.
@@ -59,7 +59,7 @@ def _opaque(file: RandomAccess, name: str, kind: str, reason: str) -> Cut:
 def _segments(
     spans: Iterable[tuple[int, int]], nbytes: int
 ) -> tuple[tuple[tuple[int, int], ...], dict[tuple[int, int], int]]:
-    """Return the segments that `spans` and what lies between them make, and the index of each span."""
+    """Return the segments made of `spans` and the gaps between them, and the index of each span."""
     # `spans`: ascending, not overlapping, inside the file; those without a byte are left out.
     segments: list[tuple[int, int]] = []
     index: dict[tuple[int, int], int] = {}
@@ -122,7 +122,7 @@ def _warnings(name: str, problems: Iterable[str]) -> tuple[str, ...]:
 
 
 def torch_layout(entry: TensorEntry) -> tuple[str, tuple[int, ...]] | None:
-    """Return dtype and shape as torch has them, or None if it has no such tensor."""
+    """Return dtype and shape as torch has them, or None if torch has no such tensor."""
     if entry.dtype == "F4":  # torch packs two along the last dimension
         if not entry.shape or entry.shape[-1] % 2:
             return None

@@ -1,7 +1,7 @@
-"""What a file holds as a value: what torch.load with ``weights_only``, or safetensors, would give; nothing is run.
+"""The value of a file, as torch.load with ``weights_only``, or safetensors, would return it; nothing is run.
 
-Tensors are views of stretches of the file, which are not read. Other types that the pickle names are in the value as an
-`Unknown`, at their places.
+Tensors are views of ranges of the file, which are not read. An object of another type in the pickle becomes an
+`Unknown` at its place in the value.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TAR_HEADER_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class FileValue:
-    """What a file holds."""
+    """The value of a file."""
 
     value: Any  # as `torch_pickle.read_pickle` has it
     # From where to where in the file the storages lie, by the keys of the views in `value`.
@@ -33,7 +33,7 @@ class FileValue:
 
 
 def read_value(file: RandomAccess) -> FileValue:
-    """Return what a file holds."""
+    """Return the value of a file."""
     if looks_like_safetensors(file):
         return _of_safetensors(file)
     if looks_like_zip(file):

@@ -1,4 +1,4 @@
-"""What the modules of this room hand to each other; no I/O."""
+"""Values that the modules of this package exchange; no I/O."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 STATE_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
-"""How the names of files end that hold a state, as a rule; what a file is its first bytes say."""
+"""The usual suffixes of files with a state. The first bytes of a file decide its format."""
 MAX_TENSORS = 1_000_000
-"""Entries of a header, records of an archive, names of tensors; each takes some hundred bytes of memory."""
+"""The maximum number of header entries, archive records or tensor names. Each takes some hundred bytes of memory."""
 MAX_DIMENSIONS = 64  # what manifests end at: elements of a tensor, and each size or stride of it
 
 
 class Refused(ValueError):
-    """The file is not what it looked like. Never leaves this room."""
+    """The file does not follow its apparent format. Never leaves this package."""
 
 
 def refuse(part: str, wanted: str, found: object) -> NoReturn:
-    """Raise the error for content that is not as its format says."""
+    """Raise the error for content that does not follow its format."""
     raise Refused(f"{part}: wanted {wanted}, found {found}")
 
 
@@ -26,10 +26,10 @@ class RandomAccess(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Its length."""
+        """The length in bytes."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes; raise if they are not there."""
+        """Return exactly `length` bytes; raise if the file is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class FileTensor:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a file is cut, and which tensors lie there."""
+    """The boundaries in a file, and its tensors."""
 
     kind: str  # ``safetensors``, ``torch-zip``, ``torch-legacy``, ``zip``, or empty for opaque bytes
     # ``(start, stop)`` of each, in order: not empty, without gap or overlap, from the first byte to the last. Those of

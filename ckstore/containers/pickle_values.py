@@ -1,7 +1,7 @@
-"""The opcodes of a pickle, and what is read besides plain values of Python: names, and values that are never made.
+"""The opcodes of a pickle, and its values other than plain Python values: names, and values that are never created.
 
-pickletools.genops lists opcodes too, but decodes the argument of each, with a DeprecationWarning for some, and makes
-an integer of however many digits. Source: pickletools.py of Python, whose table of opcodes is used.
+pickletools.genops also lists opcodes, but decodes the argument of each, with a DeprecationWarning for some, and creates
+integers of any number of digits. Source: pickletools.py of Python, whose table of opcodes is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HASHED = (str, int, float, bool, bytes, type(None))
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unknown:
-    """A value that is not followed; `description` says which, in words or by the full name of its class or function."""
+    """A value that is not followed. `description` names it in words or by the full name of its class or function."""
 
     description: str
 
@@ -33,7 +33,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """A name that unpickling would import; as a text it is cut, for a pickle may have a long one in many places."""
+    """A name that unpickling would import. Its text is cut, since a pickle may repeat a long one."""
 
     module: str
     name: str
@@ -59,7 +59,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """A tensor as the pickle says, not compared with what is there."""
+    """A tensor as described by the pickle, not compared with the existing storage."""
 
     key: str  # name of the record of its storage, below ``data/``
     dtype: str  # of `model/manifest/leaf_records`
@@ -71,7 +71,10 @@ class TensorView:
     kind: str = ""  # full name of its class; empty for a tensor or parameter of torch
 
     def reach_bytes(self) -> int | None:
-        """Return the bytes of the storage up to its last element; 0 if it has none; None if no manifest holds it."""
+        """Return the storage bytes up to the last element.
+
+        Without elements it is 0, and None if no manifest can hold the tensor.
+        """
         count = elements(self.shape)
         if count is None or max(self.strides, default=0) > MAX_SIZE:
             return None
@@ -110,7 +113,7 @@ class PlainNode:
 
 @dataclass(slots=True, eq=False)
 class NumpyDtype:
-    """A dtype of NumPy, as ``f4`` until its state says in which order its bytes are, and in what it counts time."""
+    """A dtype of NumPy, as ``f4`` until its state has the byte order and the unit of times."""
 
     code: str
     order: str = "<"
@@ -125,7 +128,7 @@ class NumpyDtype:
 
 @dataclass(slots=True, eq=False)
 class NumpyArray:
-    """An array of NumPy; without a dtype until its state comes."""
+    """An array of NumPy, without a dtype until its state is read."""
 
     dtype: NumpyDtype | None = None
     shape: tuple[int, ...] = ()
@@ -136,14 +139,14 @@ class NumpyArray:
 
 @dataclass(slots=True, eq=False)
 class PlainObject:
-    """An object that is what is set on it: the name of its class, and its attributes, none until its state comes."""
+    """An object that consists of its attributes: the name of its class, and attributes after its state is read."""
 
     kind: str
     fields: dict[str, Any] = field(default_factory=dict)
 
 
 def name_of(value: Any) -> str:
-    """Return what `value` is, for messages; nothing of it is written out."""
+    """Return a description of `value` for messages; nothing in it is written out."""
     if type(value) is Unknown:
         return value.description
     if type(value) is Global:
@@ -156,7 +159,7 @@ def name_of(value: Any) -> str:
 
 
 def as_key(value: Any) -> Any:
-    """Return `value` if it can be a key, else an `Unknown`: no hash goes down a nest that has no end."""
+    """Return `value` if it can be a key, otherwise an `Unknown`. Hashing must not descend into an endless nest."""
     if type(value) in _HASHED:
         return value
     if type(value) is tuple and _is_flat(value):
@@ -181,7 +184,7 @@ def _is_flat(value: tuple[Any, ...]) -> bool:
 
 
 def is_odd_key(value: Any) -> bool:
-    """Whether many such keys could be chosen to have one hash."""
+    """Whether many such keys could be chosen with the same hash."""
     return type(value) not in (str, bytes) and not (type(value) is int and -(2**63) <= value < 2**64)
 
 
@@ -216,7 +219,7 @@ def opcodes(data: bytes) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _argument(data: bytes, at: int, name: str, nbytes: int) -> tuple[int, int]:
-    """Return where an argument starts and stops; beyond the end or before the start if it does not."""
+    """Return the start and end of an argument. Out of range if the argument is cut off."""
     if nbytes >= 0:
         return at, at + nbytes
     width = _LENGTHS.get(nbytes)
@@ -238,6 +241,6 @@ def text_of(arg: bytes) -> str:
 
 
 def decimal_of(arg: bytes) -> int | None:
-    """Return a number that is written in digits; None for other texts, as 00 and 01, once False and True."""
+    """Return a number written in digits, or None for other texts, such as 00 and 01, which were once False and True."""
     digits = arg.rstrip(b"\n")
     return int(digits.rstrip(b"L")) if _DECIMAL_PATTERN.fullmatch(digits) else None

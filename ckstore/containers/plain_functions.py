@@ -1,8 +1,7 @@
-"""What the functions of Python and NumPy that a pickle names would make; none of them is looked up.
+"""The results of Python and NumPy functions that a pickle names. None of these functions is looked up.
 
-Those that the weights-only unpickler of torch 2.13 knows, and the few more that it may trust without a risk:
-arrays and scalars of NumPy. Arguments that do not fit give None. Sources: torch/_weights_only_unpickler.py,
-numpy/_core.
+These are the functions that the weights-only unpickler of torch 2.13 knows, and a few more that are safe: arrays and
+scalars of NumPy. Arguments that do not fit give None. Sources: torch/_weights_only_unpickler.py, numpy/_core.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _OBJECTS = {
     Global("collections", "UserDict"): "collections.UserDict",
     Global("UserDict", "IterableUserDict"): "collections.UserDict",  # as protocol 2 names it, for Python 2
 }
-"""Classes of Python itself whose objects are what is set on them; a state may hold them, too."""
+"""Classes of Python itself whose objects consist of their attributes. A state may also contain them."""
 
 
 def fill_dict(into: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
@@ -45,7 +44,7 @@ def fill_dict(into: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
 
 
 def set_attributes(ordered: OrderedDict[Any, Any], state: Any) -> bool:
-    """Give an OrderedDict attributes, as the state of a module has; False if it cannot have them."""
+    """Set the attributes of an OrderedDict, as the state of a module has them. Return False if it cannot have them."""
     # An attribute named like a method would replace that method for the program that reads the value.
     if type(state) is not dict or any(type(key) is not str or hasattr(OrderedDict, key) for key in state):
         return False
@@ -54,7 +53,7 @@ def set_attributes(ordered: OrderedDict[Any, Any], state: Any) -> bool:
 
 
 def set_fields(made: PlainObject, state: Any) -> bool:
-    """Give an object its attributes; False if it cannot have them."""
+    """Set the attributes of an object. Return False if it cannot have them."""
     if type(state) is not dict or any(type(key) is not str for key in state):
         return False
     made.fields.update(state)
@@ -62,7 +61,7 @@ def set_fields(made: PlainObject, state: Any) -> bool:
 
 
 def set_array_state(array: NumpyArray, state: Any) -> None:
-    """Give an array what ``ndarray.__setstate__`` would: version, shape, dtype, order and bytes."""
+    """Set the state of an array like ``ndarray.__setstate__``: version, shape, dtype, order and bytes."""
     array.unknown = "a NumPy array with a state that NumPy does not write"
     if type(state) is not tuple or len(state) != 5:
         return
@@ -87,7 +86,7 @@ def _swapped(dtype: NumpyDtype, data: bytes) -> bytes:
 
 
 def set_dtype_state(dtype: NumpyDtype, state: Any) -> None:
-    """Give a dtype what ``dtype.__setstate__`` would: the order of its bytes, and the unit of times."""
+    """Set the state of a dtype like ``dtype.__setstate__``: its byte order, and the unit of times."""
     is_plain = type(state) is tuple and len(state) in (8, 9) and all(part is None for part in state[2:5])
     if not is_plain or type(state[1]) is not str or state[1] not in ("<", ">", "|", "="):
         dtype.unknown = f"the NumPy dtype {dtype.code} with fields"
@@ -175,7 +174,7 @@ def _from_buffer(args: tuple[Any, ...]) -> Any:
 
 
 def _filled(into: dict[Any, Any], args: tuple[Any, ...]) -> dict[Any, Any] | None:
-    """Return a dict with the list of pairs that Python 2 wrote, if there is one."""
+    """Return a dict with the list of pairs that Python 2 wrote, if it has one."""
     if not args:
         return into
     pairs = args[0]
@@ -223,7 +222,7 @@ def _complex(args: tuple[Any, ...]) -> Any:
 
 
 def _encode(args: tuple[Any, ...]) -> Any:
-    """See `_codecs.encode`: how protocol 2 writes bytes."""
+    """Encode a text like `_codecs.encode`, with which protocol 2 writes bytes."""
     # Any other codec could run code of the user's environment.
     if len(args) != 2 or type(args[0]) is not str or args[1] not in ("latin1", "latin-1"):
         return None

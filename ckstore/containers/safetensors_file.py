@@ -1,8 +1,8 @@
-"""The header of a safetensors file, read with less trust than the library has; no tensor data is read.
+"""The header of a safetensors file, with stricter checks than the library; no tensor data is read.
 
-The library accepts every file that is accepted here, and reads it alike. It accepts more: files that say a thing twice,
-or say more than they must. The header is no general JSON to this module: a tree of lists, a number of a million digits
-or an array of a million sizes is refused where it begins, so that what a header costs is bounded by its length. Source:
+The library accepts every file that is accepted here, and reads it in the same way. It accepts more: files with repeated
+or unnecessary members. The header is not parsed as general JSON: a tree of lists, a number of a million digits or an
+array of a million sizes is refused where it begins, so the cost of a header is bounded by its length. Source:
 https://github.com/huggingface/safetensors, "Format".
 """
 
@@ -39,7 +39,7 @@ _END_PATTERN = re.compile(_SPACE + rb"\Z")
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor as the header says, checked: `start` and `stop` are bytes of the file."""
+    """One tensor of the header, checked. `start` and `stop` are bytes of the file."""
 
     name: str
     dtype: str
@@ -49,7 +49,7 @@ class TensorEntry:
 
 
 def looks_like_safetensors(file: RandomAccess) -> bool:
-    """Whether the file begins with a length that it can have, and an opening brace as the format demands."""
+    """Whether the file begins with a possible length, and an opening brace as the format requires."""
     if file.nbytes <= _LENGTH_BYTES:
         return False
     head = file.read(0, _LENGTH_BYTES + 1)
@@ -80,7 +80,7 @@ def _header_bytes(head: bytes) -> int:
 
 
 class _Header:
-    """A reader that goes through the header once."""
+    """A reader that passes through the header once."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,7 +1,7 @@
-"""The other direction: headers, shards and the index of safetensors files that are to be written; no I/O.
+"""Headers, shards and the index of safetensors files for writing; no I/O.
 
-For the same tensors and metadata the files are, to the byte, those that safetensors 0.8 writes, except that it has no
-order for metadata. Shards are cut as huggingface_hub cuts them.
+For the same tensors and metadata the files equal those of safetensors 0.8 byte for byte, except that it has no order
+for metadata. Shards are cut as huggingface_hub cuts them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OF_NUMPY = {one.numpy: one.safetensors for one in DTYPES if one.numpy}
 
 @dataclass(frozen=True, slots=True)
 class TensorToWrite:
-    """A tensor of a file that is to be written."""
+    """A tensor of a file to be written."""
 
     name: str  # as it will stand in the file
     # `dtype` and `shape`: As safetensors has them (`dtype_and_shape`).
@@ -35,7 +35,7 @@ class TensorToWrite:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """What a file will look like."""
+    """The layout of a file to be written."""
 
     head: bytes  # its first bytes, before the tensors
     starts: tuple[int, ...]  # for each tensor, in the order in which they were given, its first byte in the file
@@ -43,7 +43,7 @@ class FileLayout:
 
 
 def dtype_and_shape(kind: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]] | None:
-    """Return dtype and shape as safetensors has them; None if it cannot hold such a tensor."""
+    """Return dtype and shape as safetensors has them, or None if it cannot hold such a tensor."""
     # `kind`: ``torch`` or ``numpy``; nothing else is held. `dtype`: its name there, ``float32`` or ``<f4``.
     name = {"torch": _OF_TORCH, "numpy": _OF_NUMPY}.get(kind, {}).get(dtype)
     if name is None:
@@ -64,7 +64,7 @@ def can_be_name(name: str) -> bool:
 
 
 def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> FileLayout:
-    """Return where everything goes in a file with these tensors and this metadata, which is not empty."""
+    """Return the layout of a file with these tensors and this metadata, which is not empty."""
     # The order of the library, so that the files are equal to the byte.
     order = sorted(range(len(tensors)), key=lambda i: (-_RANK[tensors[i].dtype], tensors[i].name))
     header: dict[str, object] = {METADATA_KEY: dict(metadata)}

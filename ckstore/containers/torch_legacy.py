@@ -1,8 +1,8 @@
 """Files that torch.save writes with ``_use_new_zipfile_serialization=False``, and wrote before torch 1.6.
 
-Five pickles one after another: a magic number, a version, facts of the machine, the value, the keys of its storages.
-Then the storages in this order: each the count of its elements in 8 bytes, and its bytes. Source: `_legacy_save` of
-torch/serialization.py.
+They contain five pickles in sequence: a magic number, a version, facts about the machine, the value, and the keys of
+its storages. The storages follow in this order, each with the number of its elements in 8 bytes, and its bytes. Source:
+`_legacy_save` of torch/serialization.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COUNT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Legacy:
-    """What such a file holds."""
+    """The content of such a file."""
 
     value: Any  # as `torch_pickle.read_pickle` has it
     spans: dict[str, tuple[int, int]]  # from where to where in the file the bytes of each storage lie
@@ -42,7 +42,7 @@ def looks_like_legacy(file: RandomAccess) -> bool:
 
 
 def read_legacy(file: RandomAccess) -> Legacy:
-    """Return the value of a file that looks like one, and where its storages are; their bytes are not read."""
+    """Return the value of a file that looks like one, and the locations of its storages, whose bytes are not read."""
     value, keys, at, storages = _read_pickles(file)
     spans = {}
     pickle_bytes = at
@@ -65,7 +65,7 @@ def read_legacy(file: RandomAccess) -> Legacy:
 
 
 def _read_pickles(file: RandomAccess) -> tuple[Any, list[Any], int, dict[str, Storage]]:
-    """Return the value, the keys of its storages, where the first one begins, and what the value says of them."""
+    """Return the value, the keys of its storages, the start of the first one, and the storages in the value."""
     # How long the pickles are is not known before: more of the file is read until they end in it.
     for some_bytes in _WINDOWS_BYTES:
         if some_bytes < file.nbytes:

@@ -1,8 +1,8 @@
-"""What a pickle says, without doing it: plain values of Python, tensors as views of storages, and names for the rest.
+"""The value of a pickle, without running it: plain Python values, tensors as views of storages, and names for the rest.
 
-A pickle is a program. This follows its opcodes with a stack and a memo of its own, and knows by their names the few
-functions that are written for tensors and plain values (`torch_values`, `plain_functions`). Nothing is imported, looked
-up or called. It does not recurse, and what it keeps is bounded by the bytes of the pickle. Source: pickle.py of Python.
+A pickle is a program. This module follows its opcodes with its own stack and memo, and knows by name the few functions
+for tensors and plain values (`torch_values`, `plain_functions`). Nothing is imported, looked up or called. It does not
+recurse, and the kept data is bounded by the bytes of the pickle. Source: pickle.py of Python.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_pickle(data: bytes) -> Any:
 
 
 def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -> tuple[Any, int]:
-    """Return the value of the pickle that `data` begins with, and how many bytes it has."""
+    """Return the value of the first pickle in `data`, and its length in bytes."""
     # `storages` gets what it says of each storage that it names.
     # Calls may copy in proportion to the length of the pickle: a small one must not make gigabytes by memo entries.
     machine = _Machine(2**16 + 4 * len(data), {} if storages is None else storages)
@@ -84,7 +84,7 @@ def read_first_pickle(data: bytes, storages: dict[str, Storage] | None = None) -
 
 
 class _Machine:
-    """The stack and the memo of an unpickler. A mark puts the stack aside and begins a new one, as in pickle.py."""
+    """The stack and the memo of an unpickler. A mark saves the stack and begins a new one, as in pickle.py."""
 
     def __init__(self, copied_most: int, storages: dict[str, Storage]) -> None:
         self._storages = storages
@@ -112,7 +112,7 @@ class _Machine:
             self._push(Unknown(_UNKNOWN.get(name, f"the opcode {name}")) if make is None else make(arg))
 
     def pop(self) -> Any:
-        """Return the value on top, and take it away."""
+        """Remove and return the value on top."""
         if not self._stack:
             refuse("the pickle", "a value on the stack", "none")
         return self._stack.pop()
@@ -236,7 +236,10 @@ class _Machine:
         self._push(made)
 
     def _count_copied(self, given: Any) -> None:
-        """Count what a call or a state may copy: one value may be given to many, each a few bytes of the pickle."""
+        """Count the values that a call or a state may copy.
+
+        A few bytes of a pickle can pass one value to many calls.
+        """
         parts = given[:_ARGUMENTS_MOST] if type(given) is tuple else (given,)
         self._copied_left -= sum(len(part) for part in parts if type(part) in _COPIED)
         if self._copied_left < 0:
@@ -337,7 +340,7 @@ _CONSTANTS: dict[str, Callable[[bytes], Any]] = {
     "FLOAT": _float,
     "INST": lambda arg: Unknown(str(_global(arg))),
 }
-"""What an opcode puts on the stack by itself, of its argument."""
+"""The value that an opcode puts on the stack, computed from its argument."""
 
 
 def _memo_key(name: str, arg: bytes) -> int:

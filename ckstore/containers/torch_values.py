@@ -1,4 +1,4 @@
-"""What the functions that torch.save names in a pickle would make, as plain values; none of them is looked up.
+"""The results of the functions that torch.save names in a pickle, as plain values. None of them is looked up.
 
 Arguments that do not fit give None. Sources: torch/_utils.py, torch/_tensor.py and torch/serialization.py of torch
 2.13.
@@ -45,7 +45,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 def storage_of(persistent_id: Any) -> Any:
-    """Return what torch.load's persistent_load would."""
+    """Return the same as torch.load's persistent_load."""
     # That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
         return Unknown("a persistent id that is not of a storage")
@@ -123,7 +123,7 @@ def _rebuild_from_type(args: tuple[Any, ...]) -> Any:
 
 
 def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
-    """See `torch._utils`: layout, and what the layout needs."""
+    """See `torch._utils`: layout, and the data of that layout."""
     if len(args) != 2 or type(args[0]) is not Unknown or type(args[1]) is not tuple:
         return None
     layout = args[0].description
@@ -145,7 +145,7 @@ def _rebuild_sparse(args: tuple[Any, ...]) -> Any:
 
 
 def _layout(args: tuple[Any, ...]) -> Any:
-    """See `torch.serialization`: a layout by its name, which only a sparse tensor does something with."""
+    """See `torch.serialization`: a layout by its name, which only a sparse tensor uses."""
     return Unknown(args[0]) if len(args) == 1 and type(args[0]) is str else None
 
 
@@ -196,12 +196,12 @@ _RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "torch.ten
 
 
 def global_of(module: str, name: str) -> Global:
-    """Return a name as Python 3 and the torch of today have it."""
+    """Return a name with its module in Python 3 and current torch."""
     return Global(_RENAMED_MODULES.get(module, module), name)
 
 
 def reduced(function: Any, args: Any) -> Any:
-    """Return what calling a function would make, or an `Unknown` that names it."""
+    """Return the result of calling a function, or an `Unknown` that names it."""
     if type(function) is not Global:
         return function if type(function) is Unknown else Unknown("a call of what is no function")
     make = FUNCTIONS.get(function)

@@ -17,7 +17,7 @@ from ckstore.model.manifest.manifest import MAX_DEPTH
 MAX_TEXT = 4096  # characters of the longest string that is a part of a name
 MAX_NAME_CHARS = 64 * 2**20  # of all names together: a key may be in many places, and a pickle says so in a few bytes
 MAX_STEPS = 5_000_000
-"""Values that are looked at: two lists that hold the next one twice, sixty times over, have 2^60 places."""
+"""The maximum number of visited values. Two lists that hold the next one twice, sixty levels deep, have 2^60 places."""
 
 PICKLE = b"/data.pkl"
 _BYTE_ORDER_MAX_BYTES = 16
@@ -25,7 +25,7 @@ _BYTE_ORDER_MAX_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a record is: bytes of the file, and the segment that they are."""
+    """The location of a record: its bytes in the file, and its segment."""
 
     start: int
     stop: int
@@ -34,14 +34,14 @@ class Span:
 
 @dataclass(slots=True)
 class Named:
-    """The tensors that have a name, and why others have none."""
+    """The tensors with a name, and the reasons why others have none."""
 
     tensors: list[FileTensor] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def archive_name(names: AbstractSet[bytes]) -> bytes | None:
-    """Return the folder that all records of a torch.save lie in, or None if these are not its records."""
+    """Return the folder of all records of a torch.save, or None if these are not its records."""
     # torch names the folder after the file, so it can have any name; there is one of them.
     folders = [name.removesuffix(PICKLE) for name in names if name.endswith(PICKLE) and name.count(b"/") == 1]
     if len(folders) != 1 or not {folders[0] + b"/version", folders[0] + b"/byteorder"} & names:
@@ -50,7 +50,7 @@ def archive_name(names: AbstractSet[bytes]) -> bytes | None:
 
 
 def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Named:
-    """Return the tensors of the archive with the records `spans`, those that can be cut, in the folder `folder`."""
+    """Return the tensors of the archive with the cuttable records `spans`, in the folder `folder`."""
     try:
         # A pickle that is not understood costs the names only: the bytes are stored in any case.
         found = read_archive(file, folder, spans)
@@ -79,7 +79,7 @@ def records_of(folder: bytes, spans: Mapping[bytes, Span]) -> dict[str, Span]:
 
 
 def name_views(value: Any, records: Mapping[str, Span]) -> Named:
-    """Return the tensors in the value of a pickle that lie in `records`, with their names."""
+    """Return the tensors in the value of a pickle that are in `records`, with their names."""
     return _Naming(records).run(value)
 
 
@@ -90,7 +90,7 @@ def _read(file: RandomAccess, span: Span | None, most_bytes: int) -> bytes:
 
 
 def _check_byte_order(file: RandomAccess, span: Span | None) -> None:
-    """Raise `Refused` if the numbers are not little-endian; archives without a word of it are."""
+    """Raise `Refused` if the numbers are not little-endian. Archives without a record of the byte order are."""
     if span is not None and (found := _read(file, span, _BYTE_ORDER_MAX_BYTES)) != b"little":
         refuse("the record byteorder", "little", shown(found))
 
@@ -107,7 +107,7 @@ class _Naming:
         self._outside = 0
 
     def run(self, value: Any) -> Named:
-        """Return the tensors in `value`, and what is to be said of them."""
+        """Return the tensors in `value`, and the reasons why others have no name."""
         problems = []
         chars = 0
         for name, view in tensors_in(value, self._parts):
@@ -148,7 +148,7 @@ class _Naming:
 
 
 def _located(name: str, view: TensorView, span: Span | None) -> FileTensor | None:
-    """Return the tensor, or None if it does not lie in the record."""
+    """Return the tensor, or None if it is not inside the record."""
     reach_bytes = view.reach_bytes()
     if reach_bytes is None:
         return None

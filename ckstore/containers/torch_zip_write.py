@@ -1,7 +1,7 @@
-"""The other direction: the zip archive of a torch.save that is to be written; no I/O.
+"""The zip archive of a torch.save for writing; no I/O.
 
-Records are stored, never compressed, and each begins at a multiple of 64 bytes, as torch aligns them. Sizes are known
-before anything is written, so every place is; only the checksums come later.
+Records are stored, never compressed, and each begins at a multiple of 64 bytes, as torch aligns them. All sizes are
+known in advance, so all positions are. Only the checksums are added later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSION, _VERSION_64 = 20, 45
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLayout:
-    """Where everything in an archive goes."""
+    """The layout of an archive."""
 
     names: tuple[bytes, ...]  # of its records, in the order in which they lie
     sizes: tuple[int, ...]  # bytes of each
@@ -45,7 +45,7 @@ class ArchiveLayout:
         return self.end + len(self.tail([0] * len(self.names)))
 
     def head(self, i: int, crc: int) -> bytes:
-        """Return what is before record `i`, whose CRC-32 is `crc`."""
+        """Return the bytes before record `i`, whose CRC-32 is `crc`."""
         name, size = self.names[i], self.sizes[i]
         large = size >= _LARGE
         extra = _EXTRA.pack(_ZIP64, 16) + struct.pack("<2Q", size, size) if large else b""
@@ -57,7 +57,7 @@ class ArchiveLayout:
         return _LOCAL.pack(*fields) + name + extra
 
     def tail(self, crcs: Sequence[int]) -> bytes:
-        """Return what is behind the last record: the directory, and where it lies."""
+        """Return the bytes after the last record: the directory, and its location."""
         entries = b"".join(self._entry(i, crc) for i, crc in enumerate(crcs))
         count = len(self.names)
         end = self.end + len(entries)
@@ -96,7 +96,7 @@ VERSION_RECORD = ("version", b"3\n")  # the last record: torch looks for it to k
 
 
 def lay_out(names: Sequence[str], sizes: Sequence[int]) -> ArchiveLayout:
-    """Return where everything goes in an archive of these records."""
+    """Return the layout of an archive of these records."""
     written = tuple(f"{_FOLDER}/{name}".encode("ascii") for name in names)
     heads, starts, at = [], [], 0
     for name, size in zip(written, sizes, strict=True):

@@ -1,7 +1,7 @@
-"""The records of a zip archive and where their bytes lie; nothing is decompressed.
+"""The records of a zip archive and the locations of their bytes; nothing is decompressed.
 
-Stricter than zipfile, which takes bytes before the first record, records on top of each other and sizes that the
-records deny: an archive whose parts do not lie one after another is refused. Source: APPNOTE.TXT 6.3.10 of PKWARE.
+It is stricter than zipfile, which accepts bytes before the first record, overlapping records, and sizes that the
+records contradict. An archive whose parts are not consecutive is refused. Source: APPNOTE.TXT 6.3.10 of PKWARE.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_COMMENT_BYTES = 2**16 - 1
 _EXTRA = struct.Struct("<2H")
 _EXTRA64 = 1
 _FULL16, _FULL32 = 2**16 - 1, 2**32 - 1
-"""What a field holds whose value is in the zip64 part."""
+"""The content of a field whose value is in the zip64 part."""
 _ENCRYPTED = 0x2041  # the record itself, with a strong cipher, or its header
 _SIZES_FOLLOW = 0x8
 _STORED = 0
@@ -36,7 +36,10 @@ _STORED = 0
 
 @dataclass(frozen=True, slots=True)
 class ZipRecord:
-    """One record: `start` and `stop` are the bytes of the file that its data take, `stored` whether they are plain."""
+    """One record.
+
+    `start` and `stop` are the bytes of its data in the file, `stored` is whether they are uncompressed.
+    """
 
     name: bytes
     start: int
@@ -53,7 +56,7 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What the directory says of a record; `header` is where its local header is."""
+    """A record in the directory. `header` is the position of its local header."""
 
     name: bytes
     flags: int
@@ -126,7 +129,7 @@ def _comment_bytes(tail: bytes, at: int) -> int:
 
 
 def _read_end64(file: RandomAccess, end: int) -> tuple[int, ...] | None:
-    """Return where the zip64 part begins that lies before byte `end`, and its values; None if there is none."""
+    """Return the start of the zip64 part that ends before byte `end`, and its values, or None without such a part."""
     at = end - _LOCATOR.size
     if at < _END64.size:
         return None
@@ -165,7 +168,10 @@ def _entries(file: RandomAccess, directory: _Directory) -> Iterator[_Entry]:
 
 
 def _widened(extra: bytes, nbytes: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:
-    """Return the values, those that do not fit the directory from the zip64 field in `extra`, in this order."""
+    """Return the values.
+
+    Those that do not fit the directory are read from the zip64 field in `extra`, in this order.
+    """
     values = [nbytes, packed, header, disk]
     full = [_FULL32, _FULL32, _FULL32, _FULL16]
     if all(value != most for value, most in zip(values, full, strict=True)):
@@ -192,7 +198,7 @@ def _extra64(extra: bytes) -> bytes:
 
 
 def _record(file: RandomAccess, entry: _Entry, end: int) -> ZipRecord:
-    """Return the record, which lies before byte `end` with its header, as the local header says too."""
+    """Return the record, which ends with its header before byte `end`, checked against the local header."""
     where = f"the zip record at byte {entry.header}"
     data_at = entry.header + _LOCAL.size + len(entry.name)
     if data_at > end:

@@ -1,5 +1,5 @@
-"""Checkpoints that several processes make together: each stages its part, one joins and publishes them.
+"""Checkpoints that several processes save together: each stages its part, and one merges and publishes them.
 
-Unless a docstring says otherwise, functions raise a `RankError` where the ranks disagree or some are missing, and
-`OSError` when the system refuses.
+Unless a docstring says otherwise, functions raise a `RankError` if the ranks disagree or some are missing, and
+`OSError` if the system refuses a call.
 """

@@ -1,4 +1,4 @@
-"""What a caller without a process group says about ranks, and the name of the try that all of them have in common."""
+"""The ranks of a save without a process group, as the caller describes them, and the name of their common try."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckstore.ranks.rank_identity import RankIdentity
 
 
 def attempt_here(attempt: str | None) -> str:
-    """Return the name of this try: that of the caller, or of the launcher."""
+    """Return the name of this try, from the caller or from the launcher."""
     if attempt:
         return attempt
     environment = os.environ
@@ -33,14 +33,14 @@ def attempt_here(attempt: str | None) -> str:
 class Ranks:
     """This process is one of several that each save a part, without a process group.
 
-    All give the same step, run, `world_size` and `attempt`. The last part that comes publishes one checkpoint.
+    All pass the same step, run, `world_size` and `attempt`. After the last part is staged, one checkpoint is published.
 
     Attributes:
-        rank: Its number, from 0.
-        world_size: How many ranks there are.
-        attempt: Names this start of the job, the same on all ranks, so that it never meets what another start left;
-            None: what torchrun or Slurm say.
-        timeout_s: How long it waits for the others.
+        rank: The number of this process, from 0.
+        world_size: The number of ranks.
+        attempt: The name of this start of the job, the same on all ranks, so that it never uses leftovers of another
+            start. If None, the name that torchrun or Slurm set.
+        timeout_s: The maximum time to wait for the other ranks.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class AsRank:
-    """What the caller says about ranks, and the checkpoint that they save."""
+    """The arguments of the caller about ranks, and the checkpoint that they save."""
 
     ranks: Ranks
     run: str

@@ -1,4 +1,4 @@
-"""Wait until all ranks have come, and let one of them decide: it publishes, or gives up, and the others learn why."""
+"""Wait for all ranks, and let one of them publish or abort. The other ranks learn the outcome and its reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckstore.ranks.work import RankWork, WorkWatch
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """One rank, while it waits for the others."""
+    """One rank that waits for the others and may decide for all."""
 
     context: Context  # the store
     meeting: FileRendezvous  # where they meet
@@ -36,7 +36,7 @@ class Coordinator:
     request: Request | None = None  # what the caller wants; None: this rank has failed, and only sees how it ends
 
     def wait(self, staging: Staging) -> CheckpointInfo:
-        """Return the checkpoint of all, once it is published; `staging` is the part of this rank."""
+        """Return the checkpoint of all ranks, once it is published. `staging` is the part of this rank."""
         meeting, pace = self.meeting, Backoff()
         while True:
             self.work.doing("looked at what the others say")
@@ -59,14 +59,14 @@ class Coordinator:
             pace.wait()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others why this rank failed, and stay until all have come, or the deadline is over."""
+        """Report to the other ranks why this rank failed, and wait until all have joined or the deadline has passed."""
         with suppress(OSError):  # as on a full disk: the others learn at the deadline that this rank has ended
             self.meeting.say_failed(reason_of(error), of_storage=is_of_storage(error))
             if isinstance(error, Exception):
                 self._see_it_end()
 
     def _see_it_end(self) -> None:
-        """Stay until all ranks have come, and so learn why nothing is published, or the deadline has passed."""
+        """Wait until all ranks have joined and can learn why nothing is published, or until the deadline has passed."""
         pace = Backoff()
         with suppress(CkstoreError):  # the caller raises why this rank failed
             while self.meeting.outcome() is None and not self.meeting.is_over() and self._decide(None) is None:
@@ -76,7 +76,10 @@ class Coordinator:
                 pace.wait()
 
     def _decide(self, staging: Staging | None) -> CheckpointInfo | None:
-        """Publish, or give up, if there is reason to; None: there is not, or another rank is at it."""
+        """Publish or abort if there is a reason.
+
+        Return None if there is no reason yet, or if another rank is deciding.
+        """
         meeting, who = self.meeting, self.meeting.who
         parts, failed = meeting.hear("part"), meeting.hear("failed")
         # While some have not come the place stays: who comes to a place that was moved away would wait in an empty one.
@@ -90,7 +93,7 @@ class Coordinator:
             return self._decide_alone(staging)
 
     def _decide_alone(self, staging: Staging | None) -> CheckpointInfo | None:
-        """Decide, while no other rank does."""
+        """Decide, with the lock that keeps other ranks from deciding."""
         meeting, who = self.meeting, self.meeting.who
         if meeting.outcome() is not None:  # said since this rank looked, by the one that had the lock before
             return None
@@ -125,12 +128,15 @@ class Coordinator:
         return info if outcome is None or "published" in outcome else self._ended(outcome)
 
     def _committed(self, info: CheckpointInfo) -> None:
-        """Tell the others, and the caller of this rank, at once: what follows may take long."""
+        """Report the commit immediately to the other ranks and to the caller of this rank.
+
+        The following steps may take long.
+        """
         outcome = self._say(published(info))
         self.work.decided(info if "published" in outcome else error_of(self.meeting, outcome))
 
     def _after(self, error: BaseException) -> Document | None:
-        """Return how the try ended if it did although this rank failed to publish; else tell the others why."""
+        """Return the outcome if the try has ended although this rank failed to publish; otherwise report the error."""
         outcome = self.meeting.outcome() if isinstance(error, CkstoreError) else None
         if outcome is not None:  # the others gave this rank up, or it is published
             return outcome
@@ -147,7 +153,7 @@ class Coordinator:
         return None
 
     def _give_up(self, outcome: Document | None) -> CheckpointInfo:
-        """End the try with nothing published. If `outcome` is None, a rank that has the lock stands still."""
+        """End the try without publishing. Without an `outcome`, a rank that has the lock makes no progress."""
         # No lock reaches the ranks of other hosts. No outcome may say that nothing is published while one of them can.
         if outcome is None or self.context.layout.shared:
             publishing = self._stop_publishers()
@@ -158,10 +164,12 @@ class Coordinator:
         return self._end(outcome)
 
     def _stop_publishers(self) -> dict[int, Document]:
-        """Move away what ranks may be about to publish, and let none begin; return what they said.
+        """Move staging directories that ranks may publish away, and stop new publishes.
+
+        Return the documents of these ranks.
 
         Raises:
-            UnknownOutcome: The disk takes no fence, so a rank may still publish.
+            UnknownOutcome: The disk refuses the fence, so a rank may still publish.
         """
         layout = self.context.layout
         try:
@@ -178,7 +186,7 @@ class Coordinator:
         return publishing
 
     def _published(self) -> CheckpointInfo | None:
-        """Return the checkpoint, if it is that of this try; it is durable then."""
+        """Return the checkpoint if this try has published it, and make it durable."""
         who, layout = self.meeting.who, self.context.layout
         of_step = published_of_step(layout, who.run, who.step)
         found = next((one for one in of_step if is_of_try(one.manifest, who)), None)
@@ -190,7 +198,7 @@ class Coordinator:
         return info_of(self.context, found.manifest, found.manifest_id, key=found.key)
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the others why this rank, which was to publish, did not."""
+        """Report to the other ranks why this rank, which should publish, did not."""
         with suppress(OSError):  # they find its part gone, and say so
             if isinstance(error, RankMismatch):
                 self.meeting.say_outcome({"mismatch": str(error)})
@@ -199,11 +207,11 @@ class Coordinator:
                 self.meeting.say_outcome({"failed": [self.meeting.who.rank]})
 
     def _end(self, outcome: Document) -> CheckpointInfo:
-        """Say how the try ended, and act on it here too, whether or not it could be written down."""
+        """Record the outcome and act on it in this rank, even if it could not be written."""
         return self._ended(self._say(outcome))
 
     def _say(self, outcome: Document) -> Document:
-        """Say how the try ended; return what was said first."""
+        """Record the outcome of the try; return the outcome that was recorded first."""
         try:
             self.meeting.say_outcome(outcome)
         except OSError:  # the others decide the same
@@ -211,13 +219,13 @@ class Coordinator:
         return self._readable_outcome() or outcome
 
     def _readable_outcome(self) -> Document | None:
-        """Return how the try ended; None if it has not, or its document was damaged: this rank has seen how it did."""
+        """Return the recorded outcome, or None if it is missing or damaged."""
         with suppress(OSError, DamagedBlob):
             return self.meeting.outcome()
         return None
 
     def _ended(self, outcome: Document) -> CheckpointInfo:
-        """Return what this try published, or raise what the outcome says."""
+        """Return the checkpoint that this try published, or raise the error of its outcome."""
         if "published" not in outcome:
             error = error_of(self.meeting, outcome)
             self.work.decided(error)
@@ -231,7 +239,7 @@ class Coordinator:
         return known
 
     def _await_follow_up(self, outcome: Document) -> None:
-        """Wait until the rank that published is done with what follows: its tags, and the policy of the store."""
+        """Wait until the publishing rank has finished the steps after the commit, such as tags and retention."""
         if "published" not in outcome:
             return
         self.work.decided(info_from(dict(outcome["info"])))

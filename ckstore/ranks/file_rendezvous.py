@@ -1,14 +1,16 @@
-"""Where ranks without a process group meet: a directory in ``staging/`` that all of one try have in common.
+"""The rendezvous of ranks without a process group: one directory in ``staging/`` for each try.
 
-It holds small documents: ``rank-R.json`` of who came, ``part-R.json`` of whose part is staged (in a staging directory
-of its own), ``failed-R.json`` of who could not, and in the end ``outcome.json``. Each rank holds a shared lock on the
-directory, so that it stays. One rank at a time, by an exclusive lock on ``join/`` in it, looks and decides: it
-publishes when all parts are there, or gives up; a rank that dies while it decides loses the lock, and the next one
-looks again. A rank that stands still while it has the lock is fenced: it says in ``publishing-R.json`` what it is about
-to rename, and the others move that away, so that it cannot appear when they were told that it failed.
-The directory goes to trash with the outcome, so that the next try begins with an empty one; where other hosts may be at
-work, the next try or gc takes it there. No clock is compared.
-Source: docs/protocol.md, "Ranks".
+It holds small documents: ``rank-R.json`` for each rank that has joined, ``part-R.json`` for each staged part (which has
+a separate staging directory), ``failed-R.json`` for each rank that failed, and finally ``outcome.json``. Each rank
+holds a shared lock on the directory, so that it is not swept.
+
+One rank at a time decides, with an exclusive lock on the subdirectory ``join/``. It publishes if all parts are staged,
+or aborts. If the rank dies while it decides, it loses the lock, and the next rank decides. A rank that makes no
+progress while it has the lock is fenced: it names in ``publishing-R.json`` the directory that it will rename, and the
+others move that directory away, so it cannot appear after they have reported a failure.
+
+The directory is moved to trash with the outcome, so that the next try begins with an empty one. If other hosts may be
+using the store, the next try or gc moves it. No clock is compared. Source: docs/protocol.md, "Ranks".
 """
 
 from __future__ import annotations
@@ -36,17 +38,17 @@ _JOIN = "join"
 _TRIES = 100
 _MOST_BYTES = 2**20
 _WHY_MOST_CHARS = 2**16
-"""As JSON in ASCII a character has up to 12 bytes: such a document can be read."""
+"""In ASCII JSON a character takes up to 12 bytes, so a reason of this length can be read."""
 _POLL_FIRST_S, _POLL_MOST_S = 0.005, 0.2
 
 
 def attempt_digest(attempt: str) -> str:
-    """Return the name of a try as it is in the name of a directory."""
+    """Return the name of a try as it appears in the name of a directory."""
     return ALGORITHMS["xxh3_128"].digest(attempt.encode("utf-8", "surrogatepass")).partition("-")[2][:16]
 
 
 class FileRendezvous(Meeting):
-    """The place of one try; a context manager."""
+    """The rendezvous of one try, as a context manager."""
 
     UNSAID: ClassVar[Mapping[str, str]] = {"rank": "did not come", "part": "began and is not done"}
 
@@ -58,7 +60,7 @@ class FileRendezvous(Meeting):
 
     @classmethod
     def enter(cls, layout: Layout, who: RankIdentity) -> FileRendezvous:
-        """Enter the place of a try; the first to come makes it."""
+        """Join the rendezvous of a try. The first rank creates it."""
         name = f"{who.name}.{attempt_digest(who.attempt)}.{who.world_size}"
         path = layout.staging / name
         for _ in range(_TRIES):
@@ -96,41 +98,44 @@ class FileRendezvous(Meeting):
         raise RankMismatch(msg, hint="give each process a rank= of its own, and each try another attempt=")
 
     def say(self, kind: str, **more: object) -> bool:
-        """Say it: ``rank``, ``part``, ``failed``, ``publishing`` or ``fence``."""
+        """Write the document of this rank: ``rank``, ``part``, ``failed``, ``publishing`` or ``fence``."""
         return self._put(f"{kind}-{self.who.rank}.json", self.who.document(**more))
 
     def hear(self, kind: str) -> dict[int, Document]:
-        """Return what the ranks said, by rank."""
+        """Return the documents of one kind, by rank."""
         return documents_in(self._lock.inside, kind)
 
     def say_part(self, staging: str) -> None:
-        """Say that the part of this rank is staged."""
+        """Record that the part of this rank is staged."""
         self.say("part", staging=staging)
 
     def say_failed(self, reason: str, *, of_storage: bool = False) -> None:
-        """Say that this rank could not stage its part, or publish; the others give up."""
+        """Record that this rank could not stage its part, or could not publish, so that the others abort."""
         self.say("failed", why=reason[:_WHY_MOST_CHARS], of_storage=of_storage)
 
     def say_publishing(self, staging: str) -> None:
-        """Say which staging directory the next rename may publish."""
+        """Record which staging directory the next rename may publish."""
         self.say("publishing", staging=staging)
         # In this order, as `fence` has it: either this rank sees the fence, or the others see what they must move away.
         if self.hear("fence"):
             raise RankFailed(f"the other ranks have given up {self.who}, which stood still while it was to publish")
 
     def take_back_publishing(self) -> None:
-        """After a try that failed, say that no rename may come until the next `say_publishing`."""
+        """Remove the record of `say_publishing` after a failed try, so that no rename may follow until the next one."""
         # Else the others would look for a staging directory that is in trash, and take it for published and lost.
         with contextlib.suppress(FileNotFoundError):
             links.unlink(self._lock.inside / f"publishing-{self.who.rank}.json")
 
     def fence(self) -> dict[int, Document]:
-        """Let no rank that has not said so begin to publish any more; return those that have, which may be about to."""
+        """Keep ranks from beginning to publish.
+
+        Return the documents of ranks that have announced it and may still publish.
+        """
         self.say("fence")
         return self.hear("publishing")
 
     def say_outcome(self, outcome: Document) -> None:
-        """Say how the try ended, and move the place away. Only who holds the lock of `deciding` does."""
+        """Record the outcome, and move the rendezvous away. Only the holder of the lock of `deciding` calls this."""
         # Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
         self._put(OUTCOME, outcome)
         # Those who are in it read on by their descriptors; who comes from now on begins another try.
@@ -138,23 +143,23 @@ class FileRendezvous(Meeting):
             self.remove()
 
     def outcome(self) -> dict[str, Any] | None:
-        """Return how the try ended; None: it has not."""
+        """Return the recorded outcome, or None if the try has not ended."""
         return self.read(OUTCOME)
 
     def is_over(self) -> bool:
-        """Whether the place was moved away without an outcome, as by a process that took all of its ranks for dead."""
+        """Whether the directory was moved away without an outcome, for example by a process that swept it as dead."""
         return not self._lock.names(self._path) and self.outcome() is None
 
     def deciding(self) -> locks.DirectoryLock | None:
-        """Lock out the other ranks from deciding; None: one of them is at it."""
+        """Return the lock that keeps other ranks from deciding, or None if one of them holds it."""
         return locks.try_exclusive(self._lock.inside / _JOIN)
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a document; None: there is none."""
+        """Return a document, or None if it does not exist."""
         return _read(self._lock.inside / name, MANIFEST_MAX_BYTES if name == OUTCOME else _MOST_BYTES)
 
     def _put(self, name: str, document: Document) -> bool:
-        """Put a document there, whole or not at all; False: there is one already."""
+        """Create a document completely or not at all. Return False if it already exists."""
         fresh = self._lock.inside / f".{uuid.uuid4().hex}"
         files.create_file(fresh, json.dumps(document).encode("ascii"), mode=0o444)
         try:
@@ -167,12 +172,15 @@ class FileRendezvous(Meeting):
         return True
 
     def remove(self) -> None:
-        """Move the place to trash, so that the next try begins with another one; what is in it stays readable here."""
+        """Move the rendezvous to trash, so that the next try begins with a new one. This process can still read it."""
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
             trash.move_to_trash(self.layout, self._path, self._lock)
 
     def leave(self) -> None:
-        """Leave the place. The last to leave moves it to trash, if the outcome did not; never a host for the others."""
+        """Release the lock.
+
+        If no outcome moved the directory to trash, the last rank does, unless the store is shared.
+        """
         self._lock.release()
         if self.layout.shared:
             return
@@ -190,7 +198,7 @@ class FileRendezvous(Meeting):
 
 
 def documents_in(path: StorePath, kind: str) -> dict[int, Document]:
-    """Return what ranks said at a place: rank -> document."""
+    """Return the documents of one kind in a directory, by rank."""
     found: dict[int, Document] = {}
     for name in dirfd_stat.names(path):
         word, _, rest = name.partition("-")
@@ -201,7 +209,7 @@ def documents_in(path: StorePath, kind: str) -> dict[int, Document]:
 
 
 def elsewhere(layout: Layout, who: RankIdentity) -> list[str]:
-    """Return who of the same try means another run, step or number of ranks, for a message."""
+    """Return texts about ranks of the same try that save another run, step or number of ranks, for a message."""
     said = []
     for name in dirfd_stat.names(layout.staging):
         left, _, world_size = name.rpartition(".")
@@ -226,12 +234,12 @@ def _read(path: StorePath, most_bytes: int = _MOST_BYTES) -> dict[str, Any] | No
 
 
 class Backoff:
-    """Waits a little longer each time."""
+    """Pauses that become longer each time."""
 
     def __init__(self) -> None:
         self._pause_s = _POLL_FIRST_S
 
     def wait(self) -> None:
-        """Wait a little."""
+        """Sleep for the next pause."""
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _POLL_MOST_S)

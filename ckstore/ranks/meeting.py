@@ -1,7 +1,7 @@
-"""Where the ranks of one save meet: what each says to all, and who has not said it yet.
+"""The rendezvous of the ranks of one save: the documents of each rank, and the ranks that are behind.
 
-There are two such places: files in the store (`ranks/file_rendezvous`), and a process group (`integrations/dcp/group`).
-In both a rank says the same: ``rank`` when it has come, ``part`` when its part is staged.
+There are two kinds: files in the store (`ranks/file_rendezvous`), and a process group (`integrations/dcp/group`). In
+both a rank writes ``rank`` when it has joined, and ``part`` when its part is staged.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from ckstore.errors import CkstoreError, DoesNotFit, RankFailed, RankMismatch
 from ckstore.ranks.rank_identity import Document, RankIdentity, named, what_became_of
 
 _MEANT = ("run", "step", "store", "hash", "chunk_bytes")
-"""What a rank means to save, and where: all ranks must say the same."""
+"""The members that describe the checkpoint and its store. They must be equal on all ranks."""
 _MEANT_APART = ("run", "step", "hash", "chunk_bytes", "remote")
-"""The same for ranks with stores of their own. What is not known yet is left out."""
+"""The same members for ranks with separate stores. Members that are not known yet are missing."""
 
 
 class Meeting(ABC):
-    """The place of one save, or load, which this process has entered as a rank."""
+    """The rendezvous of one save or load, which this process has joined as a rank."""
 
     UNSAID: ClassVar[Mapping[str, str]]
-    """What is to be said of a rank that has not said this; in the order in which a rank says these."""
+    """The text about a rank that has not written this document, in the order in which a rank writes them."""
 
     def __init__(self, who: RankIdentity) -> None:
         self.who = who  # this process
 
     @abstractmethod
     def say(self, kind: str, **more: object) -> bool:
-        """Tell all ranks; False: it was said before, and that stays."""
+        """Send a document to all ranks. Return False if this rank already sent one of this kind, which remains."""
 
     @abstractmethod
     def hear(self, kind: str) -> dict[int, Document]:
-        """Return what the ranks said, by rank."""
+        """Return the documents of one kind, by rank."""
 
     def known(self) -> dict[int, Document]:
-        """Return what is known of the processes of the ranks, by rank."""
+        """Return the documents that identify the processes of the ranks, by rank."""
         return self.hear("rank")
 
     def became(self) -> dict[int, str]:
-        """Return the ranks of this host whose processes have ended or stand still, and which of both."""
+        """Return the ranks of this host whose processes have ended or are stopped, with a text that says which."""
         found = {rank: what_became_of(document, self.who.host) for rank, document in self.known().items()}
         return {rank: what for rank, what in found.items() if what}
 
     def behind(self, until: str) -> dict[int, str]:
-        """Return the ranks that are not as far as a rank that has said `until`, and how far each is."""
+        """Return the ranks that have not yet written `until`, with a text on the progress of each."""
         found: dict[int, str] = {}
         known = self.known()
         for kind, unsaid in self.UNSAID.items():
@@ -60,14 +60,14 @@ class Meeting(ABC):
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what the other ranks are told of an error; of one that is not the store's, its type too."""
+    """Return the text of an error for the other ranks, with its type if it is not an error of ckstore."""
     if isinstance(error, CkstoreError):
         return str(error)
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def failed_on_all(act: str, causes: Mapping[int, BaseException]) -> CkstoreError:
-    """Return what all ranks raise when some have failed: rank -> why."""
+    """Return the error that all ranks raise if some have failed. `causes` has the error of each failed rank."""
     ours = [cause for cause in causes.values() if isinstance(cause, CkstoreError)]
     if (
         len(ours) == len(causes)
@@ -82,13 +82,16 @@ def failed_on_all(act: str, causes: Mapping[int, BaseException]) -> CkstoreError
 
 
 def _but(hint: str, cause: BaseException) -> str:
-    """Return what an error says and of which class it is, without a hint that the whole error gives already."""
+    """Return the text and class of an error, without a hint that the whole error already has."""
     said = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
     return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
 
 
 def check_agreement(said: Iterable[Document]) -> bool:
-    """Raise if ranks do not mean the same checkpoint, naming those that differ from most; True if they are apart."""
+    """Raise an error that names the differing ranks if ranks save different checkpoints.
+
+    Return whether their stores differ.
+    """
     # Apart: they have stores of their own, and save together by the mirror that each of these has.
     said = [*said]
     are_apart = len({one["store"] for one in said}) > 1 and all(one["mirrored"] for one in said)

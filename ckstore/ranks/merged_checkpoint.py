@@ -1,4 +1,4 @@
-"""Publish the whole: a link to each blob of the parts, one manifest over them, and the one rename of every save."""
+"""Publish the merged checkpoint: a link to each blob of the parts, one manifest, and the one rename of every save."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ckstore.ranks.work import WorkWatch
 
 @dataclass(frozen=True, slots=True)
 class MergedCheckpoint:
-    """What the parts of all ranks become."""
+    """The checkpoint made of the parts of all ranks."""
 
     parts: Mapping[int, Document]  # what the ranks said of their parts
     attempt: str  # names the try
@@ -49,7 +49,7 @@ class MergedCheckpoint:
     def publish(
         self, context: Context, request: Request, watch: WorkWatch, say: Callable[[str], object] = len
     ) -> CheckpointInfo:
-        """Join the parts and publish them; `say` is called with the name of the directory to be renamed."""
+        """Merge the parts and publish them. `say` is called with the name of the directory before it is renamed."""
 
         def stage(staging: Staging, notes: list[str]) -> Staged:
             del notes
@@ -101,7 +101,7 @@ class MergedCheckpoint:
         return self.elsewhere is not None and said["store"] != context.settings.uuid
 
     def _gone(self, paths: Mapping[int, StorePath]) -> RankFailed | None:
-        """Return the error for ranks that ended after they had staged their parts, which were swept as dead."""
+        """Return the error for ranks that ended after they had staged their parts, which were then swept as dead."""
         gone = [rank for rank, path in paths.items() if not dirfd_stat.is_directory(path)]
         if not gone:
             return None
@@ -110,7 +110,7 @@ class MergedCheckpoint:
         return RankFailed(f"{msg}; nothing was published", hint="save again when all ranks run")
 
     def _staged(self, context: Context, staging: Staging, request: Request, parts: Sequence[Manifest]) -> Staged:
-        """Return what is to be published, whose blobs are in `staging`."""
+        """Return the staged checkpoint, whose blobs are in `staging`."""
         join = PartMerger(context.settings.chunk_bytes)
         state = self.state_of(join, parts)
         join.keep_used()
@@ -159,6 +159,6 @@ class MergedCheckpoint:
 
     @staticmethod
     def _parent(context: Context, request: Request, about: Sequence[Mapping[str, Any]]) -> Parent | None:
-        """Return what the ranks continue: where one loads for all, only that one knows it."""
+        """Return the checkpoint that the ranks continue. If one rank loads for all, only that rank knows it."""
         said = [Parent(*one["parent"]) for one in about if one.get("parent")]
         return request.parent or parent_in(context, request.run) or next(iter(said), None)

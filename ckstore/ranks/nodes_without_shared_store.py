@@ -1,7 +1,7 @@
-"""Ranks on nodes with stores of their own, which save one checkpoint to the mirror that all of these stores have.
+"""Ranks on nodes with separate stores, which save one checkpoint to the common mirror of these stores.
 
-It exists when it is at the remote; then each node lists it in its store, which keeps the parts of its own ranks.
-Source: docs/format/remote-v1.md, "Parts of several nodes".
+The checkpoint exists once it is on the remote. Then each node lists it in its store, which keeps the parts of its own
+ranks. Source: docs/format/remote-v1.md, "Parts of several nodes".
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from ckstore.remote.source import Found
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A checkpoint that exists at the remote; every rank is told of it."""
+    """A checkpoint that exists on the remote. Every rank receives this value."""
 
     info: CheckpointInfo  # it
     manifest: bytes  # the bytes of its manifest; empty: only one store has it, where it was before
 
 
 def elsewhere_at(holder: RemoteHolder) -> RemoteOnly:
-    """Return what says in a store that a remote has what is not here."""
+    """Return the record with which a store lists blobs that only a remote has."""
     return RemoteOnly(text_of_time(datetime.now(UTC)), (holder,))
 
 
 def mirror_of(context: Context) -> str | None:
-    """Return the name of the mirror of a store; None: it has none, or it cannot be read: one store needs no mirror."""
+    """Return the name of the mirror of a store, or None if it has none or its settings cannot be read."""
     return setting_or_none(context.layout, MIRROR)
 
 
 def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[PushedPart, Document]:
-    """Bring what a rank staged to the remote; return what keeps it there, and what the rank that joins needs of it."""
+    """Push the staged part of a rank. Return its protection on the remote, and the document for the merging rank."""
     # If that fails, what was staged is given back.
     try:
         work.doing("looked at the mirror")
@@ -84,7 +84,7 @@ def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[Pus
 
 
 def publish_apart(context: Context, request: Request, whole: MergedCheckpoint, work: RankWork, sequence: int) -> Joined:
-    """Join the parts of all nodes, and let the checkpoint exist at the remote, then in the store of this node."""
+    """Merge the parts of all nodes, and publish the checkpoint on the remote and then in the store of this node."""
     # `sequence` is free in the stores of all nodes. After `UnknownOutcome` it may exist at the remote, else it does
     # not.
     remote, holder = common_remote(context)
@@ -113,7 +113,7 @@ def publish_apart(context: Context, request: Request, whole: MergedCheckpoint, w
 
 
 class _ToRemote(WorkWatch):
-    """Lets the checkpoint exist at the remote right before it gets its place in the store."""
+    """Publishes the checkpoint on the remote immediately before its rename in the store."""
 
     def __init__(self, context: Context, work: RankWork, remote: Remote) -> None:
         super().__init__(work)
@@ -122,7 +122,7 @@ class _ToRemote(WorkWatch):
         self._context, self._remote = context, remote
 
     def sealed(self, staging: Staging, manifest: Manifest, rule: Rule) -> None:
-        """Push it, unless what is there stays; raises as the rename would."""
+        """Push the checkpoint, unless an existing one is kept; raises the same errors as the rename would."""
         layout = self._context.layout
         # By the same rules, and before anything is at the remote: afterwards they could refuse it in vain.
         of_step = layout.of_step(manifest.run, manifest.step)
@@ -142,7 +142,7 @@ class _ToRemote(WorkWatch):
 
 
 def adopt(context: Context, joined: Joined, staging: Staging | None) -> CheckpointInfo:
-    """List a checkpoint of all nodes in the store of this one, which keeps what this rank staged of it."""
+    """List a checkpoint of all nodes in this node's store, with the blobs that this rank staged."""
     # Without `staging`, as where another process staged it: what the store has under the digests of its blobs.
     if not joined.manifest:
         return joined.info
@@ -201,7 +201,7 @@ def _give_claimed(context: Context, info: CheckpointInfo, manifest: Manifest) ->
 
 
 def list_from_mirror(context: Context, ref: AnyRef) -> None:
-    """List what a ref names at the mirror of a store: another node may have saved it, or this one lost its list."""
+    """List the checkpoint that a ref names at the mirror: another node saved it, or this store lost its list."""
     name = mirror_of(context)
     if name is None:
         return

@@ -1,4 +1,4 @@
-"""How a try ended: the document that says so, and what each rank returns or raises for it."""
+"""The outcome of a try: its document, and the result or error of each rank."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ckstore.ranks.rank_identity import Document, RankIdentity, named
 
 
 def published(info: CheckpointInfo) -> Document:
-    """Return the outcome of a try that published this: a rank that comes later may find another checkpoint there."""
+    """Return the outcome of a try that published `info`. A later rank may find another checkpoint at the step."""
     return {"published": info.id, "info": info_json(replace(info, counters=None))}
 
 
 def given_up(layout: Layout, meeting: FileRendezvous) -> Document:
-    """Return the outcome of a try whose deadline has passed before all parts were staged."""
+    """Return the outcome of a try whose deadline passed before all parts were staged."""
     others = elsewhere(layout, meeting.who)
     if others:
         return {"mismatch": f"the ranks do not save the same: {'; '.join(others)}"}
@@ -37,7 +37,7 @@ def given_up(layout: Layout, meeting: FileRendezvous) -> Document:
 
 
 def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Document:
-    """Return the outcome of a try in which a rank has the lock and stands still; `publishing` is what ranks said."""
+    """Return the outcome of a try in which the rank with the lock makes no progress. `publishing` has its documents."""
     became = meeting.became()
     said = [
         f"{named(rank, document)} {became.get(rank, 'is still publishing')}"
@@ -48,7 +48,7 @@ def stuck(meeting: FileRendezvous, publishing: Mapping[int, Document]) -> Docume
 
 
 def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
-    """Return the outcome of a try that may have been published and is at its place no more; None: it was not."""
+    """Return the outcome of a try that may have been published and replaced or removed since; None if it was not."""
     # A rank that died after its rename has said nothing, and another try may have replaced what it published: to
     # publish once more would put the older try in the place of the newer one.
     if not all(dirfd_stat.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
@@ -62,7 +62,7 @@ def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
 
 
 def _is_unpublished(layout: Layout, who: RankIdentity, staging: str) -> bool:
-    """Whether the whole of this try still lies in a staging directory, or is not complete there yet."""
+    """Whether the merged checkpoint of this try is still in a staging directory, or is not yet complete."""
     try:
         with CheckpointDirectory.at(layout.staging / staging, layout.hash_prefix):
             return True
@@ -74,12 +74,12 @@ def _is_unpublished(layout: Layout, who: RankIdentity, staging: str) -> bool:
 
 
 def take_hidden(layout: Layout, who: RankIdentity) -> None:
-    """Move to trash what a rank of this try, which stands still, has under the hidden name of a shared filesystem."""
+    """Move to trash the checkpoint that a stuck rank of this try has under the hidden name of a shared filesystem."""
     _find_hidden(layout, who, take=True)
 
 
 def _find_hidden(layout: Layout, who: RankIdentity, *, take: bool) -> bool:
-    """Whether a rank of this try has the hidden name of its step; with `take` it is moved to trash."""
+    """Whether a rank of this try has the hidden name of its step. With `take` that directory is moved to trash."""
     path = hidden_at(layout, who.run, who.step)
     statx.refresh(path.parent)  # this host may remember that the name is free
     with (
@@ -95,12 +95,12 @@ def _find_hidden(layout: Layout, who: RankIdentity, *, take: bool) -> bool:
 
 
 def is_of_try(manifest: Manifest, who: RankIdentity) -> bool:
-    """Whether this is what the ranks of a try made."""
+    """Whether the ranks of a try made this manifest."""
     return manifest.ranks is not None and manifest.ranks.attempt == who.attempt
 
 
 def now_at(layout: Layout, info: CheckpointInfo) -> Published | None:
-    """Return a checkpoint that a try published, unless its step has other content by now: then that of the step."""
+    """Return the checkpoint that a try published, or that of its step if its content differs."""
     of_step = published_of_step(layout, info.run, info.step)
     own = next((one for one in of_step if one.manifest_id == info.id), None)
     # A rank of another host may have published the same under another id.
@@ -109,7 +109,7 @@ def now_at(layout: Layout, info: CheckpointInfo) -> Published | None:
 
 
 def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
-    """Return what a try published, with a warning if something else is at its place by now, or nothing."""
+    """Return the checkpoint that a try published, with a warning if it was replaced or deleted since."""
     # The caller may have stood still for long: it is told of what it took part in, not of what it finds.
     if found is not None and found.manifest_id == info.id:
         return info
@@ -118,7 +118,7 @@ def with_news(info: CheckpointInfo, found: Published | None) -> CheckpointInfo:
 
 
 def error_of(meeting: FileRendezvous, outcome: Document) -> CkstoreError:
-    """Return what each rank raises for a try that did not publish."""
+    """Return the error that each rank raises for a try that did not publish."""
     who = meeting.who
     again = "save again when all ranks run"
     if "mismatch" in outcome:

@@ -1,7 +1,7 @@
-"""A part: what one rank stages of a checkpoint. It lies in a staging directory of its own, with a manifest of its own.
+"""A part: the data that one rank stages for a checkpoint, in a separate staging directory with its own manifest.
 
-The rank holds that directory's lock until the parts were joined (`ranks/part_merger`) or given up. The manifest of a
-part is checked as every manifest is; what only the join needs is in its metadata.
+The rank holds the lock of that directory until the parts are merged (`ranks/part_merger`) or given up. The manifest of
+a part is validated like every manifest. Data that only the merge needs is in its metadata.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ckstore.tensors.state_capture import Captured, capture
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A tensor, or the part of it that this rank has."""
+    """A tensor, or the part of a tensor that this rank has."""
 
     name: str  # of the whole tensor
     tensor: Any  # what this rank has
@@ -49,7 +49,7 @@ class Shard:
 def pieces_of(
     shape: Sequence[int], offsets: Sequence[int], sizes: Sequence[int], item_bytes: int, chunk_bytes: int
 ) -> list[Block]:
-    """Return the pieces of a shard, in the order of its bytes; where it lies in one row, they have one dimension."""
+    """Return the pieces of a shard, in the order of its bytes. A contiguous shard has pieces of one dimension."""
     # Both who stages a part and who joins the parts ask this.
     whole, block = in_bytes(shape, item_bytes), block_of(offsets, sizes, item_bytes)
     start = flat_start(whole, block)
@@ -60,7 +60,7 @@ def pieces_of(
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a rank saves."""
+    """The values that a rank saves."""
 
     captured: Captured  # its values
     about: dict[str, Any]  # what the join is to know of them
@@ -70,7 +70,7 @@ class Content:
 def content_of(
     shards: Sequence[Shard], values: dict[str, object], chunk_bytes: int, keys: Sequence[Any] = ()
 ) -> Content:
-    """Return shards and plain values as what a rank saves; `keys`: those of its state that are no strings."""
+    """Return shards and plain values as the content of a rank. `keys` are the keys of its state other than strings."""
     plain = _capture_values(values)
     leaves, sources = list(plain.leaves), list(plain.sources)
     cuts = [1] * len(sources)
@@ -88,9 +88,10 @@ def content_of(
 
 
 def stage_part(context: Context, work: RankWork, content: Content, asked: AskedPatience = AS_SET) -> Staging:
-    """Put what a rank saves into a staging directory, seal it, and return it with its lock; an error leaves nothing.
+    """Write the content of a rank into a staging directory, seal it, and return it with its lock.
 
-    After a failure that can pass it does so again, as long as the other ranks wait: they see a rank that takes longer.
+    An error leaves no files. After a transient failure it stages again, as long as the other ranks wait. For them it is
+    a slow rank.
     """
     who = work.who
     patience = Patience(context, (who.run, who.step), asked, WorkWatch(work))

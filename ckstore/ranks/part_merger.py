@@ -1,4 +1,4 @@
-"""Join parts: the state and the storages of the whole, over the blobs of all. Source: docs/format/v1.md, "Shards"."""
+"""Merge parts: the state and the storages of the whole, over the blobs of all. Source: docs/format/v1.md, "Shards"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ckstore.tensors.walks import name_below, with_leaves
 
 @dataclass
 class _Tensor:
-    """A tensor that is being put together."""
+    """A tensor that is assembled from shards."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class _Tensor:
 
 
 class PartMerger:
-    """Collects parts, and gives the state and the storages of the whole."""
+    """Collects parts, and returns the state and the storages of the whole checkpoint."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self.blobs: list[BlobRecord] = []
@@ -53,7 +53,7 @@ class PartMerger:
         self._keys: dict[tuple[str | int, ...], dict[str, Node]] = {}
 
     def add(self, part: Manifest) -> None:
-        """Take the shards and values of a part."""
+        """Add the shards and values of a part."""
         about = part.description.metadata
         blobs = self._take_blobs(part)
         members: dict[str, Node] = dict(part.state[1])
@@ -91,12 +91,12 @@ class PartMerger:
         ]
 
     def whole(self, part: Manifest) -> Node:
-        """Take all of a part as it is; return the node of its state."""
+        """Add a whole part unchanged; return the node of its state."""
         place = self._take_storages(part, range(len(part.storages)))
         return self._take_leaves(part, part.state, place)
 
     def files_of(self, part: Manifest) -> Node:
-        """Take the files of a part that are not there yet; return the node of what is known by name in them."""
+        """Add the files of a part that other parts do not have; return the node of their named tensors."""
         rank = part.description.metadata["rank"]
         new = []
         for file in part.files:
@@ -117,7 +117,7 @@ class PartMerger:
         return self._take_leaves(part, ["dict", pairs], place)
 
     def _take_blobs(self, part: Manifest) -> list[int]:
-        """Add the blobs of a part, each once; return their numbers here."""
+        """Add the blobs of a part, each once; return their numbers in the merged checkpoint."""
         for blob in part.blobs:
             if blob.digest not in self._place:
                 self._place[blob.digest] = len(self.blobs)
@@ -125,7 +125,7 @@ class PartMerger:
         return [self._place[blob.digest] for blob in part.blobs]
 
     def _take_storages(self, part: Manifest, storages: Iterable[int]) -> dict[int, int]:
-        """Add storages of a part; return their numbers there -> here."""
+        """Add storages of a part; return a dict from their numbers in the part to those in the merged checkpoint."""
         blobs = self._take_blobs(part)
         place: dict[int, int] = {}
         for old in storages:
@@ -134,7 +134,7 @@ class PartMerger:
         return place
 
     def _take_leaves(self, part: Manifest, state: Node, place: dict[int, int]) -> Node:
-        """Add the leaves of a state whose storages were added; return it with their numbers here."""
+        """Add the leaves of a state whose storages were added; return the state with the new numbers."""
 
         def add(number: int) -> int:
             leaf = part.leaves[number]
@@ -143,7 +143,7 @@ class PartMerger:
         return with_leaves(state, add)
 
     def keep_used(self) -> None:
-        """Forget the blobs that no storage uses: those of a file that several ranks have."""
+        """Remove the blobs that no storage uses, such as those of a file that several ranks have."""
         used = sorted({extent.blob for storage in self.storages for extent in storage.extents})
         place = {old: new for new, old in enumerate(used)}
         self.blobs = [self.blobs[i] for i in used]
@@ -154,11 +154,11 @@ class PartMerger:
         return name in self._tensors or name in self._values
 
     def key(self, path: tuple[str | int, ...], text: str) -> Node:
-        """Return the node of a key of the dict at a path: `torch.distributed.checkpoint` makes text of all keys."""
+        """Return the original key of the dict at a path. `torch.distributed.checkpoint` converts all keys to text."""
         return self._keys.get(path, {}).get(text, text)
 
     def value(self, name: str, path: str) -> Node:
-        """Return the node of a tensor or a value, which gets its place in the state."""
+        """Return the node of a tensor or a value, and set its place in the state."""
         if name in self._values:
             part, node, before, blobs = self._values[name]
 
@@ -180,12 +180,12 @@ class PartMerger:
 
 
 def _in_whole(storage: StorageRecord, blobs: Sequence[int] | dict[int, int]) -> StorageRecord:
-    """Return a storage whose extents lie in other blobs: number there -> number here."""
+    """Return a storage with the blob numbers of the merged checkpoint. `blobs` maps the old numbers to these."""
     return storage._replace(extents=tuple(extent._replace(blob=blobs[extent.blob]) for extent in storage.extents))
 
 
 def _whole(name: str, tensor: _Tensor) -> StorageRecord:
-    """Return the storage of a tensor whose pieces are all there."""
+    """Return the storage of a tensor of which all pieces are known."""
     shape = in_bytes(tensor.shape, TORCH_ITEMSIZE[tensor.dtype])
     nbytes = math.prod(shape)
     if not nbytes:
@@ -206,7 +206,7 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
 
 
 def shards_of(entries: Sequence[DcpValue], join: PartMerger, parts: Sequence[Manifest]) -> Node:
-    """Join the shards of all ranks; return the tree of a state dict, from the places of its values in it."""
+    """Merge the shards of all ranks; return the tree of a state dict, built from the paths of its values."""
     for part in parts:
         join.add(part)
     missing = [entry.name for entry in entries if not join.has(entry.name)]
@@ -239,7 +239,7 @@ def _node(join: PartMerger, tree: Any, name: str, path: tuple[str | int, ...]) -
 
 
 def beside(join: PartMerger, parts: Sequence[Manifest]) -> Node:
-    """Take the states of all ranks, by rank, or the files of all; one that several ranks have must be the same."""
+    """Merge the states of all ranks, by rank, or their files. A file that several ranks have must be the same."""
     with_files = any(part.files for part in parts)
     if with_files:
         with_state = [rank for rank, part in enumerate(parts) if not part.files]

@@ -1,4 +1,4 @@
-"""A rank: what it says of itself to the others, and what the kernel says of its process."""
+"""The identity of a rank: its document for the other ranks, and the state of its process in the kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Document = Mapping[str, Any]
-"""What a rank says, wherever the ranks meet; it names the process: ``rank``, ``host`` and ``pid``."""
+"""A document of a rank for the other ranks. It identifies the process by ``rank``, ``host`` and ``pid``."""
 
 _STANDS_STILL = {
     b"Z": "has ended",  # and only its parent has not asked for that yet
@@ -23,7 +23,7 @@ _STANDS_STILL = {
 
 @dataclass(frozen=True, slots=True)
 class RankIdentity:
-    """A rank, and what it takes part in."""
+    """A rank, and the save or load in which it takes part."""
 
     # What is saved.
     run: str
@@ -43,11 +43,11 @@ class RankIdentity:
 
     @property
     def name(self) -> str:
-        """What is saved."""
+        """The name of the checkpoint that the ranks save."""
         return f"{self.run}@{self.step}"
 
     def document(self, **more: object) -> dict[str, Any]:
-        """Return what this rank says to the others."""
+        """Return the document of this rank for the others."""
         return {"rank": self.rank, "host": self.host, "pid": self.pid, **more}
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ class RankIdentity:
 
 
 def named(rank: int, document: Document) -> str:
-    """Return how a message names a rank that has said this; with an empty document, one that never said anything."""
+    """Return the name of a rank for messages. An empty document means that the rank never wrote one."""
     return f"rank {rank} ({document.get('host')}, process {document.get('pid')})" if document else f"rank {rank}"
 
 
 def what_became_of(document: Document, host: str) -> str:
-    """Return what is wrong with the process that a document names; empty: nothing is seen, as on another host."""
+    """Return whether the process of a document has ended or is stopped; empty if it runs or is on another host."""
     pid = document.get("pid")
     if document.get("host") != host or not isinstance(pid, int) or pid < 1:
         return ""
@@ -73,7 +73,7 @@ def what_became_of(document: Document, host: str) -> str:
 
 
 def _state(pid: int) -> bytes:
-    """Return the letter of its state, as in proc(5); empty: /proc does not show it."""
+    """Return the letter of a process's state, as in proc(5), or an empty value if /proc does not show it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:  # it has just gone

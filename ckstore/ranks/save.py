@@ -1,4 +1,4 @@
-"""Save as one rank of several, without a process group: stage one's part, meet the others, publish once."""
+"""Save as one rank of several, without a process group: stage a part, join the other ranks, publish once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Prepared = tuple[Request, Captured]
 
 
 def save_state(context: Context, state: object, request: Callable[[], Request], as_rank: AsRank) -> CheckpointInfo:
-    """Save the state of one rank; see `ckstore.Store.save`. `request` returns what the caller wants."""
+    """Save the state of one rank; see `ckstore.Store.save`. `request` returns the arguments of the caller."""
     who = as_rank.who()
 
     def prepare() -> Prepared:
@@ -60,10 +60,11 @@ def commit_files(
 def save_as_rank(
     context: Context, who: RankIdentity, prepare: Callable[[], Prepared], timeout_s: float
 ) -> CheckpointInfo:
-    """Save what `prepare` gives as the part of one rank; return the checkpoint of all, once it is published.
+    """Save the result of `prepare` as the part of one rank; return the checkpoint of all ranks, once it is published.
 
-    What `prepare` raises is told to the other ranks, too. It is called in this thread: the state is the caller's. After
-    `RankFailed` nothing was published; `UnknownOutcome`: the disk stopped answering when a rank could publish.
+    `prepare` is called in this thread, since the state belongs to the caller. Its errors are reported to the other
+    ranks. `RankFailed` means that nothing was published. `UnknownOutcome` means that the disk stopped answering when a
+    rank could publish.
     """
     # Here, since it finds the caller's line in the stack of this thread.
     tell_not_durable(context.not_durable_because, context.settings)
@@ -83,7 +84,7 @@ def save_as_rank(
 
 
 def _fail(context: Context, work: RankWork, error: BaseException) -> None:
-    """Tell the other ranks that this one has failed before it had anything to stage."""
+    """Report to the other ranks that this one failed before it could stage a part."""
     # Whatever fails here: the error is the news.
     with suppress(CkstoreError, OSError), FileRendezvous.enter(context.layout, work.who) as meeting:
         Coordinator(context, meeting, work).fail(error)

@@ -1,8 +1,8 @@
-"""What a rank does at the disk, in a thread of its own: its caller waits no longer than the deadline whatever happens.
+"""The disk access of a rank, in a separate thread, so that its caller never waits past the deadline.
 
-A call of the system that does not return, as on a disk that hangs, cannot be interrupted. So the caller waits for the
-thread, and the thread says how far it is. Once it is decided how the save ended the caller is told that, though what
-follows (giving back what was staged, the catalog, retention) may go on for as long as the disk takes.
+A system call that does not return, as on a hanging disk, cannot be interrupted. So the caller waits for the thread, and
+the thread reports its progress. As soon as the outcome of the save is decided, the caller gets it, although later steps
+(freeing staged data, the catalog, retention) may take as long as the disk needs.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ckstore.ranks.rank_identity import RankIdentity
 R = TypeVar("R")
 
 GRACE_LEAST_S = 30.0
-"""Who is publishing when the deadline passes has as long again, and at least this."""
+"""A rank that is publishing at the deadline gets as long again, and at least this."""
 _QUIET_S = 10.0
-"""A disk under heavy load takes seconds for one fsync; with no sign of life for longer, the deadline counts."""
+"""A disk under heavy load takes seconds for one fsync. After a longer time without progress the deadline applies."""
 _FOLLOWS_S = 5.0
-"""What follows a decision has at least this: as long as a save waits for the catalog."""
+"""The minimum time for the steps after a decision: as long as a save waits for the catalog."""
 _STOPS_S = 5.0
 _LOOK_S = 1.0
 
 
 class RankWork:
-    """The work of one rank at one save.
+    """The disk access of one rank during one save.
 
     Args:
         who: The rank.
-        timeout_s: How long it waits for the others; infinite: for ever, and without a thread.
-        grace_s: How long besides if it is publishing; None: as long again, and at least `GRACE_LEAST_S`.
+        timeout_s: The maximum time to wait for the other ranks. If infinite, it waits for ever, without a thread.
+        grace_s: The additional time if the rank is publishing. If None, as long again, and at least `GRACE_LEAST_S`.
     """
 
     def __init__(self, who: RankIdentity, timeout_s: float, grace_s: float | None = None) -> None:
@@ -65,18 +65,18 @@ class RankWork:
         return time.monotonic() >= self._deadline_s
 
     def left_s(self) -> float:
-        """Return how many seconds are left until the deadline."""
+        """Return the number of seconds until the deadline."""
         return self._deadline_s - time.monotonic()
 
     @property
     def is_late_for_others(self) -> bool:
-        """Whether it has passed for a rank that is publishing, too."""
+        """Whether the deadline has passed even for a rank that is publishing."""
         return time.monotonic() >= self._deadline_s + self.grace_s
 
     # ------------------------------------------------------------------ for the thread
 
     def doing(self, act: str, *, offers: bool = False) -> None:
-        """Say what is done next; with `offers` the others may publish from then on."""
+        """Record the next step. With `offers` the other ranks may publish from then on."""
         with self._changed:
             # Under the same lock as `_end_now`: so either the caller's answer counts, or this step, never both.
             if self._stopped is not None:
@@ -86,21 +86,24 @@ class RankWork:
             self._moved_s = time.monotonic()
 
     def staged_bytes(self, done_bytes: int, all_bytes: int) -> None:
-        """Say how much is staged; raises as `doing`."""
+        """Record the number of staged bytes; raises the same errors as `doing`."""
         self.doing("staged its part")
         with self._changed:
             self._bytes = done_bytes, all_bytes
             self._changed.notify()
 
     def publishing(self, step: int) -> None:
-        """As in `SaveWatch`; raises as `doing`. From here on the caller gives up without knowing the outcome."""
+        """Record that publishing begins; raises the same errors as `doing`.
+
+        A caller that gives up after this call does not know the outcome.
+        """
         del step
         with self._changed:
             self.doing("published")
             self._publishing = True
 
     def decided(self, how: CheckpointInfo | CkstoreError) -> None:
-        """Say how the save has ended for all ranks."""
+        """Record the outcome of the save for all ranks."""
         with self._changed:
             if self._decided is None:
                 self._decided = how
@@ -109,10 +112,10 @@ class RankWork:
     # ------------------------------------------------------------------ for the caller
 
     def run(self, work: Callable[[], R], unwanted: Callable[[R], object] = lambda _: None) -> R:
-        """Do the work; return what it returns, or what was decided, or raise why it failed.
+        """Run `work` in the thread; return its result or the recorded outcome, or raise the error.
 
-        `unwanted` is given what it returns after all, when the caller has given up. After `RankFailed` nothing was
-        published, after `UnknownOutcome` a rank may have.
+        If the caller has given up, `unwanted` gets a result that arrives later. `RankFailed` means that nothing was
+        published, and `UnknownOutcome` that a rank may have published.
         """
         if self.timeout_s == math.inf:
             return work()
@@ -162,14 +165,14 @@ class RankWork:
                 return ended.result()
 
     def _limit_s(self) -> float:
-        """Return until when the caller waits; it gets later while the thread gets on."""
+        """Return the time until which the caller waits. It increases while the thread makes progress."""
         if self._decided is not None:  # what follows cannot change it, so its caller need not wait for all of that
             return max(self._deadline_s, self._decided_s + _FOLLOWS_S)
         grace_s = self.grace_s if self._publishing else 0.0
         return max(self._deadline_s + grace_s, self._moved_s + _QUIET_S)
 
     def _end_now(self) -> CheckpointInfo:
-        """Return, or raise, what is known when the thread is waited for no more."""
+        """Return or raise the known outcome, without waiting for the thread any longer."""
         if isinstance(self._decided, CkstoreError):
             raise self._decided
         if self._decided is not None:
@@ -190,12 +193,12 @@ class RankWork:
 
 
 class WorkWatch(SaveWatch):
-    """Says how far a publish is to the work of which it is a part.
+    """Reports the progress of a publish to the work to which it belongs.
 
     Args:
         work: The work.
-        committed: Called when it is durable.
-        failed: Called when a try has failed, before the next.
+        committed: Called when the checkpoint is durable.
+        failed: Called when a try has failed, before the next one.
     """
 
     def __init__(
@@ -209,19 +212,19 @@ class WorkWatch(SaveWatch):
         self._committed = committed or work.decided
 
     def syncing(self) -> None:
-        """Say so."""
+        """Record that the manifest is written."""
         self._work.doing("wrote the manifest")
 
     def publishing(self, step: int) -> None:
-        """Go on unless the caller has given up."""
+        """Continue unless the caller has given up."""
         self._work.publishing(step)
 
     def committed(self, info: CheckpointInfo) -> None:
-        """Say that this is decided: what follows may take long."""
+        """Report that the checkpoint is committed, since the following steps may take long."""
         self._committed(info)
 
     def patience_s(self) -> float:
-        """No longer than the other ranks wait for this one."""
+        """Return how long the other ranks still wait for this one."""
         return self._work.left_s()
 
     def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Background saves: one saver process a trainer, which takes a snapshot and makes a checkpoint of it.
+"""Background saves: one saver process per trainer, which makes checkpoints from snapshots.
 
 Unless a docstring says otherwise, functions raise `SaveFailed` for a save that did not happen.
 """

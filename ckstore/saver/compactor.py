@@ -1,4 +1,4 @@
-"""Starts the process that compacts what is old enough, where the settings say so and none of this host is at work."""
+"""Starts the process that compacts old checkpoints, if the settings request it and none of this host is running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AGAIN_S = 600.0
 
 
 def wake(context: Context) -> None:
-    """Start the process that compacts, if something may be old enough."""
+    """Start the process that compacts, if a checkpoint may be old enough."""
     if not _is_time(context):
         return
     from ckstore.ops.compact.by_rule import is_any_due, rule_of
@@ -43,7 +43,7 @@ def _is_time(context: Context) -> bool:
 
 
 def lock_compaction(context: Context) -> DirectoryLock | None:
-    """Lock the right to compact a store by itself from this host; None: another process has it."""
+    """Return the lock for automatic compaction of a store from this host, or None if another process has it."""
     folder = context.layout.root / "locks"
     links.make_directory(folder)
     return locks.try_exclusive(folder)

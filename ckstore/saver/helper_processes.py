@@ -1,7 +1,7 @@
-"""Starts the processes that work on a store beside its training: the one that mirrors, and the one that compacts.
+"""Starts the processes that work on a store during a training: the one that mirrors, and the one that compacts.
 
-Both are subscribers of an open store. The modules that start them are imported only if the settings ask for it: few
-stores have either, and the import takes 20 ms.
+Both are subscribers of an open store. The modules that start them are imported only if the settings need them, since
+few stores have either, and the import takes 20 ms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def wake_mirror(context: Context, why: Why) -> None:
-    """Start the process that mirrors if the store has a mirror that may lack something; raise nothing."""
+    """Start the process that mirrors if the store has a mirror that may be incomplete; raise nothing."""
     remote = setting_or_none(context.layout, MIRROR)
     if remote is not None:
         from ckstore.saver import mirror

@@ -1,4 +1,4 @@
-"""Starts the process that mirrors, where there is a mirror and no such process of this host is at work."""
+"""Starts the process that mirrors, if the store has a mirror and no such process of this host is running."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _START_S, _LONGEST_S = 5.0, 300.0
 
 
 class _Start(NamedTuple):
-    """When this process started one for a store last, and how that went."""
+    """The last start of a mirror process for a store by this process, and its result."""
 
     at_s: float
     child: subprocess.Popen[bytes] | None  # None: it could not be started
@@ -35,7 +35,7 @@ class _Start(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it could not be started, or did not end well."""
+        """Whether it could not be started, or failed."""
         return self.child is None or bool(self.child.poll())
 
     def is_over(self, why: Why) -> bool:
@@ -48,11 +48,11 @@ class _Start(NamedTuple):
 
 
 _starts: dict[str, _Start] = {}
-"""By the path of the store."""
+"""The last start for each store, by its path."""
 
 
 def wake(context: Context, remote: str, why: Why) -> None:
-    """Start the process that mirrors to `remote` if there is need of one; raise nothing, since the save is durable."""
+    """Start the process that mirrors to `remote` if one is needed; raise nothing, since the save is durable."""
     # If the store was only ``opened`` it is needed only if the mirror lacks checkpoints.
     try:
         if why == "opened" and not behind(context.layout, remote, current_or_named(context)):
@@ -86,7 +86,7 @@ def _start_one(context: Context, last: _Start | None) -> None:
 
 
 def has_successor(context: Context) -> bool:
-    """Whether another process of this host mirrors the store, and was started later than this one."""
+    """Whether another process of this host mirrors the store and was started later than this one."""
     # By their starts, not by their last failures: the newer environment has the credentials that count.
     own = started_at(os.getpid()), os.getpid()
     seen = [one.pid for one in savers_seen(str(context.layout.path)) if one.state in ("mirroring", "waiting")]
@@ -94,7 +94,7 @@ def has_successor(context: Context) -> bool:
 
 
 def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
-    """Start a process that works on a store by itself, and outlives this one."""
+    """Start a process that works on a store independently, and outlives this one."""
     reap()
     catalog_path = None if context.catalog_path is None else str(context.catalog_path)
     about = {"path": str(context.layout.path), "catalog_path": catalog_path}
@@ -107,7 +107,7 @@ def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
 
 
 def lock_mirror(context: Context) -> DirectoryLock | None:
-    """Lock the right to mirror a store from this host; None: another process has it."""
+    """Return the lock for mirroring a store from this host, or None if another process has it."""
     folder = context.layout.root / FOLDER
     links.make_directory(folder)
     return locks.try_exclusive(folder)

@@ -1,7 +1,7 @@
-"""A socket pair between trainer and saver: each message is one packet; a long one travels in memory of its own.
+"""A socket pair between trainer and saver. Each message is one packet, and a long one is sent in separate memory.
 
-A packet is never half there, the end of the other side is an end of file, and what lies in the socket when the trainer
-dies can still be read.
+A packet arrives completely or not at all. An end of file means that the other side has ended, and messages already in
+the socket can still be read after that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(sock: socket.socket, message: Message | bytes, descriptors: Sequence[int] = (), *, wait: bool = True) -> bool:
-    """Send a message, or one that was encoded; False if the other side takes no more at this moment, and `wait` is."""
+    """Send a message, encoded or not. Return False if the other side accepts none now and `wait` is False."""
     data = message if isinstance(message, bytes) else encode(message)
     flags = 0 if wait else socket.MSG_DONTWAIT
     try:
@@ -58,7 +58,7 @@ def _send(sock: socket.socket, packet: bytes, descriptors: Sequence[int], flags:
 
 
 def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Message | None, list[int]] | None:
-    """Return the next message and the descriptors that came with it, which the caller closes."""
+    """Return the next message and the descriptors sent with it, which the caller closes."""
     # None: nothing came in time. ``(None, [])``: the other side is gone.
     poller = select.poll()
     poller.register(sock, select.POLLIN)

@@ -1,7 +1,7 @@
-"""States to leaves and storages, and back.
+"""Conversion of states to leaves and storages, and back.
 
-The only room that imports torch or NumPy, and only when a state needs them.
+This is the only package that imports torch or NumPy, and only when a state needs them.
 
-Unless a docstring says otherwise, functions raise `CannotStore` for a value that the format does not hold, `BadInput`
-for a target or a file that does not fit, and `MemoryError`.
+Unless a docstring says otherwise, functions raise `CannotStore` for a value that the format does not support,
+`BadInput` for a target or a file that does not fit, and `MemoryError`.
 """

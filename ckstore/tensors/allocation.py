@@ -1,4 +1,4 @@
-"""Take fresh memory for a storage, or lend it memory that is there, as its kind of leaves needs it."""
+"""Allocate memory for a storage, or wrap existing memory, as its kind of leaves needs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HUGE_FROM_BYTES = 4 * 2**20
 
 
 def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
-    """Return fresh memory for a storage of `nbytes` bytes; its content is undefined."""
+    """Return new memory for a storage of `nbytes` bytes, with undefined content."""
     try:
         return _in_huge_pages(_fresh(kind, nbytes))
     # torch says RuntimeError, NumPy ValueError or MemoryError: callers catch one.
@@ -28,7 +28,7 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
 
 
 def allocate_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
-    """Return fresh memory for storages of tensors on the device that `device` says; nothing if it says none."""
+    """Return new memory for storages of tensors on the device that `device` names, or nothing if it names none."""
     if device in (None, "cpu"):
         return {}
     from ckstore.tensors import torch_leaves
@@ -59,7 +59,7 @@ def _in_huge_pages(memory: StorageMemory) -> StorageMemory:
 
 
 def wrap(kind: LeafKind, view: memoryview) -> StorageMemory:
-    """Return the memory of a storage that lies in `view`, uncopied."""
+    """Return the memory of a storage in `view`, without a copy."""
     # `kind`: kind of the leaves that will be made of it. `view`: Bytes of a writable buffer, such as a mapping. It
     # stays exported, so that it cannot be closed, for as long as one of the leaves lives.
     if not view:

@@ -1,4 +1,4 @@
-"""How far two tensors or two arrays are apart."""
+"""The difference between two tensors or two arrays."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _torch_blocks(before: Any, after: Any) -> Any:
 
 
 def _distinct(before: Any, after: Any, strides: Any, other_strides: Any) -> tuple[Any, Any]:
-    """Return both with one index of each dimension in which both have the same elements again and again."""
+    """Return both with one index of each dimension in which both repeat the same elements."""
     index = tuple(
         slice(0, 1) if one == other == 0 else slice(None) for one, other in zip(strides, other_strides, strict=True)
     )

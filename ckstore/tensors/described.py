@@ -1,6 +1,6 @@
-"""Turn a state whose tensors are described, and not there, into nodes and leaves: what a committed file holds.
+"""Convert a state with described tensors, such as that of a committed file, into nodes and leaves.
 
-A description may say in a few bytes that a value is at many places. So what all of it comes to is counted.
+A short description may place a value in many places, so the total is counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DescribedLeaf(NamedTuple):
 
 
 class DescribedParts(NamedTuple):
-    """A described tensor that is made of other tensors: its kind, its parts by name, the node of what else it needs."""
+    """A described tensor that consists of other tensors: its kind, its named parts, and the node of its other data."""
 
     kind: str
     parts: Mapping[str, object]
@@ -43,15 +43,15 @@ class DescribedObject(NamedTuple):
 
 
 Place = Callable[[Any, str], "DescribedLeaf | DescribedParts | DescribedObject | Node"]
-"""Says what a described value with this path is in a state."""
+"""Returns the meaning in a state of the described value with this path."""
 
 
 class TooMuchDescribed(ValueError):
-    """A description comes to more than its size can be meant to say; the message says of what."""
+    """The result of a description would be unreasonably large for its size. The message names the part."""
 
 
 class Most(NamedTuple):
-    """What a description may come to, where each value counts at every place that it has."""
+    """The limits for the result of a description. Each value counts at every place."""
 
     values: int  # values in containers
     names: int  # characters of the names of all values
@@ -59,7 +59,7 @@ class Most(NamedTuple):
 
 
 def capture_described(state: object, places: Mapping[type, Place], most: Most) -> tuple[Captured, list[CannotStore]]:
-    """Return what a described state is, and what is refused in it; the node of that is null."""
+    """Return a captured described state, and the refused values in it, whose nodes are null."""
     # `state`: containers and plain values of Python, and descriptions. `places`: for the type of each description what
     # it is; what is of no such type is refused.
     walk = _DescribedWalk(places, most)
@@ -86,7 +86,7 @@ class _DescribedWalk(Walk):
         return super().node(value, path, depth)
 
     def _count(self, values: int = 0, nbytes: int = 0, *, names: int = 0) -> None:
-        """Count what comes, before anything is made of it; `names` is counted where it is made."""
+        """Count a value before anything is created for it. `names` is counted where it is created."""
         self._values += values
         self._nbytes += nbytes
         most = self._most
@@ -132,7 +132,7 @@ class _DescribedWalk(Walk):
 
 
 def _weight(key: Any) -> int:
-    """Return about how many characters a key has."""
+    """Return the approximate number of characters of a key."""
     if type(key) is tuple:
         return sum(map(_weight, key))
     return len(key) if type(key) in (str, bytes) else 8

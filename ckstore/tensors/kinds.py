@@ -1,6 +1,6 @@
-"""Whose a value is, without importing torch or NumPy for it.
+"""Tests for values of torch and NumPy that import neither.
 
-A value can only be theirs if another module has imported them already.
+A value can only be of one of them if another module has already imported it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ckstore.tensors.refusals import type_name
 
 
 def is_tensor(value: object) -> bool:
-    """Whether `value` is a torch tensor, of whatever class."""
+    """Whether `value` is a torch tensor of any class."""
     # Asked of every value of a state: importing a module of ours here takes longer than the answer. While another
     # thread imports torch it may have no tensors yet.
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
@@ -31,13 +31,13 @@ def is_plain_layout(tensor: Any) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Whether `value` is a NumPy array that is nothing more: no subclass but a file's mapping."""
+    """Whether `value` is a plain NumPy array: no subclass except the mapping of a file."""
     numpy: Any = sys.modules.get("numpy")
     return type(value) in (getattr(numpy, "ndarray", None), getattr(numpy, "memmap", None))
 
 
 def is_numpy_scalar(value: object) -> bool:
-    """Whether `value` is a NumPy scalar; numpy.float64 is a float too, and numpy.str_ a str."""
+    """Whether `value` is a NumPy scalar. numpy.float64 is also a float, and numpy.str_ a str."""
     kind: Any = getattr(sys.modules.get("numpy"), "generic", None)
     return kind is not None and isinstance(value, kind)
 
@@ -53,7 +53,7 @@ class Stateful(Protocol):
         """Return the state."""
 
     def load_state_dict(self, state_dict: object, /) -> object:
-        """Take up a state that `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
@@ -73,7 +73,7 @@ def is_module(value: object) -> bool:
 
 
 def is_optimizer(value: object, *, own_load: bool = False) -> bool:
-    """Whether `value` is a torch optimizer that loads its state in torch's own way, or also one with `own_load`."""
+    """Whether `value` is a torch optimizer that loads its state in torch's own way; with `own_load` in any way."""
     kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
     if kind is None or not isinstance(value, kind):
         return False
@@ -106,7 +106,7 @@ def hand_over(target: Any, state: object, path: str) -> None:
 
 @contextmanager
 def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
-    """Name the object whose `load_state_dict` is called in the block if it raises."""
+    """Name the object whose `load_state_dict` is called in the block, if it raises."""
     try:
         yield
     except (CkstoreError, MemoryError):
@@ -118,6 +118,6 @@ def naming_refusals(target: object, path: str, hint: str) -> Iterator[None]:
 
 
 def reported(result: object) -> tuple[list[str], list[str]]:
-    """Return the keys that a `load_state_dict` reports, if it does as torch's: missing, and unexpected ones."""
+    """Return the missing and the unexpected keys that a `load_state_dict` reports, if it reports them like torch's."""
     missing, unexpected = (getattr(result, f"{kind}_keys", None) or [] for kind in _REPORTS)
     return list(map(str, missing)), list(map(str, unexpected))

@@ -1,4 +1,4 @@
-"""Where elements lie in memory: spans, strides, and which parts of a shared memory to keep. No torch, no NumPy."""
+"""The layout of elements in memory: spans, strides, and the kept parts of shared memory. No torch, no NumPy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLACE_BYTES = 64  # parts of a storage begin at multiples of this, like pieces i
 
 @dataclass(frozen=True, slots=True)
 class KeptSpan:
-    """A row of bytes of a live memory that is kept."""
+    """A range of bytes of live memory that is kept."""
 
     # `start` and `stop`: Bytes from the start of the live memory.
     start: int
@@ -42,7 +42,7 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the elements from the first to the last one, both included; 0 if there are none."""
+    """Return the number of elements from the first to the last one, both included; 0 without elements."""
     # `strides` are in elements and not negative.
     if 0 in shape:
         return 0
@@ -50,7 +50,7 @@ def span_elements(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list[KeptSpan], int]:
-    """Merge spans that overlap or touch, and lay what results one after another."""
+    """Merge spans that overlap or touch, and place the results one after another."""
     # So views that share memory keep sharing it, and the memory that no view covers is not stored. `spans`: (start,
     # stop) of each view, in bytes of the live memory; none is empty. `align_bytes`: A power of two, at most
     # `PLACE_BYTES`; each part keeps its position modulo this, so that every element stays aligned to its own size.
@@ -71,7 +71,7 @@ def keep_parts(spans: Iterable[tuple[int, int]], align_bytes: int) -> tuple[list
 
 
 def part_at(parts: Sequence[KeptSpan], start: int) -> KeptSpan:
-    """Return the part that holds the byte `start` of the live memory."""
+    """Return the part that contains the byte `start` of the live memory."""
     at = bisect_right(parts, start, key=lambda part: part.start) - 1
     if at < 0 or parts[at].stop <= start:
         raise ValueError(f"no part holds byte {start}")

@@ -32,7 +32,7 @@ class ArraySource(BytesSource):
 
 
 class ArrayParts(NamedTuple):
-    """An array as a leaf has it: `strides` in elements, or None for row-major, and its bytes."""
+    """An array as a leaf: `strides` in elements, or None for row-major, and its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -60,7 +60,7 @@ def take_apart(array: npt.NDArray[Any], path: str) -> ArrayParts:
 
 
 def make_array(leaf: LeafRecord, flat: Bytes) -> npt.NDArray[Any]:
-    """Return the array of a leaf; it shares the memory of `flat`, the bytes of its storage."""
+    """Return the array of a leaf, which shares the memory of `flat`, the bytes of its storage."""
     dtype = np.dtype(leaf.dtype)
     if 0 in leaf.shape:
         return np.empty(leaf.shape, dtype)
@@ -69,7 +69,7 @@ def make_array(leaf: LeafRecord, flat: Bytes) -> npt.NDArray[Any]:
 
 
 def flat_array(memory: StorageMemory) -> Bytes:
-    """Return the bytes of a storage as an array, uncopied, whatever kind of leaf it was made for."""
+    """Return the bytes of a storage as an array without a copy, whatever kind of leaf it was made for."""
     owner = memory.owner
     # Over a memoryview, an array would keep only what is below it, and that could be closed.
     return owner if isinstance(owner, np.ndarray) else bytes_in(memory.view)
@@ -91,13 +91,13 @@ def encode_scalar(value: object, path: str) -> Node:
 
 
 def decode_scalar(dtype: str, text: str) -> object:
-    """Return the NumPy scalar of a node; `text` holds its bytes."""
+    """Return the NumPy scalar of a node, whose bytes are in `text`."""
     value: object = np.frombuffer(bytes_of_text(text), np.dtype(dtype))[0]
     return value
 
 
 def takes(target: object, leaf: LeafRecord) -> bool:
-    """Whether the array `target` can hold the values of a leaf just as they are."""
+    """Whether the array `target` can hold the values of a leaf unchanged."""
     if not isinstance(target, np.ndarray) or leaf.kind != "numpy":
         return False
     same = target.dtype.str == leaf.dtype and target.shape == leaf.shape
@@ -110,19 +110,19 @@ def takes(target: object, leaf: LeafRecord) -> bool:
 
 
 def casts(target: object, leaf: LeafRecord) -> bool:
-    """Return False: an array is replaced by what was stored, not converted."""
+    """Return False, since an array is replaced by the stored one, not converted."""
     del target, leaf
     return False
 
 
 def streams(target: object, leaf: LeafRecord) -> bool:
-    """Return False: arrays that are not filled straight from the disk are copied whole."""
+    """Return False, since arrays that cannot be filled directly from the disk are copied whole."""
     del target, leaf
     return False
 
 
 def region(target: npt.NDArray[Any], leaf: LeafRecord) -> Region | None:
-    """Return where the elements of `target` lie, if they lie there as those of `leaf` do."""
+    """Return the memory of the elements of `target`, if it has the same layout as the leaf."""
     if leaf.strides is not None or not target.flags.c_contiguous or not target.size:
         return None
     flat = target.view(np.ndarray).reshape(-1).view(np.uint8)
@@ -137,7 +137,7 @@ def fill(target: npt.NDArray[Any], found: object) -> int:
 
 
 def copy_bytes(source: memoryview, out: memoryview) -> None:
-    """Copy bytes between buffers of one size; other threads run meanwhile if it takes long."""
+    """Copy bytes between buffers of one size. Other threads run during a long copy."""
     if source.nbytes <= _GIL_KEPT_BYTES:  # giving the interpreter away and taking it back would take longer
         out[:] = source
     else:
@@ -174,7 +174,7 @@ def _dtype_hint(dtype: np.dtype[Any]) -> str:
 
 
 def copy_common(source: memoryview, block: Block, out: memoryview, wanted: Block) -> None:
-    """Copy what lies in both blocks from `source`, which is `block`, into `out`, which is `wanted`; both row-major."""
+    """Copy the elements common to `block` and `wanted` from `source` into `out`, which have these blocks, row-major."""
     common = block.meet(wanted)
     if common is None:
         return

@@ -1,4 +1,4 @@
-"""Plain values that are more than Python's numbers and strings, as nodes; and those of torch and NumPy back."""
+"""Plain values other than Python's numbers and strings, as nodes, and values of torch and NumPy back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN: dict[type, Callable[[Any], Node]] = {
     PurePosixPath: encode_path,
     PureWindowsPath: encode_path,
 }
-"""By their exact type; `python_values.NotStored` is raised for those that the format does not hold."""
+"""By exact type. `python_values.NotStored` is raised for types that the format does not support."""
 
 
 def is_named_tuple(value: object) -> bool:
@@ -45,7 +45,7 @@ def is_named_tuple(value: object) -> bool:
 
 
 def torch_value(value: Any) -> Node | None:
-    """Return the node of a dtype, a layout, a device, a size … of torch; None if it is something else."""
+    """Return the node of a torch dtype, layout, device, size and so on, or None for other values."""
     torch: Any = sys.modules.get("torch")
     kind = type(value)
     if torch is None:
@@ -97,13 +97,13 @@ def _unknown(tag: str, held: object) -> BadInput:
 
 NUMBERS_FROM_COUNT = 1024  # shorter lists are cheaper among the plain values of a manifest
 _PART_COUNT = 1024
-"""So many items are looked at and packed while they are in the processor's cache: shuffled ones are far apart."""
+"""The number of items that are checked and packed while they are in the processor's cache."""
 _CODES = {int: ("int64", "q"), float: ("float64", "d"), bool: ("bool", "B")}
 _CODE_OF = {"int64": "q", "float64": "d"}
 
 
 def pack_numbers(values: list[Any]) -> tuple[str, bytes, int] | None:
-    """Return dtype, bytes and length of a long list whose items are all int, all float or all bool, else None."""
+    """Return dtype, bytes and length of a long list whose items are all int, float or bool, or None."""
     # Each item keeps all its bits. Integers beyond 64 bits stay what they are. The length is that of what was packed:
     # another thread may add to the list meanwhile, as one that logs losses does.
     if len(values) < NUMBERS_FROM_COUNT or type(values[0]) not in _CODES:
@@ -125,7 +125,7 @@ def pack_numbers(values: list[Any]) -> tuple[str, bytes, int] | None:
 
 
 def unpack_numbers(dtype: str, data: memoryview) -> list[Any]:
-    """Return the list of which these are the bytes."""
+    """Return the list that has these bytes."""
     if dtype == "bool":
         return list(map(bool, data))
     packed = array(_CODE_OF[dtype])

@@ -1,4 +1,4 @@
-"""What to do about a value that cannot be stored; nothing is imported for it."""
+"""Hints for values that cannot be stored; nothing is imported for them."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ _HINTS_BY_ATTRIBUTE = (
     ("model_dump", "store value.model_dump()"),
     ("__attrs_attrs__", "store attrs.asdict(value)"),
 )
-"""What classes have that a decorator or a base of a library made."""
+"""Attributes that a decorator or base class of a library adds to a class."""
 
 
 _HEAP_TYPE, _NOT_MADE = 1 << 9, 1 << 7
-"""Flags of a type (Include/object.h): a class statement made it; it cannot be called."""
+"""Flags of a type (Include/object.h): it was made by a class statement; it cannot be called."""
 
 
 def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) -> None:
-    """Raise if a manifest may not say these numbers; only tensors without as many bytes can have such ones."""
+    """Raise if a manifest may not contain these numbers. Only tensors without that many bytes can have them."""
     most = max((*shape, *strides), default=0)
     if most > SAFE_INT:
         reason = f"sizes and strides are at most 2^53, found {most}: it cannot be stored"
@@ -76,12 +76,12 @@ def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) 
 
 
 def refuse_value(value: object, path: str) -> NoReturn:
-    """Raise the error for a value whose type the format does not hold."""
+    """Raise the error for a value of a type that the format does not support."""
     raise CannotStore(path, f"{type_name(type(value))} cannot be stored", hint=_hint(value))
 
 
 def refuse_in_optimizer(value: object, path: str) -> NoReturn:
-    """Raise the error for an object with `state_dict` in the state of an optimizer, which would get back a dict."""
+    """Raise the error for an object with `state_dict` in an optimizer's state, which a load would replace by a dict."""
     kind = type_name(type(value))
     reason = f"{kind} in the state of an optimizer cannot be stored as its state_dict()"
     reason += ": the optimizer would get back a dict"
@@ -89,14 +89,14 @@ def refuse_in_optimizer(value: object, path: str) -> NoReturn:
 
 
 def refuse_key(key: object, path: str, reason: str) -> CannotStore:
-    """Return the error for a key that the format does not hold."""
+    """Return the error for a key that the format does not support."""
     cause = f"a key of type {type_name(type(key))}, {_text(key)}, which {reason}, cannot be stored"
     hint = "keys are str, int, float, bool, None, or tuples of these; store a list of (key, value) pairs instead"
     return CannotStore(path, cause, hint=hint)
 
 
 def _text(key: object) -> str:
-    """Return a key as a message shows it; an integer of more digits than str() takes is shown by its size."""
+    """Return a key for a message. An integer with more digits than str() accepts is shown by its size."""
     return f"{key!a:.60}" if type(key) is not int or is_storable_int(key) else f"of {key.bit_length()} bits"
 
 
@@ -107,7 +107,7 @@ def type_name(kind: type) -> str:
 
 
 def is_made_of_fields(kind: Any) -> bool:
-    """Whether an object of a class is what is set on it and no more: none of dict, list or Tensor as well."""
+    """Whether an object of a class consists only of its attributes, without being a dict, list or Tensor."""
     # One with a `state_dict` is that instead.
     if not isinstance(kind, type) or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _NOT_MADE:
         return kind is types.SimpleNamespace
@@ -138,7 +138,7 @@ def _hint(value: object) -> str:
 
 
 def how_to_allow(kind: type) -> str:
-    """Return the line by which a program allows a class."""
+    """Return the line with which a program allows a class."""
     line = f"ckstore.add_safe_globals([{kind.__qualname__.rpartition('<locals>.')[2]}])"
     is_own = kind.__module__ in ("__main__", "builtins") or "<locals>" in kind.__qualname__
     return line if is_own else f"from {kind.__module__} import {kind.__qualname__.partition('.')[0]}; {line}"

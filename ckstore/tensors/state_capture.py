@@ -1,7 +1,7 @@
-"""Turn a state into nodes, leaves and byte sources. Source: docs/format/v1.md, "Leaves", "Names", "Nodes".
+"""Convert a state into nodes, leaves and byte sources. Source: docs/format/v1.md, "Leaves", "Names", "Nodes".
 
-Bytes are not read and, as a rule, not copied: the sources share the memory of the live values.
-torch and NumPy are not imported here: a value can only be theirs if another module has imported them.
+Bytes are not read and usually not copied: the sources share the memory of the live values. torch and NumPy are not
+imported, since a value can only be of one of them if another module has imported it.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ class Walk:
         self.memories: dict[Hashable, int] = {}
 
     def captured(self, node: Node) -> Captured:
-        """Return what was captured below `node`."""
+        """Return the captured values below `node`."""
         leaves = tuple(self.leaves[index] for index in range(self.leaf_count))
         sources = tuple(self.sources[index] for index in range(self.storage_count))
         return Captured(node, leaves, sources, name_chars=self.name_chars, left_out=tuple(self.left_out))
 
     def place_tensors(self, after: object = None, waited: Collection[object] = ()) -> None:
-        """Give all tensors their places, once the walk is done."""
+        """Set the places of all tensors, after the walk."""
         if not self._tensors:
             return
         from ckstore.tensors import torch_leaves
@@ -225,7 +225,7 @@ class Walk:
         return ["dict" if kind is dict else "counter", pairs]
 
     def refused_key(self, key: object, path: str, reason: str) -> CannotStore:
-        """Return the error for a key that the format does not hold."""
+        """Return the error for a key that the format does not support."""
         return refuse_key(key, path, reason)
 
     def _attributes(self, value: dict[Any, Any], path: str, depth: int) -> Node:
@@ -242,7 +242,7 @@ class Walk:
         return node
 
     def foreign(self, value: Any, path: str, depth: int) -> Node:
-        """Return the node of a value that is not one of Python's plain ones."""
+        """Return the node of a value that is not a plain Python value."""
         if type(value) in self._tensor_kinds or is_tensor(value):
             return self._tensor(value, path, depth)
         if is_array(value):
@@ -268,7 +268,7 @@ class Walk:
             return self.node(state_of(value, path), path, depth)
 
     def held_bytes(self, value: bytearray | io.BytesIO, path: str) -> Node:
-        """Return the node of a bytearray or of a file in memory, whose bytes are kept and not its position."""
+        """Return the node of a bytearray or of a file in memory, with its bytes but not its position."""
         kind: LeafKind = "bytearray" if isinstance(value, bytearray) else "io.BytesIO"
         try:
             data = bytes(value) if isinstance(value, bytearray) else value.getvalue()
@@ -321,7 +321,7 @@ class Walk:
 
     @contextmanager
     def _inside(self, value: object, path: str, hint: str) -> Iterator[None]:
-        """Mark an object as being walked through, so that one that contains itself is found."""
+        """Mark an object as being walked, so that a state that contains itself is detected."""
         if id(value) in self._open:
             raise CannotStore(path, "contains itself and cannot be stored", hint=hint)
         self._open.add(id(value))

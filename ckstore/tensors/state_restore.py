@@ -1,6 +1,6 @@
-"""Make a state of its nodes, its leaves and the memory of its storages.
+"""Build a state from its nodes, its leaves and the memory of its storages.
 
-Takes manifests that `model/manifest/parse` has checked. torch and NumPy are imported only for leaves of theirs.
+It needs manifests that `model/manifest/parse` has checked. torch and NumPy are imported only for their leaves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def build(
     device: object = "cpu",  # where tensors are made; each storage is moved once, so what was tied stays tied
     keep: Keep | None = None,
 ) -> object:
-    """Return the value that `state` stands for."""
+    """Return the value of `state`."""
     # `memory`: gives the filled memory of a storage; asked once for each of `needed_storages`. `keep`: Says by name
     # which leaves and plain values are wanted; None: all. The others are left out of dicts, with the containers that
     # would be empty, and None in lists and tuples.
@@ -50,7 +50,7 @@ def build_with(
     *,
     path: str = "",
 ) -> object:
-    """Return the value that `state`, at `path`, stands for, with the leaves that `leaf` gives by their number."""
+    """Return the value of `state` at `path`, with the leaves that `leaf` returns by number."""
     try:
         value = _Building(leaf, leaves, keep).value(state, path)
     except BadInput:
@@ -64,14 +64,14 @@ def build_with(
 
 
 def needed_storages(state: Node, leaves: Sequence[LeafRecord], keep: Keep | None = None) -> list[int]:
-    """Return the storages, by rising number, that `build` asks for with this `keep`."""
+    """Return the numbers of the storages that `build` needs with this `keep`, in order."""
     del state  # every leaf is named by exactly one node
     needed = {leaf.storage for leaf in leaves if not is_empty(leaf) and (keep is None or keep(leaf.name))}
     return sorted(needed)
 
 
 def check_device(leaves: Sequence[LeafRecord], device: object) -> None:
-    """Raise if there are tensors, and they cannot go where `device` says."""
+    """Raise if there are tensors that cannot be placed on `device`."""
     if device != "cpu" and any(leaf.kind == "torch" for leaf in leaves):
         from ckstore.tensors import torch_leaves
 
@@ -91,7 +91,7 @@ def is_empty(leaf: LeafRecord) -> bool:
 
 
 class LeafMaker:
-    """Makes leaves, and asks once for each storage."""
+    """Makes leaves, and requests each storage once."""
 
     def __init__(
         self, leaves: Sequence[LeafRecord], memory: Callable[[int], StorageMemory], device: object = "cpu"
@@ -143,7 +143,7 @@ def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
 
 
 class _Building:
-    """One walk down the nodes. Names are made only if the caller selects by them."""
+    """One walk over the nodes. Names are only built if the caller selects by them."""
 
     def __init__(
         self, leaf: Callable[[int], object], leaves: Sequence[LeafRecord], keep: Keep | None, within: str = ""
@@ -205,7 +205,7 @@ class _Building:
         return _ABSENT if self._is_absent(path, was_empty=was_empty, is_empty=not out) else out
 
     def _is_absent(self, path: str, *, was_empty: bool, is_empty: bool) -> bool:
-        """Whether a container was not asked for: an empty one by its own name, another by what is in it."""
+        """Whether a container is not selected: an empty one by its own name, another by its content."""
         if self._keep is None:
             return False
         return not self._keep(path) if was_empty else is_empty
@@ -227,7 +227,7 @@ class _Building:
         return _ABSENT if fields is None else named_objects.put_together(node[2], fields, path or self._within)
 
     def _named(self, node: Node, path: str, kind: str) -> dict[str, Any] | None:
-        """Return the parts of a tensor or an object by name; None if it was not asked for."""
+        """Return the parts of a tensor or an object by name, or None if it is not selected."""
         parts = {own: self.value(item, join(path, own)) for own, item in node[1]}
         absent = [own for own, part in parts.items() if part is _ABSENT]
         if self._is_absent(path, was_empty=not parts, is_empty=len(absent) == len(parts)):

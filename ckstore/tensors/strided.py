@@ -1,4 +1,4 @@
-"""Bring the elements of a strided tensor together in row-major order, a block at a time. No torch."""
+"""Gather the elements of a strided tensor in row-major order, a block at a time. No torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ElementBox:
 def blocks(
     shape: tuple[int, ...], strides: tuple[int, ...], offset: int, item_bytes: int, most_bytes: int
 ) -> Iterator[ElementBox]:
-    """Cut a tensor with elements into boxes of at most `most_bytes`, in the storage and gathered, but one element."""
+    """Cut a tensor into boxes of at most `most_bytes`, in the storage and gathered, and of at least one element."""
     # Where elements of one box do not lie between those of another, the boxes come by rising `low`.
     todo = [((0,) * len(shape), shape)]
     while todo:
@@ -69,7 +69,7 @@ def _block(
 
 
 def gather(block: ElementBox, strides: tuple[int, ...], item_bytes: int, data: memoryview) -> memoryview:
-    """Return the elements of a block in row-major order; `data` holds the bytes `low` to `high` of the storage."""
+    """Return the elements of a block in row-major order. `data` has the bytes `low` to `high` of the storage."""
     try:
         import numpy as np
     except ImportError as error:
@@ -84,7 +84,7 @@ def gather(block: ElementBox, strides: tuple[int, ...], item_bytes: int, data: m
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Where the elements of a block go in the row-major tensor: rows of bytes without a gap."""
+    """The place of the elements of a block in the row-major tensor: ranges of bytes without a gap."""
 
     starts: tuple[range, ...]  # first byte of each, relative to the tensor, one range for each dimension: their sums
     nbytes: int  # length of each
@@ -94,7 +94,7 @@ class Runs:
 
 
 def runs_of(block: ElementBox, shape: tuple[int, ...], item_bytes: int) -> Runs:
-    """Return where a block goes in a tensor of that shape."""
+    """Return the place of a block in a tensor of that shape."""
     run_bytes = item_bytes
     at = len(shape)
     while at and (block.starts[at - 1], block.stops[at - 1]) == (0, shape[at - 1]):

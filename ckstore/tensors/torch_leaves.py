@@ -1,8 +1,8 @@
-"""Tensors as leaves, and back. Imported only when torch is there and a state has tensors.
+"""Tensors as leaves, and back. Imported only when torch is imported and a state has tensors.
 
-A storage of ours keeps the part of a live storage that tensors of the state look at. A lone tensor
-keeps its elements and no more; tensors that share memory keep what they cover together
-(`memory_layout.keep_parts`). Only elements that strides cannot describe are copied here.
+A stored storage has the part of a live storage that tensors of the state use. A lone tensor keeps only its elements.
+Tensors that share memory keep the union of their memory (`memory_layout.keep_parts`). Only elements that strides cannot
+describe are copied here.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Admitted:
 
 
 class Admission:
-    """Admits the tensors of one state. A tensor that has to be copied is copied once."""
+    """Admits the tensors of one state. A tensor that must be copied is copied once."""
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -106,7 +106,7 @@ class Admission:
 
 
 def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[LeafRecord]]:
-    """Return the source and the leaves of tensors that share a memory, or of one alone."""
+    """Return the source and the leaves of tensors that share memory, or of a lone tensor."""
     # `members`: all tensors of the state with the same `memory`. `storage`: the index that the storage will have.
     if len(members) > 1:
         return _place_shared(members, storage)
@@ -121,7 +121,7 @@ def place(members: Sequence[Admitted], storage: int) -> tuple[ByteSource, list[L
 
 
 def place_row_major(lone: Admitted, storage: int) -> tuple[ByteSource, LeafRecord]:
-    """Return the source and the leaf of a tensor alone, row-major whatever its strides."""
+    """Return the source and the leaf of a lone tensor, row-major whatever its strides."""
     leaf = LeafRecord(lone.name, "torch", lone.dtype, lone.shape, storage)
     if not lone.contiguous and lone.tensor.is_cpu:
         return StridedSource(lone.name, as_bits(lone.tensor), lone.stop, _watched(lone)), leaf
@@ -137,12 +137,12 @@ def _watched(lone: Admitted) -> tuple[Watched, ...]:
 
 
 def devices_of(members: Iterable[Admitted]) -> set[torch.device]:
-    """Return the devices of `members`: a process with eight GPUs does not wait for seven that are not saved."""
+    """Return the devices of `members`, so that a process with eight GPUs does not wait for unsaved ones."""
     return {member.tensor.device for member in members if not member.tensor.is_cpu}
 
 
 def wait_for_devices(devices: Iterable[torch.device], after: object = None) -> None:
-    """Wait until what was queued on devices has been computed."""
+    """Wait for the work queued on devices."""
     # Their bytes are read on other streams, which would not wait. With an event, `after`, the current streams wait for
     # that alone, and this returns at once.
     for device in devices:
@@ -153,13 +153,13 @@ def wait_for_devices(devices: Iterable[torch.device], after: object = None) -> N
 
 
 def wait_for_current(devices: Iterable[torch.device]) -> None:
-    """Wait for what the current streams were given; not for copies of the state, which go on beside."""
+    """Wait for the work of the current streams, but not for running copies of the state."""
     for device in devices:
         streams.system.synchronize_current(device)
 
 
 def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
-    """Return the tensor of a leaf; it shares the memory of `flat`, and lies on its device."""
+    """Return the tensor of a leaf, which shares the memory of `flat`, and is on its device."""
     if leaf.dtype not in DTYPES:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
@@ -176,13 +176,13 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
 
 
 def flat_tensor(memory: StorageMemory) -> torch.Tensor:
-    """Return the bytes of a storage as a tensor, uncopied, whatever kind of leaf it was made for."""
+    """Return the bytes of a storage as a tensor without a copy, whatever kind of leaf it was made for."""
     owner = memory.owner
     return owner if isinstance(owner, torch.Tensor) else bytes_in(memory.view)
 
 
 def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
-    """Return `flat`, whose memory is on the CPU, where `device` says: itself, or a copy."""
+    """Return `flat`, which is in CPU memory, on `device`: itself, or a copy."""
     # `device`: what ``map_location`` of `torch.load` may be: a device, a mapping from ``"cpu"`` to one, or a function
     # of a storage and ``"cpu"`` that returns the storage to be used, or None for the one that it was given. Raises
     # BadInput: torch has no such device, or there is no room on it, or the function returns something else.
@@ -204,7 +204,7 @@ def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
 
 
 def empty_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
-    """Return memory where `device` says, as `to_device` reads it, if that is a device that is filled by transfers."""
+    """Return memory on `device`, interpreted as in `to_device`, if transfers fill that device."""
     target: Any = device.get("cpu", "cpu") if isinstance(device, Mapping) else device
     # A function of the user gets storages on the CPU, and says where each goes.
     if target is None or (callable(target) and not isinstance(target, torch.device)):
@@ -221,7 +221,7 @@ def empty_on_device(sizes: Mapping[int, int], device: object) -> dict[int, Devic
 
 
 def check_device(device: object) -> None:
-    """Raise if tensors cannot go where `device` says; a function is not called."""
+    """Raise if tensors cannot be placed on `device`. A function is not called."""
     if isinstance(device, torch.device) or not callable(device):
         to_device(torch.empty(0, dtype=torch.uint8, device="cpu"), device)
 

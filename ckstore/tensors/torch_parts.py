@@ -1,6 +1,6 @@
-"""Tensors that are made of other tensors: sparse ones, and subclasses that the program allows. Imported for those.
+"""Tensors that consist of other tensors: sparse ones, and allowed subclasses. Imported only for these.
 
-Which classes are allowed `safe_classes` decides: none is imported by its name.
+`safe_classes` decides which classes are allowed. None is imported by its name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ckstore.tensors.walks import with_others
 
 
 class TensorParts(NamedTuple):
-    """What a tensor is made of."""
+    """The parts of a tensor."""
 
     kind: str  # ``sparse_coo``, ``sparse_csr``, or the full name of its class
     tensors: dict[str, torch.Tensor]  # its parts by name
@@ -27,7 +27,7 @@ class TensorParts(NamedTuple):
 
 
 def take_apart(tensor: Any) -> TensorParts | None:
-    """Return what a tensor is made of; None if it is to be stored, or refused, as a whole."""
+    """Return the parts of a tensor, or None if it is stored, or refused, as a whole."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
     if plain and tensor.layout is torch.sparse_coo and tensor.device.type != "meta":
         # `indices()` refuses an uncoalesced tensor; the raw parts give back the same one.
@@ -48,7 +48,7 @@ def take_apart(tensor: Any) -> TensorParts | None:
 
 
 def without_devices(extra: Node, device: object = None) -> Node:
-    """Return what says how parts are put together with its devices left out, or replaced by `device`."""
+    """Return the data for reassembling parts without its devices, or with `device` in their place."""
     # A context may repeat where the tensor was when it was saved; now it is where its parts are.
     return with_others(extra, "torch.device", lambda _: None if device is None else ["torch.device", str(device)])
 
@@ -82,7 +82,7 @@ def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str
 
 
 def _has_protocol(kind: Any) -> bool:
-    """Whether tensors of a class can be taken apart and put together by torch's protocol for subclasses."""
+    """Whether tensors of a class support torch's protocol for subclasses."""
     if not isinstance(kind, type) or not issubclass(kind, torch.Tensor):
         return False
     return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
@@ -100,12 +100,12 @@ _BY_LAYOUT = {torch.sparse_csc: "store value.to_dense(), or value.ccol_indices()
 
 
 def is_named_refused(kind: type) -> bool:
-    """Whether tensors of a class are refused, although torch can take them apart."""
+    """Whether tensors of a class are refused, although torch can split them."""
     return kind.__name__ in _BY_CLASS
 
 
 def refuse_tensor(tensor: torch.Tensor, path: str) -> NoReturn:
-    """Raise the error for a tensor that the format does not hold."""
+    """Raise the error for a tensor that the format does not support."""
     reason, hint = _reason(tensor)
     raise CannotStore(path, f"{reason} cannot be stored", hint=hint)
 

@@ -1,4 +1,4 @@
-"""Values that a dtype has no place for: a conversion makes them infinite, the largest number, or any other one."""
+"""Values out of the range of a dtype, which a conversion makes infinite, the largest number, or any other one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Number = int | float
 
 
 def count_beyond(values: torch.Tensor, dtype: torch.dtype) -> int:
-    """Return how many values a conversion to a dtype changes by more than rounding."""
+    """Return the number of values that a conversion to a dtype changes by more than rounding."""
     if values.dtype is dtype or not values.numel() or _holds_all_of(dtype, values.dtype):
         return 0
     low, high, has_infinity = _range(dtype)
@@ -26,7 +26,7 @@ def count_beyond(values: torch.Tensor, dtype: torch.dtype) -> int:
 
 
 def _real(values: torch.Tensor) -> torch.Tensor:
-    """Return values of which torch finds the largest: the parts of complex numbers, small ones in a wider dtype."""
+    """Return values for which torch computes a maximum: the parts of complex numbers, narrow ones in a wider dtype."""
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if values.is_floating_point():
@@ -42,7 +42,7 @@ def _holds_all_of(dtype: torch.dtype, other: torch.dtype) -> bool:
 
 @cache
 def _range(dtype: torch.dtype) -> tuple[Number, Number, bool]:
-    """Return the smallest and the largest number that a dtype holds, and whether it holds infinity."""
+    """Return the smallest and the largest number of a dtype, and whether it has infinity."""
     if dtype is torch.bool:
         return 0, 1, False
     if dtype.is_floating_point or dtype.is_complex:

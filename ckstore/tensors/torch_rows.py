@@ -1,4 +1,4 @@
-"""Consecutive elements of a strided tensor, in row-major order, as views of it: to gather them, or to fill them."""
+"""Consecutive elements of a strided tensor, in row-major order, as views of it, to gather or fill them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def views_of(tensor: torch.Tensor, first: int, count: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Give views of `count` elements from `first` on, each with how many of them come before it."""
+    """Yield views of `count` elements from `first` on, each with the number of elements before it."""
     if tensor.dim() <= 1 or tensor.is_contiguous():
         yield 0, tensor.reshape(-1)[first : first + count]  # of such a tensor this is a view
         return

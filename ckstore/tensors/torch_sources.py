@@ -1,4 +1,4 @@
-"""The bytes of tensors that are to be saved, read from their live memory."""
+"""The bytes of tensors to be saved, read from live memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Watched = tuple[torch.Tensor, int]  # A tensor of the state, and its version whe
 
 
 class TorchSource:
-    """A range of a live storage; see `source.ByteSource`. It keeps that storage alive, and its views with it."""
+    """A range of a live storage; see `source.ByteSource`. It keeps that storage and its views alive."""
 
     __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "on_device", "watched")
 
@@ -39,7 +39,7 @@ class TorchSource:
         self._view = memoryview(b"")
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied; None on another device than the CPU."""
+        """Return these bytes without a copy, or None on another device than the CPU."""
         # Valid until the storage is resized, which is looked at with every call: a thread that frees it while the bytes
         # are being read breaks the rule that a state is left alone until `save` has returned.
         if self._address is None:
@@ -62,20 +62,20 @@ class TorchSource:
             torch.frombuffer(out, dtype=torch.uint8).copy_(self.flat()[start:stop])
 
     def device_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """Return these bytes on their device, and where among them each part begins."""
+        """Return these bytes on their device, with the offset of each part."""
         return [(0, self.flat()[start:stop])] if stop > start else []
 
     def device_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
-        """Return the device, the address and the size of these bytes, in a fifth of the time of a tensor."""
+        """Return device, address and size of these bytes, in a fifth of the time of a tensor."""
         storage = self._storage
         return [(storage.device, storage.data_ptr() + self._start + start, stop - start)] if stop > start else []
 
     def weakly(self) -> tuple[StorageWeakRef, int] | None:
-        """Return its storage, which is not kept alive by that, and where in it these bytes begin."""
+        """Return a weak reference to its storage, and the offset of these bytes in it."""
         return StorageWeakRef(self._storage), self._start  # type: ignore[no-untyped-call]
 
     def changed(self) -> bool:
-        """Whether a tensor was modified since the capture, as far as torch counts it."""
+        """Whether a tensor was modified since the capture, according to torch's counter."""
         return was_changed(self.watched)
 
     def flat(self) -> torch.Tensor:
@@ -85,7 +85,7 @@ class TorchSource:
 
 
 class GappedSource:
-    """Ranges of a live storage laid one after another, with zeros between; see `source.ByteSource`."""
+    """Ranges of a live storage placed one after another, with zeros between; see `source.ByteSource`."""
 
     __slots__ = ("_places", "_sources", "name", "nbytes", "watched")
 
@@ -109,14 +109,14 @@ class GappedSource:
         return self._sources[0].on_device
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes, uncopied; None if they are not all in one range, on the CPU."""
+        """Return these bytes without a copy, or None if they are not all in one range on the CPU."""
         at = bisect_right(self._places, start) - 1
         if at < 0 or stop > self._places[at] + self._sources[at].nbytes:
             return None
         return self._sources[at].view(start - self._places[at], stop - self._places[at])
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
-        """Copy these bytes into `out`, zeros where there is a gap."""
+        """Copy these bytes into `out`, with zeros for gaps."""
         done = start
         for place, source, low, high in self._between(start, stop):
             # Zeros, not what lies in the live memory between: that is of no tensor, and may differ in each save.
@@ -126,7 +126,7 @@ class GappedSource:
         out[done - start :] = bytes(stop - done)
 
     def device_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
-        """Return these bytes on their device but for the gaps, and where among them each part begins."""
+        """Return these bytes on their device without the gaps, with the offset of each part."""
         found = self._between(start, stop)
         return [(low - start, source.flat()[low - place : high - place]) for place, source, low, high in found]
 
@@ -136,10 +136,10 @@ class GappedSource:
         return [place for at, source, low, high in found for place in source.device_places(low - at, high - at)]
 
     def weakly(self) -> None:
-        """Return nothing: several ranges are not remembered."""
+        """Return None, since several ranges are not remembered."""
 
     def _between(self, start: int, stop: int) -> Iterator[tuple[int, TorchSource, int, int]]:
-        """Give each range with bytes from `start` to `stop`: its place, itself, and from where to where."""
+        """Yield each range with bytes from `start` to `stop`: its place, itself, and the first and last byte."""
         first = max(bisect_right(self._places, start) - 1, 0)
         for place, source in zip(self._places[first:], self._sources[first:], strict=True):
             if place >= stop:
@@ -149,7 +149,7 @@ class GappedSource:
                 yield place, source, low, high
 
     def changed(self) -> bool:
-        """Whether a tensor was modified since the capture, as far as torch counts it."""
+        """Whether a tensor was modified since the capture, according to torch's counter."""
         return was_changed(self.watched)
 
 
@@ -170,7 +170,7 @@ class StridedSource:
         self._item_bytes = bits.element_size()
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return None: they do not lie in one row."""
+        """Return None, since the bytes are not contiguous."""
         del start, stop
         return None
 
@@ -190,15 +190,15 @@ class StridedSource:
         copy_bytes(data[start - first * self._item_bytes :][: stop - start], out)
 
     def weakly(self) -> None:
-        """Return nothing: gathered bytes have no place in a storage that could be remembered."""
+        """Return None, since gathered bytes have no place in a storage."""
 
     def changed(self) -> bool:
-        """Whether the tensor was modified since the capture, as far as torch counts it."""
+        """Whether the tensor was modified since the capture, according to torch's counter."""
         return was_changed(self.watched)
 
 
 def storage_of(weak: StorageWeakRef) -> torch.UntypedStorage | None:
-    """Return a storage that something else keeps alive; else None."""
+    """Return the storage if another object keeps it alive, otherwise None."""
     found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)  # noqa: SLF001
     return found
 
@@ -209,13 +209,13 @@ def _lost_memory(name: str) -> StateChanged:
 
 
 def memory_at(address: int, nbytes: int) -> memoryview:
-    """Return a read-only view of memory that the caller keeps alive: in a third of the time of torch's way by NumPy."""
+    """Return a read-only view of memory that the caller keeps alive, in a third of the time of torch with NumPy."""
     view: memoryview = _memory_at(address, nbytes, _READ_ONLY) if nbytes else memoryview(b"")
     return view
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often torch saw `tensor` modified in place; inference tensors do not count."""
+    """Return torch's count of in-place modifications of `tensor`. Inference tensors have none."""
     return tensor._version  # noqa: SLF001
 
 

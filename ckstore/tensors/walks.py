@@ -1,4 +1,4 @@
-"""Look through the nodes of a state for what is below them."""
+"""Walks over the nodes of a state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DICTS", "PAIRS", "SEQUENCES", "leaf_numbers", "name_below", "value_n
 
 
 def leaf_numbers(node: Node) -> Iterator[int]:
-    """Give the numbers of the leaves at and below a node."""
+    """Yield the numbers of the leaves at and below a node."""
     if not isinstance(node, list):
         return
     if node[0] == "leaf":
@@ -26,12 +26,12 @@ def leaf_numbers(node: Node) -> Iterator[int]:
 
 
 def with_leaves(node: Node, number_of: Callable[[int], int]) -> Node:
-    """Return a node whose leaves have other numbers: those that `number_of`, called once for each in order, gives."""
+    """Return a node with other leaf numbers, which `number_of`, called once for each leaf in order, returns."""
     return with_others(node, "leaf", lambda leaf: ["leaf", number_of(leaf[1])])
 
 
 def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
-    """Return a node in which `other` gives a new one for each node with this tag, called in order."""
+    """Return a node in which each node with this tag is replaced by the result of `other`, called in order."""
     if not isinstance(node, list):
         return node
     if node[0] == tag:
@@ -44,7 +44,7 @@ def with_others(node: Node, tag: str, other: Callable[[Node], Node]) -> Node:
 
 
 def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[str, Node]]:
-    """Give name and node of the tensors that are made of other tensors, at and below a node; not of their parts."""
+    """Yield name and node of the tensors that consist of other tensors, at and below a node, without their parts."""
     # With another `tag` give the nodes that have it.
     if not isinstance(node, list):
         return
@@ -59,7 +59,7 @@ def parts_in(node: Node, path: str = "", tag: str = "parts") -> Iterator[tuple[s
 
 
 def shape_of_parts(node: Node) -> tuple[int, ...] | None:
-    """Return the shape of a tensor that is made of several, as its node says it; None if it says none."""
+    """Return the shape of a tensor that consists of several, according to its node, or None."""
     extra = node[3]
     if node[2] != "sparse_csr":  # (shape, coalesced) or (context, shape, strides)
         items = extra[1] if isinstance(extra, list) and extra[0] == "tuple" else []
@@ -71,14 +71,14 @@ def shape_of_parts(node: Node) -> tuple[int, ...] | None:
 
 
 def name_below(path: str, key: object) -> str:
-    """Return the name of what is at `key` of a dict, also of a key that cannot be stored."""
+    """Return the name of the value at `key` of a dict, even if the key cannot be stored."""
     if key is None or isinstance(key, str | int | float | tuple):
         return join(path, key)
     return f"{path}[{key!r}]"
 
 
 def value_names(node: Node, path: str, leaves: Sequence[LeafRecord]) -> Iterator[str]:
-    """Give the names of the values at and below a node: of leaves, plain values and empty containers."""
+    """Yield the names of the values at and below a node: leaves, plain values and empty containers."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "leaf":
         yield leaves[node[1]].name

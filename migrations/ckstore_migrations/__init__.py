@@ -1,11 +1,11 @@
 """The schema of the catalog, as steps that are only ever added.
 
-A step that was released is never edited: a change is a new step at the end of `STEPS`. Each is a
-function of an open `sqlite_utils.Database`; it runs in the transaction of its caller, so it uses no `executescript`,
-which would commit. The number in its name is what `PRAGMA user_version` is after it.
+A released step is never edited. A change is a new step at the end of `STEPS`. Each step is a function of an open
+`sqlite_utils.Database`. It runs in the transaction of its caller, so it must not use `executescript`, which would
+commit. The number in its name is the value of `PRAGMA user_version` after it.
 
-This package imports nothing of ckstore, and sqlite-utils only to apply steps: a reader that wants
-to know `VERSION` starts without it.
+This package imports nothing of ckstore, and sqlite-utils only to apply steps, so a reader that only needs `VERSION`
+starts without it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _APPLIED = (
 
 
 def apply(database: Database, count: int | None = None) -> None:
-    """Apply the steps that a catalog lacks; `count`: the first so many of all only."""
+    """Apply the steps that a catalog lacks. With `count`, only the first `count` steps of all."""
     # Before sqlite-utils does it in its own words, which differ between versions; the schema is compared as text.
     for statement in _APPLIED:
         database.execute(statement)
@@ -53,7 +53,7 @@ def apply(database: Database, count: int | None = None) -> None:
 
 
 def migrations() -> Migrations:
-    """Return all steps as one set of sqlite-utils, in order."""
+    """Return all steps as one sqlite-utils set, in order."""
     from sqlite_utils.migrations import Migrations
 
     steps = Migrations("ckstore")

@@ -1,4 +1,4 @@
-"""What a save found in the tensors of a checkpoint: why it is unhealthy, and which parts no longer change."""
+"""The health of the tensors of a checkpoint: why it is unhealthy, and which parts no longer change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def m0008_health(db: Database) -> None:
-    """Add the column, and forget the checkpoints: the next opening adds them as their manifests say."""
+    """Add the column and delete the rows of checkpoints. The next opening adds them again from their manifests."""
     # Their checksums are without the column, so no row counts any more.
     db.execute("DELETE FROM uses")
     db.execute("DELETE FROM checkpoints")

@@ -1,9 +1,9 @@
-"""What the schema is after each step, exactly: a catalog with any other is not read, since it could be anything.
+"""The exact schema after each step. A catalog with another schema is not read, since it could contain anything.
 
-A view in the place of a table may never end; a trigger, a generated column or an index of an expression runs what
-someone else wrote. So the text of the schema is compared before a statement touches a table.
+A view in place of a table may never end. A trigger, a generated column or an index of an expression runs code of
+another author. So the text of the schema is compared before a statement touches a table.
 
-``python -m ckstore_migrations.schema`` prints what belongs into `DIGESTS` after a step was added.
+After adding a step, ``python -m ckstore_migrations.schema`` prints the new value of `DIGESTS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 FIRST = 7
-"""The version that the first step makes. Catalogs of drafts before it are made again from the directories."""
+"""The version that the first step makes. Catalogs of earlier drafts are rebuilt from the directories."""
 
 DIGESTS: tuple[str, ...] = (
     "5a47d5015cb84f8b2bdec3e7c47ec5c91af777a73a72c0da034a1792fd8b7102",
@@ -27,13 +27,13 @@ DIGESTS: tuple[str, ...] = (
 
 
 def is_schema_of(connection: sqlite3.Connection, version: int) -> bool:
-    """Whether the schema of a database is what the steps up to `version` make; 0: whether it is empty."""
+    """Whether a database has the schema of the steps up to `version`, or is empty if it is 0."""
     wanted = {0: _digest(()), **{FIRST + i: digest for i, digest in enumerate(DIGESTS)}}
     return digest_of(connection) == wanted.get(version)
 
 
 def digest_of(connection: sqlite3.Connection) -> str:
-    """Return the digest of the schema of a database: of all that `sqlite_schema` says but the numbers of pages."""
+    """Return the digest of the schema of a database: everything in `sqlite_schema` except the page numbers."""
     # Without the numbers of pages, which differ between files with one schema.
     return _digest(tuple(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()))
 

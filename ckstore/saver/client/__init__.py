@@ -1,1 +1,1 @@
-"""In the trainer: the snapshot, the process of the saver, and what is known of its saves. No disk of a store."""
+"""The trainer's side: the snapshot, the saver process, and the state of its saves. It accesses no store on disk."""

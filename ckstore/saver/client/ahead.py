@@ -1,8 +1,9 @@
-"""A head start: what of a state on devices changed since the last save is copied while the state is walked through.
+"""Early copies: changed data of a state on devices is copied while the state is still being walked.
 
-The walk asks Python about each value, and copies are the devices' own work. So large tensors of the last save of a run,
-where their memory still lies, are compared by their fingerprints first, and those that changed go to a snapshot at
-once. The walk decides: what it finds elsewhere, or with another fingerprint, is copied again, with all the others.
+The walk asks Python about each value, while the devices make copies by themselves. So large tensors of the last save of
+a run whose memory has not moved are first compared by their fingerprints, and changed ones are copied to a snapshot
+immediately. The walk decides: if it finds a tensor at another address or with another fingerprint, all are copied
+again.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from ckstore.tensors.torch_sources import TorchSource
 
 _LEAST_BYTES = 2**20
-"""PCIe takes this in 20 µs; smaller ones are transferred together, once all are known."""
+"""PCIe transfers this in 20 µs. Smaller storages are transferred together, once all are known."""
 _MOST_BYTES = 512 * 2**20
-"""PCIe takes this in 10 ms, in which some thousand tensors are walked through and compared."""
+"""PCIe transfers this in 10 ms, the time to walk and compare some thousand tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class _Remembered:
     fingerprint: bytes
 
     def source(self) -> TorchSource | None:
-        """Return the bytes as they are now; None: their memory was freed."""
+        """Return the source of the current bytes, or None if their memory was freed."""
         from ckstore.tensors.torch_sources import TorchSource, storage_of
 
         storage = storage_of(self.storage)
@@ -47,7 +48,7 @@ class _Remembered:
 
 
 class HeadStart:
-    """Copies that were begun. Call `give_up` at the end, whatever happened."""
+    """Copies that have begun. Call `give_up` at the end, whatever happened."""
 
     def __init__(self, pool: SnapshotPool, most: int) -> None:
         self.devices: Collection[Any] = ()  # those that were waited for
@@ -57,7 +58,7 @@ class HeadStart:
         self._copied: list[tuple[_Remembered, TorchSource, bytes]] = []
 
     def begin(self, large: Sequence[_Remembered], nbytes: int) -> None:
-        """Begin to copy those that changed to a snapshot that holds `nbytes`, if one is at hand."""
+        """Begin to copy changed storages to a snapshot of at least `nbytes`, if the pool has one."""
         from ckstore.tensors import torch_leaves
         from ckstore.tensors.device.fingerprint import of_storages
 
@@ -76,7 +77,10 @@ class HeadStart:
             snapshot.fill(sources, places_of(sources)[0])
 
     def indexes(self, sources: Sequence[ByteSource], fingerprints: Fingerprints) -> tuple[int, ...]:
-        """Return which sources of a state were copied, in their order in the snapshot; none if any was in vain."""
+        """Return the indexes of the copied sources of a state, in their order in the snapshot.
+
+        Empty if any copy is invalid.
+        """
         # What was copied lies between two fingerprints that are equal.
         for one, source, before in self._copied:
             now: Any = sources[one.index] if one.index < len(sources) else None
@@ -87,14 +91,14 @@ class HeadStart:
         return tuple(one.index for one, _, _ in self._copied)
 
     def take(self, nbytes: int) -> Snapshot | None:
-        """Return the snapshot with what was copied, which is the caller's now; None if it is too small."""
+        """Return the snapshot with the copies, which then belongs to the caller, or None if it is too small."""
         if self._snapshot is None or self._snapshot.nbytes < nbytes:
             return None
         snapshot, self._snapshot = self._snapshot, None
         return snapshot
 
     def give_up(self) -> None:
-        """Give the snapshot back, if it was not taken; who fills it next waits for the copies."""
+        """Return the snapshot to the pool, unless the caller took it. Its next user waits for the copies."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is not None:
             self._pool.give(snapshot, self._most)
@@ -102,13 +106,13 @@ class HeadStart:
 
 
 class HeadStarts:
-    """What each run was last saved with, as far as the next save can begin with it."""
+    """The storages of the last save of each run with which the next save can begin."""
 
     def __init__(self) -> None:
         self._runs: dict[str, tuple[list[_Remembered], int]] = {}
 
     def begin(self, run: str, pool: SnapshotPool, most: int) -> HeadStart:
-        """Begin with what is remembered of a run, perhaps nothing."""
+        """Begin with the remembered storages of a run, if there are any."""
         started = HeadStart(pool, most)
         large, nbytes = self._runs.pop(run, ((), 0))
         if large:
@@ -122,7 +126,7 @@ class HeadStarts:
     def remember(
         self, run: str, sources: Sequence[ByteSource], fingerprints: Fingerprints, kept: Collection[int]
     ) -> None:
-        """Remember the storages of a save, but for those that had not changed: they are likely to stay as they are."""
+        """Remember the storages of a save, except unchanged ones, which are likely to remain unchanged."""
         large: list[_Remembered] = []
         found_bytes = 0
         for index in fingerprints:

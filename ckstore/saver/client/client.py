@@ -1,7 +1,7 @@
-"""The trainer's side of background saves: takes snapshots and has them saved.
+"""The trainer's side of background saves: makes snapshots and sends them to the saver.
 
-Neither its callers nor the thread that watches the saver touch the filesystem of the store. The saves under way are in
-`saver/client/queue`, the process in `saver/client/keeper`.
+Neither its callers nor the thread that watches the saver access the filesystem of the store. `saver/client/queue` has
+the pending saves, and `saver/client/keeper` the process.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ if TYPE_CHECKING:
     from ckstore.tensors.device.device_copies import DeviceSource
 
     Tolerate = Callable[[CkstoreError, str, int | None], NotSaved | None]
-    """Returns what stands for the error of a save; None: it is to be raised."""
+    """Returns the value that replaces the error of a save, or None if the error must be raised."""
 
 _COMPILE_S = 60.0
-"""A kernel that was never compiled on this machine takes a second, or ten on a busy one; without it, torch does."""
+"""Compiling a kernel takes a second on an idle machine, or ten on a busy one.
+
+Without the kernel, torch does its work.
+"""
 
 
 class Client:
@@ -65,7 +68,7 @@ class Client:
         _clients.add(self)
 
     def _begin(self) -> None:
-        """Begin, or begin again, without a saver."""
+        """Start, or start again, without a saver."""
         # Not the queue's lock: a copy of gigabytes must not keep the saver's thread from answering.
         self._submitting = threading.RLock()
         self._queue = SaveQueue(self.on_ended)
@@ -82,7 +85,7 @@ class Client:
         unchanged: UnchangedNames | None = None,
         tolerate: Tolerate | None = None,
     ) -> PendingSave:
-        """Copy the state, but for what is unchanged as far as a checkpoint has it, and have it saved."""
+        """Copy the state, except unchanged data of an existing checkpoint, and queue the save."""
         with self._submitting:
             begun_at = time.monotonic()
             # First: the caller learns of a failed save before this one is copied, and the error is raised once.
@@ -97,7 +100,10 @@ class Client:
                 ahead.give_up()
 
     def call_failed(self, run: object) -> None:
-        """A call that should have saved to a run raised: what the next one names as unchanged is so since that call."""
+        """Record that a call to save to a run raised.
+
+        Data that the next call names as unchanged is so since that call.
+        """
         if isinstance(run, str):
             with self._queue.changed:
                 self._queue.bases.not_saved(run, set())
@@ -192,7 +198,7 @@ class Client:
         return captured
 
     def _send_when_copied(self, save: Save) -> None:
-        """Wait for the devices, then let the saver have the save, or end it with their error."""
+        """Wait for the devices, then send the save to the saver, or end it with their error."""
         copying, error = save.copying, None
         if copying is None:
             return
@@ -217,7 +223,7 @@ class Client:
             return Snapshot.size_for(places_of(capture(state).sources)[1])
 
     def prewarm(self, state: object | None, limits: SaverLimits) -> None:
-        """Start the saver, and make the memory for a snapshot of this state."""
+        """Start the saver, and allocate memory for a snapshot of this state."""
         with self._submitting:
             pool = self._queue.pool
             if state is not None:
@@ -236,7 +242,7 @@ class Client:
                 self._keeper.start_if_needed()
 
     def wait(self, timeout_s: float | None, run: str | None = None) -> bool:
-        """Wait for the saves under way, of one run or of all; False: they have not ended in time."""
+        """Wait for the pending saves of one run or of all. Return False if they did not end in time."""
         return self._queue.wait(timeout_s, run)
 
     def under_way(self) -> list[PendingSave]:
@@ -249,13 +255,13 @@ class Client:
         self._queue.raise_unread()
 
     def cancel_all(self) -> None:
-        """Give up what can still be given up."""
+        """Cancel all saves that can still be cancelled."""
         with self._queue.changed:
             for save in self._queue.saves:
                 save.pending.cancel()
 
     def close(self) -> None:
-        """Let the saver end when it has done what it has; the memory of snapshots is given back."""
+        """Close the socket, so that the saver finishes its orders and exits, and free the memory of snapshots."""
         for save in [*self._queue.saves]:
             self._send_when_copied(save)  # an order that comes behind `Close` would not be read
         with self._queue.changed:
@@ -263,7 +269,7 @@ class Client:
         self._queue.pool.close()
 
     def pid(self) -> int | None:
-        """Return the process of the saver, if there is one."""
+        """Return the process id of the saver, or None if there is no saver."""
         process = self._keeper.process
         return None if process is None else process.pid
 
@@ -272,7 +278,7 @@ class Client:
         return self._keeper.given_up
 
     def let_go_in_child(self) -> None:
-        """In a forked child: leave the saver and the memory of snapshots to the parent."""
+        """In a forked child, leave the saver and the memory of snapshots to the parent."""
         self._keeper.let_go_in_child()
         self._queue.let_go_in_child()
         self._begin()

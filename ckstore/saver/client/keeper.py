@@ -1,6 +1,7 @@
-"""Starts savers, sends them their orders, and watches them: one process at a time, and one thread that reads its words.
+"""Starts savers, sends them orders, and watches them: one process at a time, and one thread that reads its messages.
 
-A dead saver is replaced once for each save, a stuck one is killed and its save given up: docs/explanation/async.md.
+A dead saver is replaced once for each save. A stuck saver is killed, and its save is given up:
+docs/explanation/async.md.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _LOOK_S = 0.5
 # A saver that the kernel killed for memory would be killed again: its second death is the save's error.
 _TRIES = 2
 _MOST_GIVEN_UP = 4
-"""A process that a frozen disk holds keeps a snapshot until it ends, so there are only so many."""
+"""A process that a frozen disk holds keeps its snapshot until it ends, so their number is limited."""
 
 
 class SaverKeeper:
-    """The saver of one client. Its methods are called with the lock of the queue, but for those of its thread."""
+    """The saver of one client. Methods are called with the lock of the queue, except those of its thread."""
 
     def __init__(self, path: str, catalog_path: str | None, queue: SaveQueue) -> None:
         self.process: SaverProcess | None = None  # the saver that is there; None: none
@@ -37,7 +38,7 @@ class SaverKeeper:
         self._is_new = False
 
     def start_if_needed(self) -> None:
-        """Have a saver that takes orders."""
+        """Start a saver if none accepts orders."""
         while self._closing and self.process is not None:
             # With a deadline: a saver that a frozen disk holds never ends.
             if not self._queue.changed.wait(self._queue.limits.timeout_s):
@@ -47,7 +48,7 @@ class SaverKeeper:
             self._start()
 
     def send_waiting(self) -> None:
-        """Send orders in their order, as far as the socket takes them."""
+        """Send orders in sequence, as far as the socket accepts them."""
         for save in self._queue.saves:
             if save.copying is not None:  # it and those behind it are sent when a thread has seen its end
                 return
@@ -67,19 +68,19 @@ class SaverKeeper:
                     self.refuse(order.number)
 
     def refuse(self, number: int) -> None:
-        """Tell the saver that an order was given up; without the lock, since a signal handler may do so."""
+        """Report a cancelled order to the saver, without the lock, since a signal handler may call this."""
         # Where its socket takes no more it hears so when it asks.
         process = self.process
         if process is not None:
             process.send(Answer(number, allowed=False))
 
     def close(self) -> None:
-        """Let the saver end when it has done what it has."""
+        """Close the socket, so that the saver finishes its orders and exits."""
         if self.process is not None and not self._closing:
             self._closing = self.process.send(Close())
 
     def let_go_in_child(self) -> None:
-        """In a forked child: leave the saver to the parent."""
+        """In a forked child, leave the saver to the parent."""
         if self.process is not None:
             self.process.let_go()
 
@@ -98,7 +99,7 @@ class SaverKeeper:
         self._queue.say(logging.INFO, f"started the saver {process.pid} of {self._path}")
 
     def _watched(self) -> SaverProcess:
-        """Return a new saver, with a thread that reads what it says once the lock is free."""
+        """Return a new saver, with a thread that reads its messages once the lock is free."""
         process: SaverProcess | None = None
         try:
             process = SaverProcess()
@@ -121,7 +122,7 @@ class SaverKeeper:
             self._queue.log_said()
 
     def _follow_to_its_end(self, process: SaverProcess) -> None:
-        """Read what the saver says until it is gone."""
+        """Read the messages of the saver until it has ended."""
         try:
             if not self._follow(process):
                 return
@@ -139,7 +140,7 @@ class SaverKeeper:
                 self._replace(reason)
 
     def _follow(self, process: SaverProcess) -> bool:
-        """Read what the saver says; True when it is gone, False if it was given up."""
+        """Read the messages of the saver. Return True when it has ended, or False if it was given up."""
         stall = StallWatch(process.pid)
         queue, heard_count = self._queue, 0
         while True:
@@ -184,7 +185,7 @@ class SaverKeeper:
     # ---- a saver that is lost
 
     def _replace(self, reason: str) -> None:
-        """The saver has ended: give what it had not done to another one, once."""
+        """Handle the end of the saver: send its unfinished orders to another one, once."""
         was_closing = self._lose()
         self._queue.changed.notify_all()
         saves = self._queue.saves
@@ -202,7 +203,7 @@ class SaverKeeper:
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:
-        """The saver is stuck: kill it, and give up what it had begun; the saves behind that go to another."""
+        """Kill a stuck saver, and give up the save that it had begun. The saves after it get another saver."""
         # What was killed runs no instruction of its own any more, so it can neither ask nor begin another order.
         # Killed before anything else: from here it can ask for no permission, so the save cannot appear later.
         process.kill()
@@ -222,12 +223,12 @@ class SaverKeeper:
         self._queue.changed.notify_all()
 
     def _lose(self) -> bool:
-        """Have no saver; return whether the one that was there was closing."""
+        """Remove the saver. Return whether it was closing."""
         self.process, was_closing, self._closing = None, self._closing, False
         return was_closing
 
     def _go_on(self, *, was_closing: bool) -> None:
-        """Have another saver make the saves that are left, in their order."""
+        """Start another saver for the remaining saves, in their order."""
         for save in self._queue.saves:
             # Those behind it go on in their order; a permission that was given counts as perhaps used.
             save.again()

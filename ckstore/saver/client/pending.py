@@ -1,4 +1,4 @@
-"""A background save as its caller sees it."""
+"""A background save, as its caller uses it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ckstore.model.saver.status import SaveEvent
 
 
 class PendingSave:
-    """A save that goes on in the background; see `ckstore.Store.save_async`.
+    """A save that continues in the background; see `ckstore.Store.save_async`.
 
     Its methods may be called from any thread, also in a signal handler, except for those that wait.
 
     Attributes:
-        run: The run that is saved to.
-        step: The step that was asked for, or that the saver found; None: not known yet.
-        skipped: Whether nothing was saved since another save was still under way (``when_busy="skip"``).
+        run: The run of the save.
+        step: The step of the caller, or the one that the saver chose. None until it is known.
+        skipped: Whether nothing was saved because another save was pending (``when_busy="skip"``).
         total_bytes: Size of the state.
     """
 
@@ -56,36 +56,37 @@ class PendingSave:
 
     @property
     def state(self) -> str:
-        """How far it is.
+        """The state of the save.
 
-        ``queued``, then as the saver goes on ``staging``, ``hashing``, ``writing``, ``syncing``, ``committing``, ``just
-        committed`` (durable; tags, the catalog and retention follow), and at the end ``done``, ``failed`` or
-        ``skipped``. ``waiting``: a try failed, and it pauses before the next one.
+        First ``queued``, then ``staging``, ``hashing``, ``writing``, ``syncing``, ``committing`` and ``just committed``
+        (durable; tags, the catalog and retention follow), and finally ``done``, ``failed`` or ``skipped``. In the state
+        ``waiting`` a try has failed, and the saver pauses before the next one.
         """
         return self._state
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes that were dealt with, and of how many."""
+        """The number of processed bytes, and the total."""
         return self._done_bytes, self.total_bytes
 
     @property
     def events(self) -> tuple[SaveEvent, ...]:
-        """What it came to, with times, in order: ``copied``, ``staged``, the states, ``durable``."""
+        """The past events with their times, in order: ``copied``, ``staged``, the states, ``durable``."""
         return tuple(self._events)
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, with or without success."""
         return self._error is not None or self._state == "done"
 
     def wait_staged(self, timeout_s: float | None = None) -> bool:
-        """Wait until the saver has the snapshot: from then on the checkpoint is made although this process ends.
+        """Wait until the saver has the snapshot. From then on the save completes even if this process ends.
 
         Returns:
-            False: that is not so yet after `timeout_s`; None waits as long as the saver gets on.
+            False if the saver does not have it after `timeout_s`. If None, it waits as long as the saver makes
+                progress.
 
         Raises:
-            SaveFailed: The save has failed; see `result`.
+            SaveFailed: The save has failed. `result` raises the cause.
         """
         with self._changed:
             # Or ended: a save that failed before it was staged must not be waited for without end.
@@ -96,15 +97,16 @@ class PendingSave:
             return self._staged
 
     def result(self, timeout_s: float | None = None) -> CheckpointInfo:
-        """Wait for the end, and return what was saved; it is durable then.
+        """Wait for the end, and return the durable checkpoint.
 
         Args:
-            timeout_s: Wait no longer; None: as long as the saver gets on (see `stall_timeout_s` of `save_async`).
+            timeout_s: The maximum wait. If None, as long as the saver makes progress (see `stall_timeout_s` of
+                `save_async`).
 
         Raises:
-            TimeoutError: It has not ended by then.
-            SaveAbandoned: The saver was stuck, or the save was cancelled; it was not published and will not be.
-            UnknownOutcome: The saver was stuck in the middle of publishing it.
+            TimeoutError: It has not ended in time.
+            SaveAbandoned: The saver was stuck, or the save was cancelled. It was not published, and will not be.
+            UnknownOutcome: The saver became stuck while it published.
             NotUnchanged: A tensor that was named in ``unchanged=`` has changed.
             CkstoreError: As `Store.save` raises it.
         """
@@ -116,20 +118,20 @@ class PendingSave:
         return self._info
 
     def ended(self, timeout_s: float | None = None) -> CheckpointInfo | NotSaved:
-        """As `result`, but return `NotSaved` for a failure with which ``on_failure="warn"`` lets the program go on.
+        """Wait like `result`, but return `NotSaved` for a failure that ``on_failure="warn"`` tolerates.
 
         Raises:
             TimeoutError: It has not ended after `timeout_s`.
-            CkstoreError: As `result`, if it is not such a failure.
+            CkstoreError: As `result`, if the failure is not tolerated.
         """
         self.exception(timeout_s)
         return self.result() if self._not_saved is None else self._not_saved
 
     def exception(self, timeout_s: float | None = None) -> CkstoreError | None:
-        """Wait for the end, and return what `result` would raise; None if it was saved.
+        """Wait for the end, and return the error that `result` would raise, or None if it was saved.
 
         Raises:
-            TimeoutError: It has not ended by then.
+            TimeoutError: It has not ended in time.
         """
         with self._changed:
             if not self._changed.wait_for(self.done, timeout_s):
@@ -139,10 +141,10 @@ class PendingSave:
             return self._error
 
     def cancel(self) -> bool:
-        """Give it up, unless its publishing has begun; `result` raises `SaveAbandoned` then.
+        """Cancel the save, unless its publishing has begun. `result` then raises `SaveAbandoned`.
 
         Returns:
-            False: It is too late for that.
+            False if it is too late to cancel.
         """
         with self._changed:
             # After the yes the saver may be in the rename: a cancelled save that appears anyway is worse than none
@@ -160,11 +162,11 @@ class PendingSave:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was given up before its publishing began."""
+        """Whether it was cancelled before its publishing began."""
         return self._cancelled
 
     def note(self, name: str, done_bytes: int | None = None) -> None:
-        """It came to this state, or event."""
+        """Record a state or an event of the save."""
         with self._changed:
             if done_bytes is not None:
                 self._done_bytes = done_bytes
@@ -179,7 +181,7 @@ class PendingSave:
             self._changed.notify_all()
 
     def grant(self, step: int) -> bool:
-        """Whether it may be published at this step; it cannot be cancelled afterwards."""
+        """Whether it may be published at this step. It cannot be cancelled afterwards."""
         with self._changed:
             # Cancel and grant under one lock: exactly one of them wins.
             if self._cancelled:
@@ -190,12 +192,12 @@ class PendingSave:
             return True
 
     def revoke(self) -> None:
-        """The try that might be published has failed for good: it can be cancelled again, until the next one asks."""
+        """Allow cancelling again, until the next request to publish, since the permitted try has failed for good."""
         with self._changed:
             self._granted = False
 
     def finish(self, outcome: CheckpointInfo | CkstoreError) -> None:
-        """It has ended."""
+        """Record the end of the save with its result or error."""
         with self._changed:
             if self.done():
                 return

@@ -1,4 +1,4 @@
-"""The process of a saver: started without fork, watched by its socket, never waited for without a deadline."""
+"""The process of a saver: started without fork, watched by its socket, and never waited for without a deadline."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _DEATH_S = 1.0
 _LATE_S = 5.0
 
 _children: list[subprocess.Popen[bytes]] = []
-"""Those that were not seen to end yet. One that the kernel holds in a call on a frozen disk ends when that returns."""
+"""Children that have not ended. A child in a system call on a frozen disk ends when that call returns."""
 _children_mutex = threading.Lock()
 
 
 class SaverProcess:
-    """One saver, which lives until its socket is closed and its orders are done."""
+    """One saver, which lives until its socket is closed and its orders are finished."""
 
     def __init__(self) -> None:
         # Else ended savers stay as zombies until the trainer ends: nothing else waits for them.
@@ -56,7 +56,7 @@ class SaverProcess:
         self.pid = self._child.pid  # of the process
 
     def send(self, message: Message | bytes, descriptors: Sequence[int] = ()) -> bool:
-        """Send without waiting; False if it takes no more."""
+        """Send without waiting. Return False if the socket accepts no more."""
         # `receive` sees the end of a saver, also of one that could not be sent its orders and is killed: `why` says so.
         try:
             # Without waiting: the trainer must never stand still for a saver that does not read.
@@ -70,7 +70,10 @@ class SaverProcess:
             return True
 
     def receive(self, timeout_s: float) -> tuple[Message | None] | None:
-        """Return what it says; None: nothing in time; ``(None,)``: it is gone, or this side has let it go."""
+        """Return the next message.
+
+        Return None if none arrives in time, and ``(None,)`` if the saver has ended or was closed.
+        """
         try:
             got = wire.receive(self._sock, timeout_s)
         # ValueError: this side was closed by another thread, whose descriptor is -1 then.
@@ -85,18 +88,18 @@ class SaverProcess:
         return (message,)
 
     def kill(self) -> None:
-        """Kill it: also one that is stopped, and one that a frozen disk holds, as soon as that lets it go."""
+        """Kill the process, even if it is stopped. One that a frozen disk holds ends when the disk answers."""
         self._child.kill()
 
     def let_go(self) -> None:
-        """Close this side: it finishes what it has, and exits."""
+        """Close this side, so that the saver finishes its orders and exits."""
         self._sock.close()
         said, self._said = self._said, -1
         if said >= 0:
             os.close(said)
 
     def ended(self, timeout_s: float = _DEATH_S) -> bool:
-        """Whether it has ended, or does so within `timeout_s`."""
+        """Whether it has ended, or ends within `timeout_s`."""
         try:
             self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -125,19 +128,19 @@ class SaverProcess:
 
 
 def reap() -> int:
-    """Forget the children that have ended; return how many have not."""
+    """Forget the children that have ended; return the number of the others."""
     return len(children())
 
 
 def children() -> list[int]:
-    """Return which children have not ended, and forget the others."""
+    """Return the ids of children that have not ended, and forget the others."""
     with _children_mutex:
         _children[:] = [child for child in _children if child.poll() is None]
         return [child.pid for child in _children]
 
 
 def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start Python with ``entry.main(about)``, in a session of its own; `said` takes what it prints."""
+    """Start Python with ``entry.main(about)``, in a new session. `said` receives its output."""
     if not sys.executable:
         msg = "sys.executable is empty: there is no Python to start a saver with"
         raise SaveFailed(msg, hint="use save() in an embedded interpreter")
@@ -169,7 +172,10 @@ def _signal_name(number: int) -> str:
 
 
 def _forget_in_child() -> None:
-    """A forked child has no savers; waiting for its parent's would fail. A thread that it has not may hold the lock."""
+    """Forget all savers in a forked child, without the lock.
+
+    Waiting for the parent's savers would fail, and a thread that does not exist in the child may hold the lock.
+    """
     global _children_mutex  # noqa: PLW0603
     _children_mutex = threading.Lock()
     for child in _children:
@@ -182,7 +188,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class StallWatch:
-    """For how long a process has done nothing although there was something to do."""
+    """Measures how long a process has done nothing although it had work."""
 
     def __init__(self, pid: int) -> None:
         self._stat = Path(f"/proc/{pid}/stat")
@@ -190,7 +196,7 @@ class StallWatch:
         self._moved_at = self._looked_at = time.monotonic()
 
     def idle_s(self, said: object, *, is_busy: bool) -> float:
-        """Return for how many seconds neither what it said nor the time that it used has changed."""
+        """Return for how many seconds neither its messages nor its processor time have changed."""
         now = time.monotonic()
         seen = (said, self._ticks())
         # This process itself may have been stopped for a while, in which its saver could say nothing that it heard.
@@ -201,7 +207,7 @@ class StallWatch:
         return now - self._moved_at
 
     def _ticks(self) -> tuple[bytes, ...]:
-        """Return the processor time of the process; nothing where the system does not tell."""
+        """Return the processor time of the process, or nothing if the system does not report it."""
         try:
             # From the last parenthesis: a process may be named "a) b".
             fields = self._stat.read_bytes().rpartition(b")")[2].split()

@@ -1,4 +1,4 @@
-"""The saves under way, in their order: room for another, and what becomes of each."""
+"""The pending saves in their order, with their limits and results."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Parents:
-    """The entries of `ProcessCache.last_parents` that a saver has after the saves that it was sent.
+    """The entries of `ProcessCache.last_parents` that a saver knows after the orders that it received.
 
-    Each order carries what is new since the order before it. A saver that takes the place of another has not heard
-    those orders, so its first one also carries what was settled by the saves that have ended.
+    Each order carries the entries that changed since the previous order. A replacement saver has not received those
+    orders, so its first order also carries the results of the saves that have ended.
     """
 
     def __init__(self) -> None:
@@ -33,28 +33,28 @@ class Parents:
         self._settled: dict[str, Parent] = {}
 
     def news(self, last_parents: Mapping[str, Parent]) -> dict[str, Parent]:
-        """Return what the next order is to say."""
+        """Return the entries for the next order."""
         return {run: parent for run, parent in tuple(last_parents.items()) if self._told.get(run) != parent}
 
     def ordered(self, news: Mapping[str, Parent]) -> None:
-        """An order says this."""
+        """Record the entries of an order."""
         self._told.update(news)
 
     def ended(self, news: Mapping[str, Parent], saved: CheckpointInfo | None) -> None:
-        """A save has ended, whose order said this; None: it failed."""
+        """Record the end of a save whose order had these entries. A failed save has no `saved`."""
         # Also of a failed save: the saver had heard of these parents, whatever became of the checkpoint.
         self._settled.update(news)
         if saved is not None:
             self._settled[saved.run] = self._told[saved.run] = after_save(self._told.get(saved.run), saved)
 
     def for_new_saver(self, news: Mapping[str, Parent]) -> dict[str, Parent]:
-        """Return what the first order to a new saver is to say, of which the order itself says `news`."""
+        """Return the entries for the first order to a new saver. The order itself has `news`."""
         return {**self._settled, **news}
 
 
 @dataclass(frozen=True, slots=True)
 class SaverLimits:
-    """How many background saves there may be at a time, and for how long anything is waited for."""
+    """The maximum number of background saves at a time, and the limits for waiting."""
 
     max_in_flight: int = 1  # so many snapshots there are at a time
     when_busy: str = "wait"  # ``wait``, ``skip`` or ``error``: what to do when there are so many
@@ -65,7 +65,7 @@ class SaverLimits:
     after: object = None
 
     def check(self) -> None:
-        """Raise if something cannot be meant."""
+        """Raise an error if a limit is not valid."""
         if self.max_in_flight < 1:
             raise BadInput(f"max_in_flight must be at least 1, got {self.max_in_flight}")
         if self.when_busy not in ("wait", "skip", "error"):
@@ -96,7 +96,10 @@ class SaveQueue:
         self._logged: set[str] = set()
 
     def make_way(self, limits: SaverLimits) -> bool:
-        """Wait until there may be one more snapshot; False: this save is to be skipped. `InUse`: it took too long."""
+        """Wait until one more snapshot is allowed.
+
+        Return False to skip this save; `InUse` means that it took too long.
+        """
 
         def is_free() -> bool:
             return len(self.saves) < limits.max_in_flight
@@ -118,7 +121,7 @@ class SaveQueue:
             raise InUse(msg, hint="save less often, or give a longer timeout_s or a larger max_in_flight")
 
     def wait(self, timeout_s: float | None, run: str | None) -> bool:
-        """Wait for the saves of one run or of all; False: they have not ended in time."""
+        """Wait for the saves of one run or of all. Return False if they did not end in time."""
         with self.changed:
             return self.changed.wait_for(
                 lambda: not any(run in (None, save.order.run) for save in self.saves), timeout_s
@@ -137,20 +140,23 @@ class SaveQueue:
                     raise error
 
     def add(self, save: Save) -> None:
-        """Put it behind the others; with the lock."""
+        """Add a save behind the others. The caller has the lock."""
         # Only once it is certain to be sent: else a save that was never ordered would hide a parent from the next.
         self.parents.ordered(save.order.last_parents)
         self.bases.ordered(save.order)
         self.saves.append(save)
 
     def give_back(self, snapshot: Snapshot, limits: SaverLimits) -> None:
-        """Keep a snapshot for the next, unless a save has it, as when Ctrl-C came right after `add`."""
+        """Keep a snapshot for the next save, unless a save has it, as when Ctrl-C came right after `add`."""
         with self.changed:
             if all(save.snapshot is not snapshot for save in self.saves):
                 self.pool.give(snapshot, limits.max_in_flight)
 
     def end(self, save: Save, outcome: CheckpointInfo | CkstoreError, *, keep: bool = True) -> None:
-        """It has ended; with the lock. `keep`: its snapshot may serve the next, as no saver can look at it."""
+        """Record the end of a save. The caller has the lock.
+
+        With `keep` its snapshot may be reused, since no saver can read it.
+        """
         # First: threads that wait for room, or for its end, look at this list.
         self.saves.remove(save)
         if keep:
@@ -173,18 +179,18 @@ class SaveQueue:
         self.changed.notify_all()
 
     def say(self, level: int, text: str) -> None:
-        """Have something logged by the thread of the saver, when it has the lock no more: a handler may take long."""
+        """Queue a log message. The thread of the saver logs it without the lock, since a handler may take long."""
         self._said.append((level, text))
 
     def log_said(self) -> None:
-        """Log what was said, and what saves said besides; without the lock, perhaps in two threads at once."""
+        """Log the queued messages and those of saves, without the lock, perhaps in two threads at once."""
         while (said := _next(self._said)) is not None:
             log(*said, name="ckstore.saver")
         while (info := _next(self._saved)) is not None:
             log_notes(info.name, info.warnings, self._logged)
 
     def let_go_in_child(self) -> None:
-        """In a forked child, where the lock may be held by a thread that is not there: let go what is the parent's."""
+        """Release everything of the parent in a forked child, where a missing thread may hold the lock."""
         # That thread keeps this queue, so the memory of the snapshots would stay mapped with what is left in it.
         self.pool.let_go()
         for save in self.saves:

@@ -1,4 +1,4 @@
-"""A save under way, and what becomes of it when its saver has died or is stuck."""
+"""A pending save, and its result if its saver has died or is stuck."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; t
 
 @dataclass(slots=True)
 class Save:
-    """A save under way. A saver begins one when those before it have ended, so only the first has been begun."""
+    """A pending save. A saver begins one when those before it have ended, so only the first has begun."""
 
     order: Order  # what the saver is asked for
     snapshot: Snapshot  # where the bytes are
@@ -45,13 +45,13 @@ class Save:
     fingerprints: Fingerprints = field(default_factory=dict)  # of its storages on devices, as they were copied
 
     def again(self) -> None:
-        """Another saver is to make it."""
+        """Prepare the save for another saver."""
         # Kept over all tries: a rename that was allowed once may have been done, whatever later savers say.
         self.maybe_published |= self.granted
         self.sent = self.granted = False
 
     def saved(self, info: CheckpointInfo) -> CheckpointInfo:
-        """Return what the saver says, with what it cannot know: the seconds of the trainer."""
+        """Return the saver's result with the times that only the trainer knows."""
         if info.counters is None:
             return info
         queued_s = max(0.0, self.taken_at - self.asked_at)
@@ -59,7 +59,7 @@ class Save:
 
 
 def failed(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
-    """Return what becomes of a save whose last saver has died."""
+    """Return the result of a save whose last saver has died."""
     if save.committed is not None:
         return with_warning(save.committed, reason)
     # Not "failed": the checkpoint may be there, and a caller that saves again must know it.
@@ -70,7 +70,7 @@ def failed(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
 
 
 def given_up(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
-    """Return what becomes of a save whose saver is stuck."""
+    """Return the result of a save whose saver is stuck."""
     pending = save.pending
     if save.committed is not None:
         return with_warning(save.committed, reason)
@@ -81,7 +81,7 @@ def given_up(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
 
 
 def refused(save: Save, error: CkstoreError) -> CheckpointInfo | CkstoreError:
-    """Return what becomes of a save with which a saver could not go on."""
+    """Return the result of a save that a saver could not continue."""
     if save.committed is not None:
         return with_warning(save.committed, error.message)
     # If the step, or the run, is taken by something else, the saver before this one has not published there.
@@ -99,13 +99,13 @@ def _unknown(save: Save, reason: str) -> UnknownOutcome:
 
 
 def with_warning(info: CheckpointInfo, reason: str) -> CheckpointInfo:
-    """Return what was saved, with what is left undone."""
+    """Return the checkpoint with a warning about unfinished steps."""
     note = f"{info.name} is saved, but its tags and retention may be left undone: {reason}"
     return replace(info, catalogued=False, warnings=(*info.warnings, note))
 
 
 def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointInfo | CkstoreError | None:
-    """Note what was said, and answer; return what became of the save once it has ended."""
+    """Record a message and answer it. Return the result of the save once it has ended."""
     if isinstance(message, Taken):
         save.taken_at = save.taken_at or time.monotonic()
         save.pending.note("staged")

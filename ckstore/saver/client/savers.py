@@ -1,6 +1,6 @@
-"""The savers of a store, found through /proc: by the page of memory that each of them has open.
+"""The savers of a store, found through /proc by the memory page that each of them has open.
 
-What another user's process says there is only believed as far as it has the form of a status.
+Pages of other users' processes are only accepted if they have the form of a status.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CMDLINE_BYTES = 256 * 1024
 
 
 def savers_seen(store: str) -> tuple[SaverStatus, ...]:
-    """As `savers_of`; none where the processes of this host cannot be listed."""
+    """Return the result of `savers_of`, or nothing if the processes of this host cannot be listed."""
     try:
         return savers_of(store)
     except CkstoreError:
@@ -32,7 +32,7 @@ def savers_seen(store: str) -> tuple[SaverStatus, ...]:
 
 
 def savers_of(store: str) -> tuple[SaverStatus, ...]:
-    """Return the savers of the store at this path that this user may look at, by process."""
+    """Return the savers of the store at this path that this user may read, by process."""
     try:
         processes = [folder for folder in _PROC.iterdir() if folder.name.isdigit()]
     except OSError as error:
@@ -49,7 +49,7 @@ def _is_saver(folder: Path) -> bool:
 
 
 def started_at(pid: int) -> int:
-    """Return when a process began, in ticks since the host did; 0: it is gone."""
+    """Return when a process began, in ticks since the host started, or 0 if it has ended."""
     try:
         # From the last parenthesis, as the name of a program may have some: field 22 of proc(5) is the 20th from there.
         return int((_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
@@ -58,7 +58,7 @@ def started_at(pid: int) -> int:
 
 
 def status_at(pid: int) -> SaverStatus | None:
-    """Return what a process that this one started says of itself; None: it is gone, or has not begun."""
+    """Return the status page of a process that this one started. Return None if it has ended or not yet begun."""
     return _status(_PROC / str(pid))
 
 

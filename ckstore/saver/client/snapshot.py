@@ -1,6 +1,7 @@
-"""The snapshot: memory of its own that a state is copied into once, and that another process can be given.
+"""The snapshot: memory to which a state is copied once, and which can be passed to another process.
 
-It is kept for the next save, so that its pages need not be made again. Why a memfd: docs/explanation/async.md.
+It is kept for the next save, so that its pages need not be allocated again. docs/explanation/async.md gives the reasons
+for a memfd.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from ckstore.tensors.device.pinned import Pinned
 
 _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
-"""Of a file in memory the last is the limit of sizes (ulimit -f)."""
+"""For a file in memory, the last one is the limit of file sizes (ulimit -f)."""
 _SPARE_BYTES = 64 * 2**20
-"""Room that has to stay beside a snapshot: a saver takes some 40 MiB, and the training goes on meanwhile."""
+"""Memory that must stay free besides a snapshot: a saver needs about 40 MiB, and the training continues meanwhile."""
 # The saver hashes from here: a cache line, and every dtype is aligned.
 _ALIGNMENT = 64
 # Large enough that the two threads seldom meet at the lock, small enough that both end at about the same time.
@@ -40,7 +41,7 @@ _THREADS = 2
 
 
 def aligned(nbytes: int) -> int:
-    """Return how many bytes of a snapshot `nbytes` take, wherever in it they come, with what their beginning needs."""
+    """Return the bytes of a snapshot that `nbytes` take at any place in it, including alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT + _grain(nbytes) - _ALIGNMENT
 
 
@@ -52,7 +53,7 @@ def _grain(nbytes: int) -> int:
 def places_of(
     sources: Sequence[ByteSource], kept: Iterable[int] = (), first: Iterable[int] = ()
 ) -> tuple[tuple[SnapshotSpan, ...], int]:
-    """Return where the bytes of each source go in a snapshot, but for those that are `kept`, and how large it is."""
+    """Return the place of each source in a snapshot, except those in `kept`, and the size of the snapshot."""
     # Those that are `first` lie at its beginning, in that order.
     offsets = dict.fromkeys(kept, -1)
     end = 0
@@ -74,7 +75,7 @@ def places_of(
 
 
 class Snapshot:
-    """Shared memory for one state. Its pages are there before anything is copied into it, huge ones if possible.
+    """Shared memory for one state, with pages allocated before the copy, huge ones if possible.
 
     A copy to huge pages takes seven tenths of the time of one to pages of 4 KiB (docs/adr/0014-saver.md).
     """
@@ -111,7 +112,7 @@ class Snapshot:
         return InsufficientSpace(msg, hint="use save(), which needs none, or a smaller max_in_flight")
 
     def _give_up(self) -> None:
-        """Give the memory back now: the frames of the error that is to be raised keep it mapped while that lives."""
+        """Free the memory. Otherwise the frames of the raised error would keep it mapped as long as the error lives."""
         # A write to a page that was given back is a SIGBUS. So where Ctrl-C came while a thread was waited for, and it
         # may still write, the memory goes with the error.
         if not self._is_written:
@@ -121,11 +122,11 @@ class Snapshot:
 
     @staticmethod
     def size_for(nbytes: int) -> int:
-        """Return how much memory a snapshot of so many bytes takes."""
+        """Return the memory that a snapshot of this size takes."""
         return max(HUGE_BYTES, -(-nbytes // HUGE_BYTES) * HUGE_BYTES)
 
     def _gather(self) -> None:
-        """Make huge pages, as far as the kernel has them: until it says no for the first time."""
+        """Allocate huge pages until the kernel refuses for the first time."""
         can = True
 
         def gather(at: int) -> None:
@@ -148,7 +149,7 @@ class Snapshot:
         self._make([lambda at=at: clear(at) for at in range(0, self.nbytes, _PART_BYTES)])  # type: ignore[misc]
 
     def _make(self, work: list[Callable[[], None]]) -> None:
-        """Do work that writes to the memory; note whether a thread may still do so."""
+        """Run work that writes to the memory; record whether a thread may still do so."""
         self._is_written = True
         errors = _in_parallel(work)
         self._is_written = False
@@ -165,9 +166,9 @@ class Snapshot:
     ) -> Copying | None:
         """Copy every source that has a place to it, with two threads.
 
-        What lies on devices is being copied when this returns: it gives what is to be waited for. With `behind_current`
-        that follows what the current streams were given, and what they are given next follows it. With `more` what was
-        begun before goes on, and is waited for as well.
+        Copies from devices are still running when this returns. The result is an object to wait for. With
+        `behind_current` these copies run after the queued work of the current streams, and later work of these streams
+        runs after them. With `more` copies that began earlier continue, and are also waited for.
 
         Raises:
             StateChanged: The memory of a tensor was freed meanwhile.
@@ -195,7 +196,7 @@ class Snapshot:
         return self._copying
 
     def pin(self) -> Pinned:
-        """Pin it, once: devices copy by themselves then, and it takes as long as several copies."""
+        """Pin the memory, once, so that devices copy by themselves. Pinning takes as long as several copies."""
         if self._pinned is None:
             from ckstore.tensors.device.pinned import Pinned
 
@@ -203,14 +204,14 @@ class Snapshot:
         return self._pinned
 
     def _settle(self) -> None:
-        """Wait for copies of devices that an error, or a saver's end, left under way: they write to this memory."""
+        """Wait for copies of devices that an error, or a saver's end, left running. They write to this memory."""
         copying, self._copying = self._copying, None
         if copying is not None:
             with suppress(RuntimeError):  # of the device: then they are over as well
                 copying.wait()
 
     def close(self) -> None:
-        """Give the memory back; a saver that has it keeps it."""
+        """Free the memory in this process. A saver that has it keeps it."""
         if self.fd >= 0:
             # Taken out first: closed twice, the number may be that of a file that another thread has just opened.
             fd, self.fd = self.fd, -1
@@ -222,21 +223,21 @@ class Snapshot:
             self._memory.release()
 
     def let_go(self) -> None:
-        """Close the descriptor; the memory goes with the last that looks at it, as a thread that a fork left behind."""
+        """Close the descriptor. The memory is freed with its last user, such as a thread that a fork left behind."""
         if self.fd >= 0:
             fd, self.fd = self.fd, -1
             os.close(fd)
 
 
 class SnapshotPool:
-    """Snapshots that are kept for the next save, so that their pages need not be made again."""
+    """Snapshots that are kept for the next save, so that their pages need not be allocated again."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._free: list[Snapshot] = []
 
     def take(self, nbytes: int) -> Snapshot:
-        """Return the smallest that has so many bytes, or a new one, for which those that are too small go first."""
+        """Return the smallest snapshot of at least `nbytes`, or a new one, after freeing those that are too small."""
         if (free := self.take_free(nbytes)) is not None:
             return free
         # Those that are too small go before the new one is made, or the host needs both at once.
@@ -244,7 +245,7 @@ class SnapshotPool:
         return Snapshot(nbytes)
 
     def take_free(self, nbytes: int) -> Snapshot | None:
-        """Return one as `take`, if it need not be made."""
+        """Return a snapshot like `take`, if it need not be allocated."""
         with self._mutex:
             fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
             if not fitting:
@@ -255,7 +256,7 @@ class SnapshotPool:
             return best
 
     def drop_above(self, nbytes: int) -> None:
-        """Give the memory of those back that are larger."""
+        """Free the snapshots that are larger than `nbytes`."""
         with self._mutex:
             large = [snapshot for snapshot in self._free if snapshot.nbytes > nbytes]
             self._free = [snapshot for snapshot in self._free if snapshot.nbytes <= nbytes]
@@ -264,7 +265,7 @@ class SnapshotPool:
             one.close()
 
     def give(self, snapshot: Snapshot, most: int) -> None:
-        """Keep a snapshot; of those that were kept before, so many that there are at most `most`."""
+        """Keep a snapshot; free older ones so that at most `most` are kept."""
         with self._mutex:
             self._free.append(snapshot)
             # The newest stay: their size is that of the last state.
@@ -274,14 +275,14 @@ class SnapshotPool:
             one.close()
 
     def close(self) -> None:
-        """Give the memory of all of them back."""
+        """Free the memory of all snapshots."""
         with self._mutex:
             free, self._free = self._free, []
         for snapshot in free:
             snapshot.close()
 
     def let_go(self) -> None:
-        """In a forked child, where the lock may be held by a thread that is not there: close the descriptors."""
+        """In a forked child, close the descriptors without the lock, which a missing thread may hold."""
         for snapshot in self._free:
             snapshot.let_go()
 
@@ -289,7 +290,7 @@ class SnapshotPool:
 def _copies(
     pairs: Iterable[tuple[ByteSource | RangeSource, SnapshotSpan]], whole: memoryview
 ) -> list[Callable[[], None]]:
-    """Return work of about equal size: parts of large sources, and many small ones together."""
+    """Return work items of about equal size: parts of large sources, and groups of small ones."""
     work: list[Callable[[], None]] = []
     few: list[tuple[ByteSource | RangeSource, SnapshotSpan]] = []
     few_bytes = 0
@@ -319,7 +320,7 @@ def _copies(
 
 
 def _in_parallel(work: list[Callable[[], None]]) -> list[BaseException]:
-    """Do all of it in this thread, and another if there can be one; return the errors when both are done."""
+    """Run all work in this thread and, if possible, another; return the errors when both are done."""
     waiting = iter(work)
     mutex = threading.Lock()
     errors: list[BaseException] = []

@@ -1,8 +1,8 @@
-"""What a background save need not copy: what its caller says is unchanged, and the checkpoint before it has.
+"""Data that a background save does not copy: its caller names it as unchanged, and the previous checkpoint has it.
 
-A storage is kept, so not copied, if all tensors in it are said to be unchanged, and the save before this one of the run
-has them with the same names, dtypes and shapes. That save must have ended well: what became of it is known then. Of
-what is kept each save copies a share, so that the saver compares its digests: see `IN_SAVES`.
+A storage is kept, so not copied, if all tensors in it are named as unchanged, and the previous save of the run has them
+with the same names, dtypes and shapes. That save must have succeeded, and its result must be known. Each save copies a
+share of the kept data, so that the saver compares its digests: see `IN_SAVES`.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ckstore.model.training_identity import LOST, Parent
 from ckstore.saver.client.snapshot import aligned, places_of
 
 Fingerprints = Mapping[int, bytes]
-"""Storage of a state -> what tells on its device whether it changed (`tensors/device/fingerprint`)."""
+"""Storage of a state -> its fingerprint, which shows changes on its device (`tensors/device/fingerprint`)."""
 NO_FINGERPRINTS: Fingerprints = MappingProxyType({})
 _SEEN_SHARE = 0.005
-"""As a save reads of its hits (docs/adr/0010): of what fingerprints alone say."""
+"""The share of data kept only by fingerprints that is compared, the same as a save rereads (docs/adr/0010)."""
 IN_SAVES = 32
-"""Within so many saves each chunk of what is kept is compared once."""
+"""Within this number of saves each chunk of kept data is compared once."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnchangedNames:
-    """What the caller says."""
+    """The data that the caller names as unchanged."""
 
     # Whether the value with a name is unchanged since the save before; None: nothing is said of any.
     selects: Callable[[str], bool] | None
     chunk_bytes: int  # size of the chunks of the store
 
     def names_in(self, captured: Captured) -> set[str]:
-        """Return what it names of a state."""
+        """Return the names of a state that it selects."""
         if self.selects is None:
             return set()
         names = {leaf.name for leaf in captured.leaves if self.selects(leaf.name)}
@@ -53,7 +53,7 @@ class UnchangedNames:
 
 @dataclass(slots=True)
 class Base:
-    """A checkpoint that unchanged tensors can be taken from."""
+    """A checkpoint from which unchanged tensors can be reused."""
 
     # Which checkpoint.
     step: int
@@ -66,7 +66,7 @@ class Base:
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those that have no name."""
+        """Return the storages that need not be copied, as `ReusedStorage.storages`, and those without a name."""
         # `names`, the caller's word, and equal fingerprints of what is on devices are evidence of the same.
         members: dict[int, list[LeafRecord]] = defaultdict(list)
         for leaf in captured.leaves:
@@ -89,7 +89,7 @@ class Base:
         return found, unnamed
 
     def _storage_of(self, leaves: list[LeafRecord]) -> int | None:
-        """Return the one storage that has all these leaves in the same form; else None."""
+        """Return the one storage that has all these leaves in the same form, otherwise None."""
         storages = set()
         for leaf in leaves:
             old_leaf = self.leaves.get(leaf.name)
@@ -101,7 +101,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """Where a state goes in a snapshot."""
+    """The places of a state in a snapshot."""
 
     places: tuple[SnapshotSpan, ...]  # of each of its storages
     kept: ReusedStorage | None  # the storage of an earlier checkpoint that is used again, if any
@@ -113,10 +113,11 @@ class SnapshotPlan:
 
 @dataclass(slots=True)
 class UnchangedBases:
-    """For each run the checkpoint that the next save can take unchanged tensors from. Called with the queue's lock.
+    """For each run, the checkpoint from which the next save can reuse data. Called with the queue's lock.
 
-    A call says what is unchanged since the call before it. If that saved nothing, as one that is skipped, what both
-    name is unchanged since the one before: `_since` has that for a row of such calls.
+    A call names data that is unchanged since the previous call. If that call saved nothing, for example because it was
+    skipped, only data named by both calls is unchanged since the one before. `_since` records it for a sequence of such
+    calls.
     """
 
     _bases: dict[str, Base] = field(default_factory=dict)
@@ -126,19 +127,19 @@ class UnchangedBases:
     _credit_bytes: dict[str, float] = field(default_factory=dict)
 
     def ordered(self, order: Order) -> None:
-        """A save was asked for: until it has ended well there is nothing that "unchanged" could mean."""
+        """Record that a save was ordered. Until it has succeeded, "unchanged" refers to nothing."""
         self._asked[order.run] = order.number
         # Until its outcome is known "unchanged since the save before" has no checkpoint to refer to.
         self._bases.pop(order.run, None)
         self._since.pop(order.run, None)
 
     def not_saved(self, run: str, names: set[str]) -> None:
-        """A call, which named this as unchanged, saved nothing."""
+        """Record that a call which named this data as unchanged saved nothing."""
         # Over a row of skipped calls only what all of them name has certainly not changed.
         self._since[run] = names & self._since.get(run, names)
 
     def ended(self, order: Order, saved: CheckpointInfo, fingerprints: Fingerprints = NO_FINGERPRINTS) -> None:
-        """A save has ended well. One with ``keep`` may have found other bytes at its step, and left them."""
+        """Record that a save has succeeded. With ``keep`` it may have kept an existing checkpoint with other bytes."""
         kept = {} if order.kept is None else order.kept.storages
         compared = self._compared.setdefault(order.run, {})
         for sample in () if order.kept is None else order.kept.samples:
@@ -165,10 +166,10 @@ class UnchangedBases:
         fingerprints: Fingerprints = NO_FINGERPRINTS,
         first: Sequence[int] = (),
     ) -> SnapshotPlan:
-        """Say where a state goes, by the caller's word of what is unchanged, and which `names` of the state that means.
+        """Return the places of a state; `unchanged` is the caller's claim, and `names` are the names that it selects.
 
-        If a run was last saved to, or loaded from, by another call than its base, as `last_parents` says, the caller
-        means another checkpoint. `first` are storages that are copied whatever is kept, and to where.
+        If another call saved to the run or loaded from it after the base, as `last_parents` shows, the caller means
+        another checkpoint. `first` has storages that are copied in any case, with their places.
         """
         base = self._bases.get(order.run)
         if (
@@ -197,7 +198,7 @@ class UnchangedBases:
     def _due(
         self, captured: Captured, run: str, storages: Iterable[int], unnamed: set[int], chunk_bytes: int
     ) -> list[tuple[int, int, int]]:
-        """Return the chunks that are to be compared, those that were compared longest ago: storage, start, size."""
+        """Return the chunks to compare, those compared longest ago first: storage, start, size."""
         compared = self._compared.get(run, {})
         chunks = [
             (storage, start, min(chunk_bytes, captured.sources[storage].nbytes - start))

@@ -1,1 +1,1 @@
-"""In the saver: takes orders one after another and saves what lies in shared memory. It never imports torch."""
+"""The saver's side: carries out orders one after another, and saves states in shared memory. It never imports torch."""

@@ -1,6 +1,6 @@
-"""The process that compacts by itself: what is old enough, at its share, until nothing is left.
+"""The process that compacts old checkpoints automatically, at its share of the processor, until none is left.
 
-Started by a save, as the process that mirrors is. What fails is tried again after a later save.
+A save starts it, like the process that mirrors. A failed compaction is tried again after a later save.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckstore.saver.server.status_page import StatusPage
 
 
 def main(about: str) -> None:
-    """Compact what is old enough in the store that `about` names."""
+    """Compact old checkpoints in the store that `about` names."""
     context = begin(about)
     with StatusPage(str(context.layout.path)) as page:
         lock = lock_compaction(context)
@@ -31,7 +31,7 @@ def main(about: str) -> None:
 
 
 def compact_all(context: Context) -> None:
-    """Compact until nothing more is old enough, or the settings do not say so any more."""
+    """Compact until no checkpoint is old enough, or the settings no longer request it."""
     while (rule := rule_of(context.layout)) is not None:
         # What became old enough meanwhile has its turn, too: a long compaction outlasts many saves.
         if not compact_due(context, rule).compacted:

@@ -1,4 +1,4 @@
-"""What SIGTERM does to a process that works beside a training: it finishes what it has in hand, for a limited time."""
+"""Handles SIGTERM in a process that works during a training: it finishes its current work, within a time limit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _LAST_S = 20.0
 
 
 class Ended(SystemExit):
-    """SIGTERM came while there was nothing in hand, or the time for that is over."""
+    """Raised if SIGTERM came while the process had no work, or the time limit is over."""
 
 
 class Ending:
     """Whether this process was asked to end.
 
     Attributes:
-        is_asked: SIGTERM came. Nothing new is waited for; `Ended` is raised when the time is over.
+        is_asked: Whether SIGTERM came. The process then waits for no new work, and `Ended` is raised after the time
+            limit.
     """
 
     def __init__(self, last_s: float = _LAST_S) -> None:
@@ -43,10 +44,10 @@ class Ending:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Wait in this block: SIGTERM ends it at once, also one that came before.
+        """Wait in this block, which SIGTERM ends immediately, even if it came before.
 
         Raises:
-            Ended: It came.
+            Ended: SIGTERM came.
         """
         self._is_waiting = True
         try:

@@ -1,6 +1,6 @@
-"""The process of the saver: one order after another, until the trainer closes its side or is gone.
+"""The process of the saver: carries out one order after another, until the trainer closes its side or ends.
 
-An end of file is the trainer's death, or its end: orders that lie in the socket by then are carried out anyway.
+An end of file means that the trainer has ended. Orders that are already in the socket are carried out anyway.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ckstore.saver.server.status_page import Inbox, Reporter
 
 
 def main(fd: int | str) -> None:
-    """Serve the trainer at the other end of a socket; return when nothing is left to do."""
+    """Serve the trainer at the other end of a socket; return when no work is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer, and thereby this process
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(fd)) as sock, Inbox(sock) as inbox:
@@ -48,7 +48,7 @@ def main(fd: int | str) -> None:
 
 
 def serve(inbox: Inbox, opening: Open, reporter: Reporter) -> None:
-    """Open the store and carry out what is asked for."""
+    """Open the store and carry out the orders."""
     with suppress(OSError):  # forbidden in a sandbox: the save is the same, the trainer's step a little slower
         # The threads of a save wake up after each fsync, and would each time take the core from a step of training.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -99,7 +99,7 @@ def _evict(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
 
 
 def _serve_one(context: Context, order: Order, descriptors: list[int], reporter: Reporter) -> bool:
-    """Carry out one order; False if the store must be opened again before the next."""
+    """Carry out one order. Return False if the store must be opened again before the next."""
     try:
         reporter.begin(order)
         reporter.say(Taken(order.number))
@@ -128,7 +128,7 @@ def _as_error(error: OSError | MemoryError, act_name: str) -> CkstoreError:
 
 
 def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
-    """Save what lies in the snapshot."""
+    """Save the state in the snapshot."""
     # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
     context.known.last_parents.update(order.last_parents)
     about, parent = order.about, named_parent(context, order.parent or order.about.parent, must_be=bool(order.parent))
@@ -158,7 +158,7 @@ def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
 
 
 def _sources(context: Context, order: Order, snapshot: int) -> tuple[ByteSource, ...]:
-    """Return where the bytes of each storage are: in the snapshot, or in an earlier checkpoint."""
+    """Return the source of the bytes of each storage: the snapshot, or an earlier checkpoint."""
     kept = order.kept
     samples = () if kept is None else kept.samples
     ends = [place.offset + place.nbytes for place in order.places if place.offset >= 0]

@@ -1,7 +1,7 @@
-"""The process that mirrors: pushes what the mirror lacks, and ends some time after nothing is left.
+"""The process that mirrors: pushes checkpoints that the mirror lacks, and ends some time after the last one.
 
-It is as detached as a saver, and outlives the training. Whatever fails is tried again, for a day after the last
-success. SIGTERM lets it push what is left for some seconds, and ends it.
+It is as detached as a saver, and outlives the training. It retries failed pushes for a day after the last success.
+After SIGTERM it pushes for some more seconds, and then ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 
 
 def main(about: str) -> None:
-    """Mirror the store that `about` names, until nothing is left to do."""
+    """Mirror the store that `about` names, until no work is left."""
     ending = Ending()
     context = begin(about, ending)
     with StatusPage(str(context.layout.path)) as page:
@@ -47,7 +47,7 @@ def main(about: str) -> None:
 
 
 def begin(about: str, ending: Ending | None = None) -> Context:
-    """Become a process that works beside a training and outlives it; open the store that `about` names."""
+    """Detach this process so that it outlives the training; open the store that `about` names."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer
         signal.signal(number, signal.SIG_IGN)
     if ending is not None:
@@ -71,9 +71,9 @@ def serve(
     patience_s: float = _PATIENCE_S,
     ending: Ending | None = None,
 ) -> None:
-    """Push until nothing is left for a while, the store has no mirror any more, or another process goes on.
+    """Push until the mirror is complete for a while, the store has no mirror, or another process takes over.
 
-    It also ends when nothing could be pushed for `patience_s`, and when it is asked to.
+    It also ends if no push succeeded for `patience_s`, and when it is asked to.
     """
     ending = ending or Ending()
     pause_s = _FIRST_PAUSE_S
@@ -109,10 +109,12 @@ def serve(
 def _push_all(
     context: Context, mirror: Mirror, page: StatusPage, ending: Ending, *, linger_s: float, patience_s: float
 ) -> tuple[bool, bool]:
-    """Push until nothing was left for `linger_s`, or the mirror refuses; return whether any was pushed, and if so.
+    """Push until nothing is missing for `linger_s`, or the mirror refuses.
 
-    What fails for itself, such as a checkpoint that is damaged locally, stops neither the others nor the policies. It
-    is tried again ever more rarely, for `patience_s` after the last success.
+    Return whether any checkpoint was pushed, and whether the mirror refused.
+
+    A failure of one checkpoint, for example because it is damaged locally, stops neither the others nor the policies.
+    It is retried at growing intervals, for `patience_s` after the last success.
     """
     pushed = False
     done_at = time.monotonic()
@@ -145,7 +147,7 @@ def _push_all(
 
 
 def _wait_for_change(context: Context, stamp: tuple[int, int], until: float) -> None:
-    """Wait for the next event in the journal: asking for its size costs less than listing the checkpoints."""
+    """Wait for the next event in the journal. Reading its size costs less than listing the checkpoints."""
     while time.monotonic() < until and _is_there(context):
         if journal_stamp(context.layout) != stamp:
             return
@@ -157,6 +159,6 @@ def _is_there(context: Context) -> bool:
 
 
 def _tell(context: Context, mirror: Mirror, why: str) -> None:
-    """Note why a try failed, or that none did, where `doctor` and others find it; as far as that works."""
+    """Record the failure of a try, or its success, for `doctor` and other readers, if possible."""
     with suppress(CkstoreError, OSError):
         note_problem(context.layout, mirror.name or "", why)

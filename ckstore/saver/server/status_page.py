@@ -1,7 +1,7 @@
-"""What a trainer says to its saver, and what a saver says of itself: by messages, and to others by a page of memory.
+"""Messages between trainer and saver, and the status page that shows the saver's state to other processes.
 
-That page is an anonymous file in memory which the saver has open: ``ckstore savers`` finds it through /proc, also when
-the disk of the store does not answer, and nothing is left behind by a saver that is killed.
+The page is an anonymous file in memory that the saver has open. ``ckstore savers`` finds it through /proc, even if the
+disk of the store does not answer. A killed saver leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ckstore.saver import wire
 
 
 class Inbox:
-    """Messages of the trainer; orders that come while an answer is awaited are kept for later."""
+    """Messages of the trainer. Orders that arrive while an answer is awaited are kept for later."""
 
     # Its end is seen by the socket, and by its process where a child of it has that.
 
@@ -51,7 +51,7 @@ class Inbox:
             os.close(self._trainer)
 
     def next(self) -> tuple[Message, list[int]] | None:
-        """Wait for the next message but an answer; None: the trainer is gone, and all that it said was taken."""
+        """Return the next message other than an answer, or None if the trainer has ended and all messages were read."""
         while True:
             got = self._kept.popleft() if self._kept else self._receive()
             if got is None or not isinstance(got[0], Answer):
@@ -59,7 +59,7 @@ class Inbox:
             self._note(got[0])  # of an order that comes yet, or has ended
 
     def allows(self, number: int) -> bool:
-        """Whether this order may be published: the trainer says so, or has ended without having given it up."""
+        """Whether this order may be published: the trainer allows it, or has ended without cancelling it."""
         while number not in self._refused:
             got = self._receive()
             # Nothing can be asked for any more: the trainer had ordered the save, and did not give it up.
@@ -76,7 +76,7 @@ class Inbox:
         return False
 
     def is_refused(self, number: int) -> bool:
-        """Whether the trainer has given an order up; what it has said by now is taken."""
+        """Whether the trainer has cancelled an order. Reads all messages that have arrived."""
         while self._poller.poll(0):
             got = self._receive()
             if got is None:  # it has ended, and had not given the order up
@@ -106,7 +106,7 @@ class Inbox:
 
 
 def _process_of(pid: int) -> int | None:
-    """Return a descriptor that can be read once the process has ended; None where the kernel has none."""
+    """Return a descriptor that becomes readable when the process ends, or None if the kernel does not support it."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -118,7 +118,7 @@ _EVERY_S = 0.1
 
 
 class StatusPage:
-    """What ``ckstore savers`` sees of a process that works on a store in the background."""
+    """The status that ``ckstore savers`` shows for a process that works on a store in the background."""
 
     def __init__(self, store: str) -> None:
         self._fd = open_memory(STATUS_NAME)
@@ -133,12 +133,12 @@ class StatusPage:
         os.close(self._fd)
 
     def begin(self, what: Order | CheckpointInfo, state: SaverState) -> None:
-        """Be at another save or checkpoint."""
+        """Start the status of another save or checkpoint."""
         self._about |= {"run": what.run, "step": what.step}
         self.at(state, 0, 0)
 
     def at(self, state: SaverState, done_bytes: int | None = None, total_bytes: int = 0) -> None:
-        """Be in this state, with so much done, if that is new."""
+        """Update the state and the number of processed bytes, if they changed."""
         if done_bytes is not None:
             self._about |= {"done_bytes": done_bytes, "total_bytes": total_bytes}
         more = {"state": state, "since": time.time()}
@@ -148,7 +148,7 @@ class StatusPage:
 
 
 class Reporter(SaveWatch):
-    """Tells trainer and onlookers how far the saver is. Its methods may be called from several threads."""
+    """Reports the progress of the saver to the trainer and on the status page. Several threads may call its methods."""
 
     def __init__(self, inbox: Inbox, store: str) -> None:
         self._inbox = inbox
@@ -167,66 +167,66 @@ class Reporter(SaveWatch):
         self._page.__exit__(*exit_of)
 
     def begin(self, order: Order) -> None:
-        """Go on with another order."""
+        """Start the reports of another order."""
         with self._mutex:
             self._page.begin(order, self._state)
             self._number, self._done = order.number, 0
             self._total = sum(place.nbytes for place in order.places)
 
     def at(self, number: int, state: SaverState) -> None:
-        """Be in another state."""
+        """Report another state."""
         with self._mutex:
             self._number, self._state = number, state
             self._tell(by_socket=number > 0)
 
     def say(self, message: Message) -> None:
-        """Send what the trainer must know; one that is gone need not."""
+        """Send a message to the trainer, if it has not ended."""
         # The trainer may be dead: the save goes on, and becomes durable anyway.
         with contextlib.suppress(OSError), self._mutex:
             wire.send(self._sock, message)
 
     def staged(self) -> None:
-        """As `SaveWatch`."""
+        """Report as `SaveWatch` describes."""
         self.at(self._number, "hashing")
 
     def hashed(self, nbytes: int) -> None:
-        """As `SaveWatch`."""
+        """Report as `SaveWatch` describes."""
         with self._mutex:
             self._done += nbytes
             if time.monotonic() - self._told_at >= _EVERY_S:
                 self._tell()
 
     def writing(self) -> None:
-        """As `SaveWatch`."""
+        """Report as `SaveWatch` describes."""
         with self._mutex:
             if self._state == "hashing":
                 self.at(self._number, "writing")
 
     def written(self) -> None:
-        """As `SaveWatch`."""
+        """Report as `SaveWatch` describes."""
         self.hashed(0)
 
     def syncing(self) -> None:
-        """As `SaveWatch`."""
+        """Report as `SaveWatch` describes."""
         with self._mutex:
             # Blobs that the store had are counted nowhere else, so the bar would stop short of its end.
             self._done = self._total
             self.at(self._number, "syncing")
 
     def publishing(self, step: int) -> None:
-        """As `SaveWatch`."""
+        """Ask for permission, as `SaveWatch` describes."""
         self.at(self._number, "committing")
         self.say(Publishing(self._number, step))
         if not self._inbox.allows(self._number):
             raise SaveAbandoned("the trainer gave the save up before it was published; nothing was published")
 
     def committed(self, info: CheckpointInfo) -> None:
-        """As `SaveWatch`."""
+        """Report as `SaveWatch` describes."""
         self.say(Committed(self._number, info))
         self.at(self._number, "just committed")
 
     def pause(self, seconds: float, is_over: Callable[[], bool]) -> None:
-        """As `SaveWatch`; ends at once when the trainer gives the save up."""
+        """Pause as `SaveWatch` describes; ends immediately if the trainer cancels the save."""
         number = self._number
         with self._mutex:
             self._done = 0  # the next try begins with the first byte

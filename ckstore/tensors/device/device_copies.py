@@ -1,4 +1,4 @@
-"""Copy sources on devices into memory of ours: few large transfers, which go on while the caller does other work."""
+"""Copy sources on devices into host memory, with few large transfers that run while the caller continues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckstore.tensors.device.streams import Lane, StreamMark
 
 _ALIGNMENT = 64
 _TOGETHER_BYTES = 8 * 2**20
-"""Of small ones at once: the only memory that is taken on the device."""
+"""The size of a group of small transfers, which is the only memory allocated on the device."""
 
 
 class DeviceSource(Protocol):
@@ -24,41 +24,41 @@ class DeviceSource(Protocol):
     nbytes: int
 
     def device_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
-        """Return what lies on the device of these bytes, as flat tensors and where each begins; the rest is zeros."""
+        """Return the parts of these bytes on the device, as flat tensors with their offsets. The rest is zeros."""
 
     def device_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
         """Return the device, the address and the size of each of these parts."""
 
 
 class Copying:
-    """Transfers under way; it keeps their tensors, whose memory must not be used again before."""
+    """Running transfers. It keeps their tensors, so that their memory is not reused before the end."""
 
     def __init__(self) -> None:
         self._marks: list[StreamMark] = []
         self._kept: list[object] = []
 
     def keep(self, source: object) -> None:
-        """Keep something until the end."""
+        """Keep an object until the end."""
         self._kept.append(source)
 
     def add(self, mark: StreamMark) -> None:
-        """Wait for this, too."""
+        """Also wait for this mark."""
         self._marks.append(mark)
 
     def join(self, other: Copying) -> None:
-        """Wait for what another waits for, too."""
+        """Also wait for the transfers of another object."""
         self._marks += other._marks
         self._kept += other._kept
 
     def wait(self) -> None:
-        """Wait until all of them are done; again, it returns at once."""
+        """Wait until all transfers are done. A second call returns immediately."""
         for mark in self._marks:
             mark.synchronize()
         self._kept = []
 
 
 def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behind_current: bool) -> Copying:
-    """Begin to copy each source to its offset in `flat`; return before that is done, if the memory is pinned."""
+    """Begin to copy each source to its offset in `flat`. If the memory is pinned, return before the copies end."""
     # `pairs`: sources, and where they go, by rising offset as far as they are small.
     # `behind_current`: begin behind what the current stream has been given, and let what it is given next wait; else
     # the caller has waited for the devices, and waits for the copies.
@@ -95,7 +95,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
 
 
 class _Queue:
-    """What goes to one lane. The first transfers begin while the others are still asked for."""
+    """The transfers of one lane. The first begin while others are still being added."""
 
     def __init__(self, lane: Lane, flat: torch.Tensor) -> None:
         self.lane = lane
@@ -105,7 +105,7 @@ class _Queue:
         self._padding: dict[int, torch.Tensor] = {}
 
     def add(self, offset: int, part: torch.Tensor) -> None:
-        """Copy a part; a small one together with those that follow it."""
+        """Copy a part. A small one is copied together with those that follow it."""
         nbytes = part.numel()
         if nbytes >= DEVICE_SMALL_BYTES:
             with self.lane.active():
@@ -126,7 +126,7 @@ class _Queue:
         self._run_end = offset + nbytes
 
     def flush(self) -> None:
-        """Copy the small ones."""
+        """Copy the group of small parts."""
         run, self._run = self._run, []
         with self.lane.active():
             if len(run) > 1:

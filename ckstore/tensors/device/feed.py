@@ -1,4 +1,4 @@
-"""Fill memory on a device from the disk, and read it, through pinned memory: beside what the processor does."""
+"""Fill device memory from the disk, and read it, through pinned memory, while the processor works."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from ckstore.tensors.device.pinned import Buffer
 from ckstore.tensors.device.streams import StreamMark
 
 SLOT_BYTES = 8 * 2**20
-"""One transfer, which takes 0.15 ms: smaller ones had sixteen threads wait for Python's lock, and for the driver's."""
+"""The size of one transfer, which takes 0.15 ms.
+
+With smaller ones, sixteen threads waited for Python's and the driver's lock.
+"""
 _WINDOW_BYTES = 2 * 2**20
-"""What is read and hashed at once: the processor's cache holds it meanwhile."""
+"""The bytes that are read and hashed at once, so that they stay in the processor's cache."""
 _SLOTS = 2
-"""Of each thread: one is filled, which takes far longer than the transfer of the other."""
+"""The number of slots for each thread. Filling one takes far longer than the transfer of the other."""
 
 
 class Feed:
-    """The way to one device, for several threads. Call `finish` at the end, whatever happened."""
+    """The transfers to one device, for several threads. Call `finish` at the end, whatever happened."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -32,11 +35,11 @@ class Feed:
         self._buffers: list[Buffer] = []
 
     def begin(self) -> None:
-        """Wait for what was queued on the device: it may still read, or write, the memory that is to be filled."""
+        """Wait for queued work on the device, which may still read or write the memory to be filled."""
         streams.system.synchronize(self._device)
 
     def windows(self, flat: torch.Tensor) -> Iterator[memoryview]:
-        """Give memory for each part of `flat` in turn; what was put into a slot goes to the device once it is full."""
+        """Yield memory for each part of `flat` in turn. A full slot is transferred to the device."""
         # Not for two threads at once with one `flat`.
         slots = self._slots()
         for at in range(0, flat.numel(), SLOT_BYTES):
@@ -50,7 +53,7 @@ class Feed:
                 slot.mark = self._lane.mark()
 
     def finish(self) -> None:
-        """Wait until the device has all of it."""
+        """Wait until all transfers have ended."""
         mark = self._lane.mark()
         try:
             mark.synchronize()
@@ -78,13 +81,13 @@ class _Slot:
         self.mark: StreamMark | None = None
 
     def wait(self) -> None:
-        """Wait until the device has taken what was in it."""
+        """Wait until the transfer from this slot has ended."""
         if self.mark is not None:
             self.mark.synchronize()
 
 
 class DeviceMemory:
-    """Bytes on a device that are to be filled, or a part of them: it is sliced as a memoryview is."""
+    """Bytes on a device to be filled, or a part of them. It can be sliced like a memoryview."""
 
     __slots__ = ("feed", "flat")
 
@@ -99,13 +102,13 @@ class DeviceMemory:
         return DeviceMemory(self.flat[at], self.feed)
 
     def windows(self) -> Iterator[memoryview]:
-        """Give memory for each part in turn, as `Feed.windows`."""
+        """Yield memory for each part in turn, like `Feed.windows`."""
         if self.feed is None:
             raise RuntimeError("memory on a device is filled between `begin` and `Feed.finish`")
         return self.feed.windows(self.flat)
 
     def take(self, data: memoryview) -> None:
-        """Fill all of it with bytes in hand."""
+        """Fill all of it with `data`."""
         at = 0
         for window in self.windows():
             window[:] = data[at : at + len(window)]
@@ -113,7 +116,7 @@ class DeviceMemory:
 
 
 def begin(memories: Iterable[object]) -> list[Feed]:
-    """Begin to fill those of `memories` that are on devices; return what is to be finished."""
+    """Begin to fill those of `memories` that are on devices; return the feeds to finish."""
     feeds: dict[torch.device, Feed] = {}
     for memory in memories:
         if isinstance(memory, DeviceMemory):
@@ -140,7 +143,7 @@ class DeviceReader:
         self._buffer: Buffer = pinned.pool.take(nbytes)
 
     def parts(self, source: DeviceSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
-        """Give the bytes part by part as they arrive; all of them are on their way when the first is given."""
+        """Yield the bytes part by part as they arrive. All transfers are queued before the first part is yielded."""
         # They lie one behind another, and stay until the next call.
         flat, view = self._buffer.flat, self._buffer.view
         marks: list[list[StreamMark]] = []
@@ -158,11 +161,11 @@ class DeviceReader:
                     mark.synchronize()
 
     def whole(self, nbytes: int) -> memoryview:
-        """Return the first bytes of what was read last."""
+        """Return the first bytes of the last read."""
         return self._buffer.view[:nbytes]
 
     def close(self) -> None:
-        """Leave the memory to others."""
+        """Return the memory to the pool."""
         pinned.pool.give(self._buffer)
 
 
@@ -180,7 +183,7 @@ def _enqueue(source: DeviceSource, start: int, stop: int, to: torch.Tensor) -> l
 
 
 def fetch(sources: Sequence[DeviceSource]) -> list[memoryview]:
-    """Return the bytes of small sources on devices, each aligned, in memory of their own."""
+    """Return the bytes of small sources on devices, each aligned, in new memory."""
     offsets, end = [], 0
     for source in sources:
         offsets.append(end)

@@ -1,9 +1,9 @@
-"""Fingerprints of bytes on a device, taken there: 128 bits that tell whether they changed. They name nothing on a disk.
+"""Fingerprints of bytes on a device, computed on it: 128 bits that show changes. They are not names on disk.
 
-Of each region, as words of 64 bits, the sum of a mix of each word and its position, modulo 2^64; twice, with other
-constants. For one position a mix is a bijection of the word, so another word always makes another sum: an element of up
-to 8 bytes that changes is always seen. Against other changes it is a checksum of 128 bits, and no proof against bytes
-that were made to collide (docs/adr/0018).
+A region is treated as words of 64 bits. A fingerprint has two sums, modulo 2^64 and with different constants, of a mix
+of each word with its position. For a given position the mix is a bijection of the word, so another word always changes
+the sum: a change of one element of up to 8 bytes is always detected. For other changes it is a checksum of 128 bits,
+without protection against bytes made to collide (docs/adr/0018).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WORD_BYTES = 8
 # What torch needs beside the state is four times this; more would save no time.
 _SLICE_BYTES = 16 * 2**20
 _PART_BYTES = 32 * 2**20
-"""A kernel takes each region with so many programs, so a large one is cut."""
+"""The kernel uses a fixed number of programs for each region, so a large region is cut."""
 _LARGE_BYTES = 2**20
-"""Smaller regions are put together: each call of torch takes 5 µs, whatever it is about."""
+"""Smaller regions are combined, since each call of torch takes 5 µs, whatever its size."""
 
 
 def fingerprints(chunks: Sequence[tuple[DeviceSource, int, int]]) -> list[bytes]:
-    """Return the fingerprint of each range of bytes of a source, on the current streams; it waits for them."""
+    """Return the fingerprint of each byte range of a source, computed on the current streams; waits for the results."""
     # It has 16 bytes for each part that lies in one row. Empty: the devices have no memory left for that.
     numbered: dict[torch.device, list[int]] = defaultdict(list)
     places: dict[torch.device, list[tuple[int, int]]] = defaultdict(list)
@@ -57,7 +57,7 @@ def _rows(
     device: torch.device,
     kernel: Kernel | None,
 ) -> list[bytes]:
-    """Return the two sums of each part, of which `indexes` has the number of its chunk, and `places` where it is."""
+    """Return the two sums of each part. `indexes` has the number of its chunk, and `places` its location."""
     # A word that lies across two words cannot be read by a kernel: such views are rare.
     even = [] if kernel is None else [at for at, (address, _) in enumerate(places) if address % WORD_BYTES == 0]
     rows = [b""] * len(places)
@@ -73,7 +73,7 @@ def _rows(
 
 
 def of_storages(sources: Sequence[DeviceSource]) -> list[bytes]:
-    """Return the fingerprint of each source; empty as `fingerprints`."""
+    """Return the fingerprint of each source; empty if `fingerprints` returns nothing."""
     cuts = [
         (i, at, min(at + _PART_BYTES, source.nbytes))
         for i, source in enumerate(sources)
@@ -87,7 +87,7 @@ def of_storages(sources: Sequence[DeviceSource]) -> list[bytes]:
 
 
 def by_torch(regions: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return two sums for each region, with operations of torch alone."""
+    """Return two sums for each region, computed with operations of torch."""
     sums = torch.empty((len(regions), 2), dtype=torch.int64, device=regions[0].device)
     few: list[int] = []
     few_bytes = 0
@@ -132,7 +132,7 @@ def _of_small(regions: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _words(flat: torch.Tensor) -> torch.Tensor:
-    """Return bytes as words, the last one filled up with zeros."""
+    """Return bytes as words. The last one is filled up with zeros."""
     if flat.numel() % WORD_BYTES == 0 and flat.storage_offset() % WORD_BYTES == 0 and flat.data_ptr() % WORD_BYTES == 0:
         return flat.view(torch.int64)
     padded = torch.zeros(-(-flat.numel() // WORD_BYTES) * WORD_BYTES, dtype=torch.uint8, device=flat.device)
@@ -153,7 +153,7 @@ def _mixes(words: torch.Tensor, places: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _shifted(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Shift to the right as unsigned numbers: torch's own shift brings in copies of the sign."""
+    """Shift to the right as unsigned numbers, since torch's own shift extends the sign."""
     return (values >> count).bitwise_and_((1 << (64 - count)) - 1)
 
 
@@ -162,7 +162,10 @@ def _signed(number: int) -> int:
 
 
 class _Compiled:
-    """The kernel, which a thread of its own compiles: that takes a second, and operations of torch give the same."""
+    """The kernel, compiled in a separate thread, since that takes a second.
+
+    Operations of torch give the same results.
+    """
 
     def __init__(self) -> None:
         self.why_not = "it is not compiled yet"
@@ -172,7 +175,7 @@ class _Compiled:
         self._mutex = threading.Lock()
 
     def get(self, timeout_s: float = 0.0) -> Kernel | None:
-        """Return it, if it is there within some time."""
+        """Return the kernel, if it is available within this time."""
         if self._is_tried:
             return self._kernel
         with self._mutex:
@@ -188,7 +191,7 @@ class _Compiled:
         return self._kernel
 
     def _try(self) -> None:
-        """Compare it with torch; here, since no other thread may ask CUDA for anything while a graph is captured."""
+        """Compare the kernel with torch, in this thread, since no other may use CUDA while a graph is captured."""
         try:
             from ckstore.tensors.device import kernel
 
@@ -219,11 +222,11 @@ _compiled = _Compiled()
 
 
 def prepare(timeout_s: float) -> None:
-    """Wait for the kernel, where there is a device for it, so that no save has to go without."""
+    """Wait for the kernel, if a device can use it, so that saves can use it."""
     if torch.cuda.is_available():
         _compiled.get(timeout_s)
 
 
 def compiled(timeout_s: float) -> tuple[Kernel | None, str]:
-    """Return the kernel, if it is there in time, and why not; for tests and measurements."""
+    """Return the kernel if it is available in time, and otherwise the reason; for tests and measurements."""
     return _compiled.get(timeout_s), _compiled.why_not

@@ -1,4 +1,7 @@
-"""The fingerprints of `fingerprint` by one kernel for all regions, in Triton; imported where that is there."""
+"""The fingerprints of `fingerprint`, computed by one Triton kernel for all regions.
+
+Imported only if Triton is installed.
+"""
 
 # Triton reads the sources of what it compiles, and knows no annotations but its own; its constants are in capitals.
 # ruff: noqa: ANN001, ANN202, N803, PLR0917, SIM102
@@ -65,12 +68,12 @@ def _sums(table, out, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def compile_it() -> None:
-    """Compile the kernel, for the current device; nothing is started on it."""
+    """Compile the kernel for the current device, without running it."""
     _sums.warmup(torch.int64, torch.int64, SPLITS=_SPLITS, BLOCK=_BLOCK, grid=(1, 1))
 
 
 def sums(places: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
-    """Return two sums for each region, of which addresses and sizes are given; each begins where a word does."""
+    """Return two sums for each region, given by address and size. Each region begins at a word boundary."""
     table = torch.tensor(places, dtype=torch.int64).to(device)
     parts = torch.empty((len(places), _SPLITS, 2), dtype=torch.int64, device=device)
     # Of the device of the regions: Triton starts its kernels on the current one.

@@ -1,4 +1,4 @@
-"""Memory of ours that devices copy by themselves: pinned once, and kept."""
+"""Host memory that devices copy directly, pinned once and kept."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ckstore.interpreter import log
 from ckstore.tensors.device import streams
 
 _KEPT_BYTES = 512 * 2**20
-"""Of buffers that nothing uses: sixteen threads with a chunk each."""
+"""The maximum size of unused buffers: sixteen threads with a chunk each."""
 
 
 class Pinned:
-    """Memory that is pinned as long as this is open."""
+    """Memory that is pinned until `close`."""
 
     def __init__(self, memory: memoryview) -> None:
         # Not through torch's own pinned memory: the saver maps this, and disks write from it (O_DIRECT).
@@ -30,7 +30,7 @@ class Pinned:
             _say_once(self.why_not)
 
     def close(self) -> None:
-        """Unpin it; no copy may be under way."""
+        """Unpin the memory. No copy may be running."""
         if self.why_not == "":
             self.why_not = "it is closed"
             self._system.unregister(self._address)
@@ -46,20 +46,20 @@ class Buffer:
         self.flat = self._pinned.flat
 
     def close(self) -> None:
-        """Give it back to the system."""
+        """Free the memory."""
         self.flat = torch.empty(0, dtype=torch.uint8)
         self._pinned.close()
 
 
 class BufferPool:
-    """Buffers that are kept for the next save or load: to pin one takes longer than to use it."""
+    """Buffers that are kept for the next save or load, since pinning one takes longer than using it."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._free: list[Buffer] = []
 
     def take(self, nbytes: int) -> Buffer:
-        """Return one of exactly this size."""
+        """Return a buffer of exactly this size."""
         with self._mutex:
             for at, buffer in enumerate(self._free):
                 if len(buffer.view) == nbytes:
@@ -67,7 +67,7 @@ class BufferPool:
         return Buffer(nbytes)
 
     def give(self, buffer: Buffer) -> None:
-        """Keep one, with which nothing is under way; the oldest go where there are too many."""
+        """Keep a buffer that no transfer uses, and free the oldest if there are too many."""
         with self._mutex:
             self._free.append(buffer)
             over = []
@@ -78,7 +78,7 @@ class BufferPool:
             one.close()
 
     def close(self) -> None:
-        """Give all of them back."""
+        """Free all buffers."""
         with self._mutex:
             free, self._free = self._free, []
         for one in free:

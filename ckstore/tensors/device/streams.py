@@ -1,4 +1,4 @@
-"""What is asked of CUDA: streams of our own, marks in them, and pinned memory. Tests put a stand-in in its place."""
+"""The use of CUDA: separate streams, marks in them, and pinned memory. Tests replace it with a stand-in."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PORTABLE = 1
 
 
 class StreamMark(Protocol):
-    """A place in a lane."""
+    """A point in a lane."""
 
     def synchronize(self) -> None:
-        """Wait until everything before it is done."""
+        """Wait until all work before this point is done."""
 
 
 class Lane:
-    """Copies between a device and memory, one after another, beside what the device computes."""
+    """Copies between a device and host memory, one after another, while the device computes."""
 
     # Any thread may call its methods.
 
@@ -31,19 +31,19 @@ class Lane:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def active(self) -> AbstractContextManager[object]:
-        """Give a context for the calls below; work of torch in it goes to this lane."""
+        """Return a context for the calls below, in which work of torch runs in this lane."""
         return torch.cuda.stream(self._stream)
 
     def follow(self) -> None:
-        """Let what comes next wait for what the current stream of the caller has been given."""
+        """Make later work of this lane wait for the queued work of the caller's current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def lead(self) -> None:
-        """Let what the current stream of the caller is given from now on wait for this lane."""
+        """Make later work of the caller's current stream wait for this lane."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def copy(self, to: torch.Tensor, found: torch.Tensor) -> None:
-        """Copy flat bytes; the call does not wait if the memory is pinned."""
+        """Copy flat bytes. The call does not wait if the memory is pinned."""
         to.copy_(found, non_blocking=True)
 
     def copy_together(self, to: torch.Tensor, pieces: Sequence[torch.Tensor]) -> None:
@@ -52,14 +52,14 @@ class Lane:
         to.copy_(torch.cat(list(pieces)), non_blocking=True)
 
     def mark(self) -> StreamMark:
-        """Return the place behind what was asked for so far."""
+        """Return a mark after all work queued so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event
 
 
 class Cuda:
-    """What there is once in a process."""
+    """The CUDA objects that exist once in a process."""
 
     kinds = frozenset({"cuda"})
 
@@ -68,7 +68,7 @@ class Cuda:
         self._mutex = threading.Lock()
 
     def lane(self, device: torch.device, direction: Direction) -> Lane:
-        """Return the lane of a device; one for each direction, since the card copies both ways at once."""
+        """Return the lane of a device for one direction, since the card copies in both directions at once."""
         with self._mutex:
             # Kept: torch has a pool of streams, and memory that it caches for each of them.
             if (device, direction) not in self._lanes:
@@ -76,19 +76,19 @@ class Cuda:
             return self._lanes[device, direction]
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait for everything that was queued on a device."""
+        """Wait for all work queued on a device."""
         torch.cuda.synchronize(device)
 
     def synchronize_current(self, device: torch.device) -> None:
-        """Wait for what the caller's current stream was given, and for no other."""
+        """Wait only for the queued work of the caller's current stream."""
         torch.cuda.current_stream(device).synchronize()
 
     def wait_in_current(self, device: torch.device, event: Any) -> None:
-        """Let what the current stream is given from now on wait for an event of the caller."""
+        """Make later work of the current stream wait for an event of the caller."""
         torch.cuda.current_stream(device).wait_event(event)
 
     def register(self, address: int, nbytes: int) -> str:
-        """Pin memory, so that a device copies it by itself; return why that cannot be, or nothing."""
+        """Pin memory, so that a device copies it directly; return the reason if that fails, otherwise an empty text."""
         try:
             code: Any = torch.cuda.cudart().cudaHostRegister(address, nbytes, _PORTABLE)  # type: ignore[no-untyped-call]
         except (AttributeError, RuntimeError) as error:  # a build of torch without it; a process that was forked
@@ -101,7 +101,7 @@ class Cuda:
         return f"CUDA error {int(code)}"
 
     def unregister(self, address: int) -> None:
-        """Unpin memory, before it is unmapped; errors are of a process that ends, or was forked."""
+        """Unpin memory before it is unmapped. Errors are ignored, since they come from a forked or ending process."""
         with suppress(AttributeError, RuntimeError):
             torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
 
@@ -110,5 +110,5 @@ system = Cuda()
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether memory there is copied by lanes."""
+    """Whether lanes copy the memory of this device."""
     return device.type in system.kinds

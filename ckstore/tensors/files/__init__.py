@@ -1,1 +1,1 @@
-"""States as files that torch reads itself: their pickles, and the metadata of its distributed checkpoints."""
+"""States as files that torch itself reads: pickles, and the metadata of distributed checkpoints."""

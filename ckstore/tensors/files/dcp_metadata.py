@@ -25,7 +25,7 @@ METADATA_NAME = ".metadata"
 
 @dataclass(frozen=True, slots=True)
 class WrittenChunk:
-    """A value, or a chunk of a tensor, and where it lies."""
+    """A value, or a chunk of a tensor, and its location."""
 
     file: str  # name of its file
     # `start` and `nbytes`: Where in it.

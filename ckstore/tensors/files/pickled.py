@@ -1,4 +1,4 @@
-"""Pickle a state as `torch.save` does, without the bytes of its storages, which need not be in memory."""
+"""Pickle a state like `torch.save`, without the bytes of its storages, which need not be in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROTOCOL = 2  # the one that torch writes, and ``weights_only=True`` reads
 
 @dataclass(frozen=True, slots=True)
 class PickledState:
-    """A state as a pickle, and the storages that it names by their place in this list."""
+    """A state as a pickle, and its storages. The pickle names each by its index in this list."""
 
     data: bytes  # the pickle
     # Each the number of a storage of the checkpoint, or bytes that are in no such storage.
@@ -33,7 +33,7 @@ class PickledState:
 
 
 class Placeholders:
-    """Stands in for the memory of storages: addresses of their own, which take no memory."""
+    """Stand-ins for the memory of storages: unique addresses that take no memory."""
 
     def __init__(self, storages: Sequence[StorageRecord]) -> None:
         self._starts, at = [], 0
@@ -46,7 +46,7 @@ class Placeholders:
         self._held: list[torch.UntypedStorage] = []
 
     def memory(self, storage: int) -> StorageMemory:
-        """Return what stands in for a storage."""
+        """Return the stand-in for a storage."""
         start = self._starts[storage]
         nbytes = self._storages[storage].nbytes
         flat = bytes_in(self._memory[start : start + nbytes]) if nbytes else empty_bytes(0)
@@ -56,7 +56,7 @@ class Placeholders:
         return StorageMemory(flat, memoryview(b""))
 
     def number(self, storage: torch.UntypedStorage) -> int | None:
-        """Return which storage it stands in for, if it does."""
+        """Return the number of the storage for which this is a stand-in, or None."""
         return self._numbers.get(storage._cdata)  # noqa: SLF001
 
 
@@ -111,7 +111,7 @@ def pickle_tensor(leaf: LeafRecord, nbytes: int) -> bytes:
 
 
 def saved(value: object) -> bytes:
-    """Return what `torch.save` writes of a small value."""
+    """Return the bytes that `torch.save` writes for a small value."""
     data = io.BytesIO()
     torch.save(value, data)
     return data.getvalue()
@@ -123,7 +123,7 @@ def _bytes_of(storage: torch.UntypedStorage) -> bytes:
 
 
 def _unsafe(named: Iterable[Any]) -> tuple[str, ...]:
-    """Return which of the classes and functions in a pickle torch refuses unless it is told to trust the file."""
+    """Return the classes and functions in a pickle that torch refuses without trust in the file."""
     from torch._weights_only_unpickler import _get_allowed_globals, _get_user_allowed_globals
 
     given: Any = _get_user_allowed_globals  # it has no types

@@ -1,7 +1,7 @@
-"""Quantized tensors in a safetensors file, as `torchao.prototype.safetensors` writes and reads them (torchao 0.18).
+"""Quantized tensors in a safetensors file, in the form of `torchao.prototype.safetensors` (torchao 0.18).
 
-Each part is a tensor ``0._weight_qdata``, and the metadata has class and context of each tensor as JSON. torchao is not
-imported: what it would find again is listed here.
+Each part is a tensor such as ``0._weight_qdata``, and the metadata has class and context of each tensor as JSON.
+torchao is not imported, so this module lists the names that it would find.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HINT = "export as torch or dcp: format='torch' keeps it as it is; or select wha
 
 
 class QuantizedNames:
-    """How the quantized tensors of a checkpoint are written."""
+    """The names and metadata of the quantized tensors of a checkpoint."""
 
     def __init__(self, manifest: Manifest, keep: Callable[[str], bool] | None, naming: Callable[[str], str]) -> None:
         self.names: dict[int, str] = {}  # leaf number of each of their parts -> its name in the file
@@ -74,7 +74,7 @@ def _refused(name: str, reason: str) -> BadInput:
 
 
 def _encoded(node: Node) -> Any:
-    """Return a value of a context as torchao's encoder writes it."""
+    """Return a value of a context in the form of torchao's encoder."""
     # Raises ValueError: it has no such form; the message says what it is.
     if not isinstance(node, list):
         return node

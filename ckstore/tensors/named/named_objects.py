@@ -1,6 +1,6 @@
-"""Objects of classes that were allowed, and members of enumerations, as names and fields; and back.
+"""Objects of allowed classes, and members of enumerations, as names and fields, and back.
 
-Which classes are allowed `safe_classes` decides. ``__init__``, ``__reduce__`` and ``__setstate__`` are never called.
+`safe_classes` decides which classes are allowed. ``__init__``, ``__reduce__`` and ``__setstate__`` are never called.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ckstore.tensors.refusals import is_made_of_fields, type_name
 
 
 def named_value(value: Any) -> Node | None:
-    """Return the node of a value that is only named: a member of an enumeration, an allowed class or function."""
+    """Return the node of a value that is stored by name: a member of an enumeration, an allowed class or function."""
     # None if it is something else, or would not be found again.
     if isinstance(value, enum.Enum):
         name = value._name_  # "A|B" for flags that were joined, which are members of no name
@@ -54,7 +54,7 @@ def member_of(name: str, member: str, path: str) -> enum.Enum:
 
 
 def check_names(node: Node, path: str) -> None:
-    """Look for what is named at and below a node, so that a load that lacks it begins nothing."""
+    """Check that a load can find all names at and below a node, before it changes anything."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "enum":
         member_of(node[1], node[2], path)
@@ -74,7 +74,7 @@ def check_names(node: Node, path: str) -> None:
 
 
 def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the name of an object's class, which is allowed, and its fields; None if it is not, or of another kind."""
+    """Return the class name and fields of an object of an allowed class, or None for other objects."""
     if is_tensor_dict(value):
         return TENSOR_DICT, fields_of_tensor_dict(value, path)
     kind = type(value)
@@ -95,7 +95,7 @@ def taken_apart(value: Any, path: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
-    """Return the object of that class with these fields; its ``__init__`` is not called."""
+    """Return an object of that class with these fields, without calling its ``__init__``."""
     kind: Any = find(name, path)
     if name == TENSOR_DICT:
         return tensor_dict_of(fields, path)
@@ -121,7 +121,7 @@ def _has_room(kind: type, fields: Iterable[str]) -> bool:
 
 
 def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    """Return where an object of the class keeps what is in `__slots__`, by name; of bases first."""
+    """Return where an object of the class keeps the values in `__slots__`, by name, base classes first."""
     return {
         name: slot
         for base in reversed(kind.__mro__)

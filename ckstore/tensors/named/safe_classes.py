@@ -1,7 +1,8 @@
-"""Classes and functions that a state may name, and which of them a load may give back. torch is not imported.
+"""Classes and functions that a state may name, and those that a load may return. torch is not imported.
 
-A manifest may come from others. A name in it is only compared with the names of what this program has allowed, that of
-an enumeration also with what this program has imported: nothing is imported because of it, and no code runs.
+A manifest may be from an untrusted source. A name in it is only compared with the names that this program has allowed,
+and for an enumeration also with those that this program has imported. Nothing is imported because of it, and no code
+runs.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from ckstore.model.names import plain
 
 _NAMED = "__module__", "__qualname__"
 _BUILT_IN = {"argparse.Namespace": "argparse", "collections.UserDict": "collections", "types.SimpleNamespace": "types"}
-"""Containers of Python itself, which are what is set on them: name -> the module that has it."""
+"""Containers of Python itself that consist of their attributes: name -> module."""
 
 _lock = threading.Lock()
 _allowed: dict[str, Any] = {}
-"""Name -> class or function. Never changed: a new one takes its place, so readers need no lock."""
+"""Name -> class or function. It is never changed, only replaced, so readers need no lock."""
 
 
 def add_safe_globals(safe_globals: Iterable[Any]) -> None:
-    """Allow classes and functions in states: dataclasses, named tuples, subclasses of Tensor, and what these refer to.
+    """Allow classes and functions in states: dataclasses, named tuples, subclasses of Tensor, and those they refer to.
 
-    A load puts objects of them together from the fields that a checkpoint holds, without calling ``__init__``; a
-    function is only given back. What `torch.serialization.add_safe_globals` was given is allowed as well; this does not
-    widen what `torch.load` accepts. Any thread may call it, as often as it likes.
+    A load creates objects of these classes from the fields in a checkpoint, without calling ``__init__``. A function is
+    only returned. Classes and functions passed to `torch.serialization.add_safe_globals` are also allowed. This
+    function does not change the behaviour of `torch.load`. Any thread may call it, any number of times.
 
     Args:
-        safe_globals: Classes and functions, or pairs of one and the name that it had when it was saved.
+        safe_globals: Classes and functions, or pairs of one and the name under which it was saved.
 
     Raises:
-        BadInput: One of them has no name by which it could be found again.
+        BadInput: One of them has no name by which a load could find it.
     """
     global _allowed  # noqa: PLW0603 - replaced as a whole
     added = {}
@@ -52,12 +53,12 @@ def add_safe_globals(safe_globals: Iterable[Any]) -> None:
 
 
 def get_safe_globals() -> list[Any]:
-    """Return the classes and functions that `add_safe_globals` was given; those of torch are not among them."""
+    """Return the classes and functions passed to `add_safe_globals`, without those of torch."""
     return list(dict.fromkeys(_allowed.values()))
 
 
 def name_of(kind: Any) -> str:
-    """Return the name of a class or function, as a manifest has it; one without a name is not found again."""
+    """Return the name of a class or function in a manifest. A load cannot find one without a name."""
     return f"{getattr(kind, '__module__', None)}.{getattr(kind, '__qualname__', None)}"
 
 
@@ -67,7 +68,7 @@ def is_allowed(kind: Any) -> bool:
 
 
 def find(name: str, path: str) -> Any:
-    """Return the allowed class or function of that name. `path`: of the value that needs it, for the message."""
+    """Return the allowed class or function of that name. `path` names the value that needs it, for the message."""
     found = _found(name)
     if found is None:
         raise _not_allowed(name, path)
@@ -81,7 +82,7 @@ def is_findable_enum(kind: type[enum.Enum]) -> bool:
 
 
 def find_enum(name: str, path: str) -> type[enum.Enum]:
-    """Return the enumeration of that name, which is allowed, or in a module that this program has imported."""
+    """Return the enumeration of that name, which is allowed or in a module that this program has imported."""
     # Its members exist already: one that was not allowed does no harm.
     found = _found(name) or _imported_enum(name)
     if isinstance(found, type) and issubclass(found, enum.Enum):
@@ -97,7 +98,7 @@ def _not_allowed(name: str, path: str) -> BadInput:
 
 
 def _named(given: Any) -> dict[str, Any]:
-    """Return what is allowed by one entry: a class by its name, and by another that was given with it."""
+    """Return the names of one entry: the name of its class, and the name passed with it."""
     if isinstance(given, tuple):
         kind, other = given
         return {name_of(kind): kind, other: kind}
@@ -121,7 +122,7 @@ def _found(name: str) -> Any:
 
 
 def _imported_enum(name: str) -> Any:
-    """Return the enumeration of that name in an imported module; dictionaries are asked, no attribute is computed."""
+    """Return the enumeration of that name in an imported module. It only reads dictionaries, and runs no code."""
     module, _, own = name.rpartition(".")
     inner: list[str] = []
     while module:
@@ -141,13 +142,13 @@ _TENSOR_DICT_FIELDS = ["items", "batch_size", "device", "names"]
 
 
 def is_tensor_dict(value: object) -> bool:
-    """Whether `value` is a TensorDict itself; one that is lazy, or lies in a file, is stored as its `state_dict()`."""
+    """Whether `value` is a plain TensorDict. One that is lazy, or in a file, is stored as its `state_dict()`."""
     library = sys.modules.get("tensordict")
     return library is not None and type(value) is library.TensorDict
 
 
 def fields_of_tensor_dict(value: Any, path: str) -> dict[str, Any]:
-    """Return what a TensorDict is made of."""
+    """Return the fields of a TensorDict."""
     items = dict(value.items())
     other = next((name for name, item in items.items() if not _is_item(item)), None)
     if other is not None:
@@ -158,7 +159,7 @@ def fields_of_tensor_dict(value: Any, path: str) -> dict[str, Any]:
 
 
 def tensor_dict_of(fields: Mapping[str, Any], path: str) -> object:
-    """Return the TensorDict of these fields, on the device on which its items are."""
+    """Return the TensorDict of these fields, on the device of its items."""
     torch, library = sys.modules["torch"], sys.modules["tensordict"]
     try:
         items, batch_size, device, names = (fields[name] for name in _TENSOR_DICT_FIELDS)

@@ -1,1 +1,1 @@
-"""Read a checkpoint into what is there: targets are compared, renamed and filled in place."""
+"""Loads into existing objects: targets are compared, renamed and filled in place."""

@@ -1,4 +1,4 @@
-"""What to do where a checkpoint does not fit a target: the hints of `DoesNotFit`."""
+"""Advice if a checkpoint does not fit a target: the hints of `DoesNotFit`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Load:
 
 
 def advice(load: Load) -> list[str]:
-    """Return what makes the load fit, what is surest first; where nothing is known, where to look."""
+    """Return changes that make the load fit, the surest first. If none is known, return where to look."""
     renaming, rename, left = _renaming(load)
     loads_some = (load.fits_somewhere or left is not load.found) and not left.strangers
     differ = (left.missing or left.unexpected or left.mismatched) and not left.partial
@@ -57,7 +57,7 @@ def advice(load: Load) -> list[str]:
 
 
 def _renaming(load: Load) -> _Renaming:
-    """Return what to say of a known renaming with which more names fit, it, and the differences left then."""
+    """Return the advice for a renaming with which more names fit, the renaming, and the remaining differences."""
     # It was found for one module, and a renaming is used for all of them: so it is tried.
     found = load.found
     if not found.rename:
@@ -77,7 +77,7 @@ def _renaming(load: Load) -> _Renaming:
 
 
 def _written(rename: Mapping[str, str]) -> str:
-    """Return a renaming as an argument; of a long one the first entries and the last."""
+    """Return a renaming as an argument. A long one is shortened to the first entries and the last."""
     entries = [f"{old!r}: {new!r}" for old, new in rename.items()]
     if len(entries) <= _ENTRIES_MOST:
         return f"rename={{{', '.join(entries)}}}"
@@ -85,7 +85,7 @@ def _written(rename: Mapping[str, str]) -> str:
 
 
 def _useless(load: Load) -> Iterator[str]:
-    """Yield which keys of the caller's renaming rename nothing."""
+    """Yield the keys of the caller's renaming that match no name."""
     for old, new in load.terms.rename.items():
         if old not in load.found.renaming:
             yield f"rename={ {old: new}!r} renames nothing: names are those inside a module or a dict of tensors"
@@ -103,7 +103,7 @@ def _of_values(found: Differences, terms: LoadRules) -> Iterator[str]:
 
 
 def _of_parts(load: Load, found: Differences) -> Iterator[str]:
-    """Yield how tensors are made whose parts the module of the target does not take."""
+    """Yield how to build tensors whose parts the target module does not accept."""
     for name, kind in list(found.partial.items())[:1]:
         how = "make the weight of what load() returns"
         if kind.endswith("Params4bit"):
@@ -113,7 +113,7 @@ def _of_parts(load: Load, found: Differences) -> Iterator[str]:
 
 
 def _target_is_a_part(load: Load) -> Iterator[str]:
-    """Yield in which part of the state all names of a target lie that was given as if it were the whole state."""
+    """Yield the part of the state that has all names of a target which was passed as the whole state."""
     found = load.found
     if load.terms.keep is not None and not found.missing:
         for key in found.unexpected[:1]:
@@ -130,7 +130,7 @@ def _target_is_a_part(load: Load) -> Iterator[str]:
 
 
 def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
-    """Yield which part of the target the checkpoint is the state of, if it was saved as if that were the whole."""
+    """Yield the part of the target that fits the checkpoint, if the checkpoint was saved as a whole state."""
     has = _own_keys(load.manifest)
     for key, value in load.target.items() if isinstance(load.target, dict) else ():
         names = _names_of(value)
@@ -144,7 +144,7 @@ def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
 
 
 def _only_what_the_target_has(load: Load, found: Differences, rename: Mapping[str, str]) -> Iterator[str]:
-    """Yield how to load no more than the parts that the target has, where all of them fit once they are renamed."""
+    """Yield how to load only the parts that the target has, if all of them fit once they are renamed."""
     target = load.target
     others = found.missing or found.mismatched or found.dtypes or found.meta or found.strangers
     if others or not found.unexpected or load.terms.keep is not None or not isinstance(target, dict):

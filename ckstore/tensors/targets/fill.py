@@ -1,4 +1,4 @@
-"""Decide which tensors of a target are filled straight from the disk, and which through a copy."""
+"""Decide which tensors of a target are filled directly from the disk, and which through a copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckstore.tensors.state_restore import LeafMaker, is_empty
 
 
 class Filling:
-    """What becomes of each leaf: the values of a tensor or array of the target, or a new value."""
+    """The destination of each leaf: a tensor or array of the target, or a new value."""
 
     # Call `bind` and `make_new` for the leaves that are wanted, then `decide`, then fill what it says, then `finish`.
 
@@ -31,7 +31,7 @@ class Filling:
         self.beyond: Counter[str] = Counter()  # name in the target -> number of values out of its dtype's range
 
     def bind(self, target: Any, index: int, *, cast_as: str | None = None) -> bool:
-        """Let the values of leaf `index` go to `target`; False if dtype or shape differ.
+        """Load the values of leaf `index` into `target`. Return False if dtype or shape differ.
 
         With `cast_as`, the name of `target`, they may be converted to its dtype.
         """
@@ -44,7 +44,7 @@ class Filling:
         return True
 
     def keeps_dtype(self, tensor: Any) -> bool:
-        """Whether a torch tensor is filled with values of the dtype that it has, so far as `bind` has heard of it."""
+        """Whether the tensor gets values of its own dtype, as far as `bind` knows."""
         place = tensor.data_ptr()
         return any(
             is_tensor(target) and target.data_ptr() == place and index not in self._cast
@@ -52,25 +52,25 @@ class Filling:
         )
 
     def bind_later(self, make: Callable[[], Any], index: int, name: str) -> None:
-        """Let the values of leaf `index` go to a tensor that `make` gives when it is decided; it takes the leaf."""
+        """Load the values of leaf `index` into a tensor that `make` returns at the decision. It must fit the leaf."""
         self._made[index] = make, name
 
     def make_new(self, index: int) -> None:
-        """Let leaf `index` be a value of its own."""
+        """Load leaf `index` as a new value."""
         self._new.add(index)
 
     @property
     def wanted(self) -> frozenset[int]:
-        """The leaves whose values are wanted."""
+        """The selected leaves."""
         return frozenset((*self._bound, *self._new, *self._made))
 
     @property
     def later_bytes(self) -> int:
-        """What the tensors of `bind_later` take; those that are one are counted once for each name."""
+        """The memory of the tensors of `bind_later`. A tensor with several names counts once for each name."""
         return sum(_elements_bytes(self._leaves[index]) for index in self._made)
 
     def decide(self, storage_bytes: Sequence[int] | None) -> tuple[dict[int, Any], list[int], set[int]]:
-        """Return the memory of storages that go straight into the target, those to be copied, and those to be kept."""
+        """Return the memory of storages that are read into the target, those to be copied, and those to be kept."""
         # A storage goes straight to its place if one leaf covers it and the target's tensor lies in memory as that leaf
         # does, if all other leaves of it lie there too (tied tensors that are tied in the target), and if no other
         # storage goes to the same memory. Of one that is copied no new value is made.
@@ -95,7 +95,7 @@ class Filling:
         return direct, sorted(self._copied), set(wanted) - set(direct) - set(self._copied)
 
     def streams(self, storage: int, cuts: Sequence[int]) -> bool:
-        """Whether a storage that is copied can be given to `fill_part` in parts that begin at these bytes of it."""
+        """Whether a copied storage can be passed to `fill_part` in parts that begin at these bytes."""
         for index in self._copied[storage]:
             leaf, target = self._leaves[index], self._bound[index]
             size = itemsize(leaf.kind, leaf.dtype) or 1
@@ -104,7 +104,7 @@ class Filling:
         return True
 
     def fill_part(self, storage: int, start: int, data: memoryview) -> None:
-        """Copy the bytes of a storage from `start` on to where they belong; both ends are those of elements."""
+        """Copy the bytes of a storage from `start` on to the target. Both ends are element boundaries."""
         for index in self._copied[storage]:
             leaf = self._leaves[index]
             low, high = max(start, leaf.offset), min(start + len(data), leaf.offset + _elements_bytes(leaf))
@@ -114,7 +114,7 @@ class Filling:
                 self._count(index, beyond)
 
     def fill(self, storage: int, memory: StorageMemory) -> None:
-        """Copy a whole storage to where its bytes belong."""
+        """Copy a whole storage to the target."""
         maker = LeafMaker(self._leaves, lambda _: memory)
         for index in self._copied[storage]:
             self._count(index, _functions(self._bound[index]).fill(self._bound[index], maker.leaf(index)))
@@ -124,7 +124,7 @@ class Filling:
             self.beyond[self._cast[index]] += beyond
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> Callable[[int], object]:
-        """Copy what is left, of storages with new values; return what gives each leaf's value."""
+        """Copy the remaining storages with new values; return a function that returns the value of each leaf."""
         maker = LeafMaker(self._leaves, memory)
         for index, target in self._bound.items():
             leaf = self._leaves[index]
@@ -142,7 +142,7 @@ class Filling:
         return value
 
     def _region_of(self, indexes: Sequence[int], nbytes: int) -> Region | None:
-        """Return the region of the target that is laid out like the whole storage, if there is one."""
+        """Return the region of the target with the same layout as the whole storage, or None."""
         if any(index in self._new for index in indexes):
             return None
         for index in indexes:
@@ -179,13 +179,13 @@ class Filling:
 
 
 class _Claims:
-    """Memory that is spoken for: two storages that are read at once must not go to one place."""
+    """Claimed memory. Two storages that are read at once must not use the same memory."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
 
     def add(self, region: Region) -> bool:
-        """Claim a region; False if a part of it was claimed before."""
+        """Claim a region. Return False if a part of it is already claimed."""
         start, stop = region.address, region.address + region.nbytes
         at = bisect_left(self._ranges, (start, stop))
         if at and self._ranges[at - 1][1] > start:
@@ -206,7 +206,7 @@ def _end_bytes(leaf: LeafRecord) -> int:
 
 
 def _functions(target: Any) -> Any:
-    """Return the module that knows targets like this one."""
+    """Return the module for targets of this kind."""
     if is_tensor(target):
         from ckstore.tensors.targets import torch_targets
 

@@ -1,8 +1,8 @@
-"""Plan how a checkpoint is read into a target that exists: nested dicts and lists, tensors, `Stateful` objects.
+"""Plan how a checkpoint is read into an existing target: nested dicts and lists, tensors, `Stateful` objects.
 
-Tensors are filled where they lie, straight from the disk if their memory looks as it was stored.
-Planning touches nothing in the target. Which bytes go where is decided in `fill`; how a module and an optimizer are
-compared with the checkpoint in `into_module` and `into_optimizer`.
+Tensors are filled in place, directly from the disk if their memory has the stored layout. Planning changes nothing in
+the target. `fill` decides the destination of the bytes, and `into_module` and `into_optimizer` compare a module and an
+optimizer with the checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckstore.tensors.walks import DICTS, name_below
 
 
 class IntoPlan:
-    """How a checkpoint will be read into a target. Nothing of it is touched before `fill` and `finish`."""
+    """The plan to read a checkpoint into a target. The target is unchanged before `fill` and `finish`."""
 
     # Call `prepare` and `attempt`, fill all memory in `direct`, give each of `copied` to `filling.fill`, or in parts to
     # `filling.fill_part`, then call `finish`.
@@ -51,16 +51,16 @@ class IntoPlan:
 
     @property
     def likely(self) -> Differences:
-        """What does not fit, with the names that one side alone has where `attempt` is to say what that means."""
+        """The differences, including names on one side only, about which `attempt` decides."""
         return replace(self.differences, missing=[*self.differences.missing, *self._guessed])
 
     def prepare(self, storage_bytes: Sequence[int] | None = None) -> None:
-        """Decide which storages go where; take the memory for tensors that have none."""
+        """Decide the destination of each storage, and allocate memory for tensors that have none."""
         # `storage_bytes`: sizes of the storages; None: each ends with its last element.
         self.direct, self.copied, self.indirect = self.filling.decide(storage_bytes)
 
     def attempt(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
-        """Let each part of a module that loads in a way of its own do so; what it reports is in `differences` then."""
+        """Run the loaders of module parts with custom loading. `differences` then has their reports."""
         # `read`: gives storages in fresh memory. Raises BadInput: One refuses its values. All parts are as they were.
         try:
             for attempt in self._attempts:
@@ -71,17 +71,17 @@ class IntoPlan:
             raise
 
     def name_beyond(self) -> None:
-        """Add to the report of each conversion how many values were out of the range of the new dtype."""
+        """Add to the report of each conversion the number of values out of the range of the new dtype."""
         for name, count in self.filling.beyond.items():
             self.differences.cast[name] += f", {counted(count, 'value')} out of its range"
 
     def undo(self) -> None:
-        """Put back what there was before `attempt`."""
+        """Restore the values from before `attempt`."""
         for attempt in reversed(self._attempts):
             attempt.undo()
 
     def finish(self, memory: Callable[[int], StorageMemory]) -> None:
-        """Bring the rest into the target, in its order: values are set and `load_state_dict` is called."""
+        """Load the rest into the target, in its order: set values and call `load_state_dict`."""
         # `memory`: gives the filled memory of a storage; asked once for each of `indirect`. Raises BadInput: an object
         # refuses its state; what came before it has been loaded.
         leaf = self.filling.finish(memory)
@@ -117,7 +117,7 @@ def plan_into(  # noqa: PLR0917 - the last ones are options
 
 
 class _TargetWalk:
-    """Walks down the target and the nodes side by side."""
+    """A walk over the target and the nodes in parallel."""
 
     # `visit` returns how to make the value that the parent has to set, or None when the target itself stays where it
     # is.
@@ -252,7 +252,10 @@ class _TargetWalk:
 
     @staticmethod
     def _has_names(module: Any, node: Node) -> bool:
-        """Whether the state of a module is to be compared by names; one that loads otherwise may have another state."""
+        """Whether the state of a module is compared by names.
+
+        A module with another loading method may have any state.
+        """
         from ckstore.tensors.targets.module_parts import overrides_load
 
         return (isinstance(node, list) and node[0] in DICTS) or not overrides_load(module)
@@ -268,7 +271,7 @@ class _TargetWalk:
 
 
 def _holds_live(target: object, path: str, depth: int = 1) -> bool:
-    """Whether there is a tensor, an array or a `Stateful` object in `target`, at any depth."""
+    """Whether `target` has a tensor, an array or a `Stateful` object at any depth."""
     if is_tensor(target) or is_array(target) or is_stateful(target):
         return True
     if isinstance(target, dict | list | tuple):

@@ -1,4 +1,4 @@
-"""Compare a module with its state in a checkpoint, and plan how it is loaded. Imported if a target has one."""
+"""Compare a module with its state in a checkpoint, and plan its load. Imported only if a target has a module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckstore.tensors.walks import DICTS, leaf_numbers
 
 
 def plan_module(comparison: Comparison, module: Any, node: Node, path: str) -> None:
-    """Plan to load a module: each parameter and buffer by its name, and what it loads in a way of its own."""
+    """Plan to load a module: each parameter and buffer by name, and parts with custom loading."""
     # Plain tensors are filled where they lie; those on the meta device are assigned: parameters stay parameters, with
     # their `requires_grad`, and tensors that were one stay one. Of all other values only the part that takes them knows
     # whether they fit: it is given them first of all, as `load_state_dict` of torch would give them.
@@ -50,7 +50,7 @@ class _Module:
         self._fresh: dict[int, torch.Tensor] = {}
 
     def compare(self) -> None:
-        """Plan to load each value that fits, and say what does not."""
+        """Plan to load each value that fits, and report the others."""
         # First: a quantized weight without its scales would be taken as plain values, and be wrong in silence.
         lost = self._lost_parts()
         for key in [*self.parts.places, *(key for key in self.found if key not in self.parts.places)]:
@@ -70,7 +70,7 @@ class _Module:
             self._judge(unexpected)
 
     def take(self, key: str, name: str, item: Node) -> None:
-        """Plan to load one value, or say why it does not fit."""
+        """Plan to load one value, or report why it does not fit."""
         place, loader = self.parts.places.get(key), self.parts.loader_of(key)
         if (place is None and loader is None) or not self.comparison.wants(item, name):
             return
@@ -86,7 +86,7 @@ class _Module:
             self._take_values(key, place.value, name, item)
 
     def _lost_parts(self) -> set[str]:
-        """Say which tensors have parts in the checkpoint that the module does not take: alone, values are wrong."""
+        """Report tensors with parts that the module does not accept. Without these parts their values are wrong."""
         lost = set()
         for key, (name, item) in self.found.items():
             if key in self.parts.places or self.parts.loader_of(key) is not None:
@@ -101,7 +101,7 @@ class _Module:
         return lost
 
     def plan(self) -> None:
-        """Add what is to be done."""
+        """Add the steps of the load."""
         if self.parts.loaders:
             given = self.comparison, self.path, self.parts, self.handed
             self.comparison.attempts.append(Attempt(*given, metadata=self._metadata, report=self.report))
@@ -109,7 +109,7 @@ class _Module:
             self.comparison.steps.append(self._assign)
 
     def report(self, missing: Collection[str], unexpected: Collection[str]) -> None:
-        """Say what did not fit of the values that parts of the module were given."""
+        """Report the values that parts with custom loading did not accept."""
         handed = self._handed()
         self._differ([key for key in missing if key in handed or key not in self.found], unexpected)
         self._judge(unexpected)
@@ -118,7 +118,7 @@ class _Module:
         return {key for given in self.handed.values() for key in given}
 
     def _differ(self, missing: Collection[str], unexpected: Collection[str]) -> None:
-        """Say which keys are on one side only."""
+        """Report the keys that exist on one side only."""
         missing = [key for key in missing if not self._has_as_tied(key)]
         for key in missing:
             self.comparison.miss(join_key(self.path, key))
@@ -131,19 +131,19 @@ class _Module:
             self.comparison.suggest_rename(self.node, self.parts.places, rename_all=True)
 
     def _judge(self, unexpected: Collection[str]) -> None:
-        """Say that the state is that of another module, where nothing of it fits."""
+        """Report that the state belongs to another module, if nothing in it fits."""
         fits = self.loaded or self.assigned or self._handed() - set(unexpected)
         known = any(key in self.parts.places for key in self.found)
         if self.found and not fits and not known and self.comparison.wants_some(self.node, self.path):
             self.comparison.differences.strangers.append(self.path or "the target")
 
     def _has_as_tied(self, key: str) -> bool:
-        """Whether a tensor is the same as one that is loaded by another name."""
+        """Whether a tensor is the same as one that is loaded under another name."""
         place = self.parts.places.get(key)
         return place is not None and _memory(place.value) in self._memories
 
     def _may_take(self, value: torch.Tensor, name: str, item: Node) -> bool:
-        """Whether a part may be given the value of one of its tensors; say why not."""
+        """Whether a part may receive the value of one of its tensors; report the reason if not."""
         # Its shape is for the part to judge. Another dtype would be converted silently.
         if torch.nn.parameter.is_lazy(value):
             return True
@@ -166,7 +166,7 @@ class _Module:
         return same or not is_ordinary(value) or self.comparison.converts(value, leaf, name)
 
     def _assign(self, leaf: Leaf) -> None:
-        """Set the parameters and buffers that got their memory, by all names that they have."""
+        """Set the parameters and buffers that got new memory, under all their names."""
         places = self.parts.places
         made = {
             id(places[key].value): torch_targets.as_parameter_of(places[key].value, make(leaf))
@@ -177,7 +177,7 @@ class _Module:
                 setattr(place.part, place.name, made[id(place.value)])
 
     def _metadata(self) -> Any:
-        """Return the versions of modules that torch keeps with a state, by the names that modules have now."""
+        """Return the module versions that torch keeps with a state, by the current names of the modules."""
         attributes = self.node[2] if self.node[0] == "odict" else None
         if attributes is None:
             return None
@@ -233,7 +233,7 @@ class _Module:
         return make
 
     def _contradicts(self, value: torch.Tensor, item: Node, name: str) -> bool:
-        """Say if two names are one tensor in the module and have different values in the checkpoint."""
+        """Report whether two names of one tensor in the module have different values in the checkpoint."""
         known = self._memories.get(_memory(value))
         if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
             return False
@@ -246,12 +246,12 @@ class _Module:
 
 
 def _is_wrapper(item: Node) -> bool:
-    """Whether a tensor is one of a class that wraps others, not a sparse one."""
+    """Whether a tensor belongs to a class that wraps others, and is not sparse."""
     return isinstance(item, list) and item[0] == "parts" and item[2] not in SPARSE_KINDS
 
 
 def _memory(value: torch.Tensor) -> object:
-    """Return what is equal for tensors that are one: the same elements of the same memory."""
+    """Return a value that is equal for tensors with the same elements of the same memory."""
     if torch.nn.parameter.is_lazy(value) or value.is_meta or not value.numel() or hasattr(value, "__tensor_flatten__"):
         return id(value)  # a wrapper of other tensors has no memory: all of them have the address 0
     try:
@@ -261,7 +261,7 @@ def _memory(value: torch.Tensor) -> object:
 
 
 def _above(key: str) -> Iterator[str]:
-    """Give the names that a key lies below, the longest first."""
+    """Yield the prefixes of a key, the longest first."""
     while "." in key:
         key = key[: key.rfind(".")]
         yield key

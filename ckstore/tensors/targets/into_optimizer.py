@@ -1,7 +1,7 @@
-"""Compare an optimizer with its state in a checkpoint, and plan how it is loaded. Imported if a target has one.
+"""Compare an optimizer with its state in a checkpoint, and plan its load. Imported only if a target has one.
 
-A parameter is found by its name where both have names (an optimizer that was made of ``named_parameters()``), else by
-its place, as torch does it.
+A parameter is matched by name if both sides have names (an optimizer made with ``named_parameters()``), and otherwise
+by position, as in torch.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _LIKE_THE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"),
     *("acc_delta", "grad_avg", "sum", "prev", "step_size", "ax"),
 }
-"""What torch's optimizers keep with the shape of the parameter."""
+"""State that torch's optimizers keep in the shape of the parameter."""
 _TELLING = {
     *("betas", "momentum", "alpha", "rho", "lambd", "t0", "etas", "step_sizes", "max_iter", "lr_decay"),
     *("initial_accumulator_value", "beta2_decay"),
 }
-"""Settings by which one optimizer of torch is told from another."""
+"""Settings that distinguish torch's optimizers."""
 
 
 _ITERATED = "<generator object "
-"""With this begins what `load_state_dict` of torch 2.13 makes of each string in the state of a parameter."""
+"""The beginning of the text into which `load_state_dict` of torch 2.13 converts each string in a parameter's state."""
 _NAMED_MOST = 3
 """The greatest number of names of parameters in a message."""
 
 
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
-    """Plan to load an optimizer: whole, or not at all if its groups differ."""
+    """Plan to load an optimizer, completely or, if its groups differ, not at all."""
     # The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
     parts = {decode_key(own): item for own, item in node[1]} if isinstance(node, list) and node[0] in DICTS else {}
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
@@ -93,10 +93,11 @@ def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str
 
 
 def _put_back(comparison: Comparison, optimizer: Any, saved: Any, parameters: dict[Any, Any], path: str) -> None:
-    """Put back strings, and give state the dtype that it was saved with, or report that torch converted it.
+    """Restore strings, and give state its saved dtype, or report that torch converted it.
 
-    If the parameter itself was saved with its dtype, the optimizer keeps such state by design, as in double precision.
-    Else the run continues with parameters of another dtype, and torch's conversion is wanted.
+    If the parameter itself was saved with its current dtype, the optimizer keeps state of another dtype by design, as
+    in double precision. Otherwise the run continues with parameters of another dtype, and torch's conversion is
+    intended.
     """
     for number, found in saved.items():
         parameter = parameters.get(number)
@@ -109,7 +110,7 @@ def _put_back(comparison: Comparison, optimizer: Any, saved: Any, parameters: di
 
 
 def _as_saved(own: Any, saved: Any, dtype: Any, name: str, cast: dict[str, str], *, is_kept: bool) -> Any:
-    """Return `own` with values of `saved` in the place of strings, and of tensors that torch converted to `dtype`."""
+    """Return `own` with the strings of `saved`, and its values for tensors that torch converted to `dtype`."""
     if isinstance(own, dict) and isinstance(saved, dict):
         return {
             key: _as_saved(item, saved[key], dtype, name_below(name, key), cast, is_kept=is_kept)
@@ -144,7 +145,7 @@ def _is_dict(node: Node) -> bool:
 
 
 def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> bool:
-    """Whether there are as many groups of as many parameters, of an optimizer like this one, with memory."""
+    """Whether the groups have the same number and sizes, belong to such an optimizer, and have memory."""
     name = name_below(path, "param_groups")
     own = optimizer.param_groups
     if not isinstance(groups, list) or not all(map(_is_group, groups)):
@@ -174,9 +175,9 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
 
 
 def _orders(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> list[list[int] | None] | None:
-    """Return for each group the places of its parameters in the checkpoint's group, or None if names differ.
+    """Return for each group the positions of its parameters in the checkpoint, or None if names differ.
 
-    A group is None where the optimizer or the checkpoint has no names: the order is kept.
+    If the optimizer or the checkpoint has no names, a group is None, and its order is kept.
     """
     name = name_below(path, "param_groups")
     orders: list[list[int] | None] = []
@@ -196,7 +197,7 @@ def _orders(comparison: Comparison, optimizer: Any, groups: Any, path: str) -> l
 
 
 def _order(comparison: Comparison, own: list[str], its: Any) -> list[int] | None:
-    """Return at which places of the checkpoint's names the optimizer's are; None if they are not the same."""
+    """Return the positions of the optimizer's names in the checkpoint's names, or None if they differ."""
     if not isinstance(its, list) or len(its) != len(own) or not all(isinstance(one, str) for one in its):
         return None
     terms, used = comparison.terms, comparison.differences.renaming
@@ -209,7 +210,7 @@ def _order(comparison: Comparison, own: list[str], its: Any) -> list[int] | None
 
 
 def _ordered(groups: Any, orders: list[list[int] | None]) -> Any:
-    """Return groups whose parameters are in the order of an optimizer."""
+    """Return groups with their parameters in the order of an optimizer."""
     return [
         group
         if order is None
@@ -251,12 +252,12 @@ class _Optimizer:
         self._places = {one.data_ptr() for one in self.parameters.values() if torch_targets.can_be_filled(one)} - {0}
 
     def by_parameter(self, found: dict[Any, Node]) -> dict[Any, Node]:
-        """Return the state by the numbers of the parameters, of which `torch.distributed.checkpoint` makes text."""
+        """Return the state by parameter number. `torch.distributed.checkpoint` converts these numbers to text."""
         numbers = {str(number): number for number in self.parameters if number not in found}
         return {numbers.get(key, key) if isinstance(key, str) else key: node for key, node in found.items()}
 
     def take(self, key: Any, node: Node) -> bool:
-        """Plan to load what is kept for one parameter; False if a part of it does not fit."""
+        """Plan to load the state of one parameter. Return False if a part of it does not fit."""
         # Other optimizers may have more keys of their own. One of torch would load such an entry and never use it.
         if key not in self.parameters and (self._is_torchs or type(key) is int):
             parameters = counted(len(self.parameters), "parameter")
@@ -275,7 +276,7 @@ class _Optimizer:
         return True
 
     def placed(self, key: object, node: Node, leaf: Leaf) -> Leaf:
-        """Return what gives leaves, those inside objects on the device of their parameter."""
+        """Return a function that returns leaves. Those inside objects are on the device of their parameter."""
         # torch moves the tensors of a state there, but looks into no object.
         parameter, inside = self.parameters.get(key), _below(node, "object")
         if parameter is None or parameter.device.type == "cpu" or not inside:
@@ -288,7 +289,7 @@ class _Optimizer:
         return give
 
     def _bind(self, index: int, live: dict[str, Any]) -> None:
-        """Fill the tensor that the optimizer holds under a name, if only this one of the checkpoint goes there."""
+        """Fill the tensor that the optimizer holds under a name, if only this leaf belongs to it."""
         leaf = self.comparison.leaves[index]
         own = live.get(leaf.name)
         place = None if own is None else own.data_ptr()
@@ -298,7 +299,7 @@ class _Optimizer:
             self._places.add(place)
 
     def _fits(self, index: int, parameter: Any, live: dict[str, Any]) -> bool:
-        """Whether a tensor has the shape of its parameter, as far as that is known; say if not, or if converted."""
+        """Whether a tensor has the shape of its parameter, if known; report if not, or if it is converted."""
         # An optimizer that is not torch's judges the shapes and dtypes of its state by itself.
         leaf = self.comparison.leaves[index]
         last = leaf.name.rpartition(".")[2]
@@ -322,7 +323,7 @@ class _Optimizer:
 
 
 def _tensors_in(state: object, path: str, depth: int = 1) -> Iterator[tuple[str, Any]]:
-    """Give name and tensor of each plain tensor in the state of an object, named as `capture` does."""
+    """Yield name and tensor of each plain tensor in the state of an object, with the names of `capture`."""
     if is_tensor(state):
         from ckstore.tensors.targets import torch_targets
 

@@ -1,7 +1,7 @@
-"""Compare tensors that are made of other tensors with their parts in a checkpoint. Imported if a checkpoint has some.
+"""Compare tensors that consist of other tensors with their parts in a checkpoint. Imported only if it has some.
 
-A subclass that is made up equally is filled where its parts lie. On the meta device, or with ``assign=True``, the
-tensor of the checkpoint takes its place, as torch's own `load_state_dict` has it.
+A subclass with the same structure is filled in place. On the meta device, or with ``assign=True``, the tensor of the
+checkpoint replaces it, as in torch's own `load_state_dict`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckstore.tensors.walks import shape_of_parts
 
 
 class PartsLayout(Enum):
-    """How a tensor takes its parts."""
+    """How a tensor receives its parts."""
 
     FILLED = auto()  # they are bound to those that it has
     COPIED = auto()  # A new tensor is made of them, from which it copies by itself; who asks plans for it
@@ -31,7 +31,7 @@ class PartsLayout(Enum):
 
 
 def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> PartsLayout | None:
-    """Plan how `target` takes the parts of `node`; None if it does not, which is said then."""
+    """Plan how `target` receives the parts of `node`. If it does not fit, report it and return None."""
     check_names(node, name)
     on_meta = target.device.type == "meta"
     unlike = "" if on_meta else _unlike(comparison, target, node)
@@ -56,7 +56,7 @@ def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: s
 
 
 def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
-    """Say how a tensor is made up otherwise than the one of the checkpoint; empty if it is made up equally."""
+    """Return how the structure of a tensor differs from that in the checkpoint, or an empty text."""
     # Nothing is compared by methods of foreign classes: what they say about themselves is compared as it would be
     # stored.
     apart = torch_parts.take_apart(target.detach())  # as a state has it, for requires_grad may be part of the context
@@ -84,7 +84,7 @@ def _takes(comparison: Comparison, target: Any, key: str, live: torch.Tensor, it
 
 
 def _which(own: Node, found: Node) -> str:
-    """Return which members of two contexts differ, if both are dicts, for messages."""
+    """Return the members in which two contexts differ, if both are dicts, for messages."""
     contexts = own[1][0], found[1][0]
     if all(isinstance(context, list) and context[0] == "dict" for context in contexts):
         own_context, its = ({str(key): item for key, item in context[1]} for context in contexts)
@@ -94,7 +94,7 @@ def _which(own: Node, found: Node) -> str:
 
 
 def _pairs(target: Any, node: Node) -> Iterator[tuple[torch.Tensor, int]]:
-    """Give each plain tensor that one is made of, and the leaf that it takes."""
+    """Yield each plain tensor inside a tensor, and the leaf for it."""
     for key, item in node[1]:
         if item[0] == "parts":
             yield from _pairs(getattr(target, key), item)

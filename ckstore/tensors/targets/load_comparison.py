@@ -1,4 +1,4 @@
-"""What planning a load into a target works with: what is wanted, what fits, what does not, and what is to be done."""
+"""The state of planning a load into a target: selection, matches, differences and steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckstore.tensors.walks import DICTS, leaf_numbers, name_below, shape_of_part
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """What the caller of a load into a target allows."""
+    """The options of the caller of a load into a target."""
 
     keep: Callable[[str], bool] | None = None  # says by the checkpoint's name what is to be loaded; None: everything
     # See `renames.renamed`; for the keys of tensors in dicts and in the states of modules.
@@ -32,7 +32,7 @@ class LoadRules:
 
 @dataclass(slots=True)
 class Differences:
-    """What a plan found, in the order of the target."""
+    """The differences that a plan found, in the order of the target."""
 
     # Each by its name in the target, what is unexpected by that in the checkpoint.
     missing: list[str] = field(default_factory=list)  # in the target only
@@ -57,7 +57,7 @@ class Differences:
 Leaf = Callable[[int], object]  # gives the value of a leaf by its number
 Make = Callable[[Leaf], object]
 RenamedDict = dict[Any, tuple[str, Any]]
-"""What a dict of the checkpoint holds: key as `rename` makes it -> name in the checkpoint, node."""
+"""The items of a dict of the checkpoint: renamed key -> name in the checkpoint, node."""
 _CONTAINERS = {
     **dict.fromkeys(DICTS, "a dict"),
     "list": "a list",
@@ -68,26 +68,26 @@ _CONTAINERS = {
 
 
 class Trial(Protocol):
-    """Loads first of all into what alone knows whether its values fit; see `module_attempt`."""
+    """Loads parts that decide themselves whether values fit, before all others; see `module_attempt`."""
 
     handed: dict[str, dict[str, Node]]
 
     @property
     def kept_bytes(self) -> int:
-        """Memory that `run` takes for what `undo` puts back."""
+        """Memory that `run` needs to keep the values for `undo`."""
 
     def storages(self) -> list[list[int]]:
-        """Return the storages that `run` asks for, as it does."""
+        """Return the storages that `run` needs, in its order."""
 
     def run(self, read: Callable[[Iterable[int]], Mapping[int, StorageMemory]]) -> None:
-        """Load, and say what does not fit."""
+        """Load, and report values that do not fit."""
 
     def undo(self) -> None:
-        """Put back what there was before `run`, also if that did not end."""
+        """Restore the values from before `run`, even if it did not complete."""
 
 
 class Comparison:
-    """Collects what fits and what does not, and the steps to be taken once all tensors are filled."""
+    """Collects matches, differences, and the steps to run after all tensors are filled."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Comparison:
         self.differences = Differences()
 
     def early(self, index: int) -> object:
-        """Return the value of a leaf that the plan depends on: of a long list of numbers; None for all others."""
+        """Return the value of a long list of numbers, on which the plan depends; None for all other leaves."""
         numbers = self.leaves[index].kind == "numbers"
         # Long lists of numbers are leaves, and an optimizer's groups may hold them: without them it cannot be compared.
         return self._read(index) if numbers and self._read is not None else None
@@ -118,7 +118,7 @@ class Comparison:
         return isinstance(node, list) and node[0] == "leaf" and self.leaves[node[1]].kind == "numbers"
 
     def wants(self, node: Node, path: str) -> bool:
-        """Whether what is at and below a node is selected."""
+        """Whether all values at and below a node are selected."""
         keep = self.terms.keep
         if keep is None:
             return True
@@ -135,7 +135,7 @@ class Comparison:
         return keep is None or any(keep(name) for name in value_names(node, path, self.leaves))
 
     def found_in(self, node: Node, path: str, *, rename_all: bool) -> RenamedDict:
-        """Return what a dict of the checkpoint holds, its keys renamed: those of tensors and arrays, or all of them."""
+        """Return the items of a dict of the checkpoint with renamed keys: those of tensors and arrays, or all."""
         found: RenamedDict = {}
         for own, item in node[1]:
             key = decode_key(own)
@@ -150,14 +150,14 @@ class Comparison:
         return found
 
     def suggest_rename(self, node: Node, own: Iterable[object], *, rename_all: bool) -> None:
-        """Look for a renaming with which more of a dict of the checkpoint has the names `own`."""
+        """Search for a renaming that gives more keys of a dict of the checkpoint names in `own`."""
         # As `found_in`, it is for all keys, or those of tensors and arrays.
         keys = [decode_key(key) for key, item in node[1] if rename_all or self.is_tensor_leaf(item)]
         wanted = [key for key in own if isinstance(key, str)]
         self.differences.rename |= suggest([key for key in keys if isinstance(key, str)], wanted) or {}
 
     def bind(self, live: Any, item: Node, name: str) -> bool:
-        """Let a leaf of the checkpoint fill a tensor that can be filled, or say why it cannot."""
+        """Fill a tensor from a leaf of the checkpoint, or report why this is not possible."""
         from ckstore.tensors.targets import torch_targets
 
         leaf = self.leaves[item[1]] if isinstance(item, list) and item[0] == "leaf" else None
@@ -170,7 +170,10 @@ class Comparison:
         return self.converts(live, leaf, name) and (on_meta or self.filling.bind(live, item[1], cast_as=name))
 
     def converts(self, live: Any, leaf: LeafRecord, name: str) -> bool:
-        """Whether a leaf may be converted to the dtype of a tensor of its shape; say so, or why not."""
+        """Whether a leaf may be converted to the dtype of a tensor of its shape.
+
+        Report the conversion, or the reason.
+        """
         from ckstore.tensors.targets import torch_targets
 
         wanted = torch_targets.dtype_name(live)
@@ -182,7 +185,7 @@ class Comparison:
         return True
 
     def have_same_values(self, one: int, other: int) -> bool:
-        """Whether two leaves have the same bytes by the digests of their storages, or cannot be told apart by them."""
+        """Whether two leaves have the same bytes by the digests of their storages, or this cannot be determined."""
         first, second = self.leaves[one], self.leaves[other]
         # Not comparable by digests counts as the same: a tie must not be refused on suspicion.
         if first.storage == second.storage or self.storages is None or first.offset != second.offset:
@@ -192,17 +195,17 @@ class Comparison:
         return first.strides != second.strides or pieces[0] == pieces[1]
 
     def new(self, node: Node) -> Make:
-        """Let a value be made new, as it was stored."""
+        """Return a function that makes a new value, as it was stored."""
         for index in leaf_numbers(node):
             self.filling.make_new(index)
         return lambda leaf: build_with(node, leaf, self.leaves)
 
     def mismatch(self, path: str, wanted: str, found: str) -> None:
-        """Say that what is at `path` is of another shape or kind."""
+        """Report another shape or kind at `path`."""
         self.differences.mismatched[path or "the state itself"] = f"{wanted} wanted, found {found}"
 
     def described(self, node: Node) -> str:
-        """Return what a node holds, for messages."""
+        """Return a description of a node for messages."""
         if not isinstance(node, list):
             return type_name(type(node)) if node is not None else "None"
         if node[0] == "parts":
@@ -218,12 +221,12 @@ class Comparison:
         return f"{array}shape {list(leaf.shape)} {leaf.dtype}"
 
     def miss(self, name: str) -> None:
-        """Say that the checkpoint lacks what the target has, if it was asked for."""
+        """Report a selected name of the target that the checkpoint lacks."""
         if self.terms.keep is None or self.terms.keep(name):
             self.differences.missing.append(name)
 
     def not_expect(self, name: str, node: Node) -> None:
-        """Say that the target lacks what the checkpoint has, if it was asked for."""
+        """Report a selected name of the checkpoint that the target lacks."""
         if self.wants_some(node, name):
             self.differences.unexpected.append(name)
 

@@ -1,7 +1,7 @@
-"""Let parts of a module load in their own way, before anything else of the target is touched; put back what they held.
+"""Run parts of a module with custom loading, before anything else in the target changes; restore them on failure.
 
-Only such a part knows what it takes: a hook renames keys, a method grows a buffer, extra state has any shape. So it is
-given its values, as `load_state_dict` of torch would give them, and what it reports is a difference.
+Only such a part knows which values it accepts: a hook renames keys, a method grows a buffer, extra state has any shape.
+So it gets its values as torch's `load_state_dict` would pass them, and the keys that it reports are differences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NOTHING_LOADED = "nothing was loaded; load(ref, select=…) returns the state t
 
 
 class Attempt:
-    """What is handed to the loaders of one module."""
+    """The values for the loaders of one module."""
 
     # `report`: called with the keys that are missing, and those that are not expected.
 
@@ -57,15 +57,15 @@ class Attempt:
 
     @property
     def kept_bytes(self) -> int:
-        """What `run` takes to keep what the loaders hold."""
+        """Memory that `run` needs to keep the current values of the loaders."""
         return sum(kept_bytes(loader.part, whole=loader.whole) for loader in self._parts.loaders.values())
 
     def storages(self) -> list[list[int]]:
-        """Return which storages are read for each loader."""
+        """Return the storages that are read for each loader."""
         return [self._storages(given.values()) for given in self.handed.values()]
 
     def run(self, read: Read) -> None:
-        """Load each loader in its own way; report the keys that are missing, and those that are not expected."""
+        """Run each loader; report the missing and the unexpected keys."""
         # Raises BadInput: A loader refuses its values, for no reason that can be seen. `undo` is to be called.
         missing: list[str] = []
         unexpected: list[str] = []
@@ -80,7 +80,7 @@ class Attempt:
         self._report(missing, unexpected)
 
     def undo(self) -> None:
-        """Put back what the loaders held, in reverse."""
+        """Restore the values of the loaders, in reverse order."""
         while self._snapshots:
             self._snapshots.pop().put_back()
 
@@ -111,7 +111,7 @@ class Attempt:
         return [key for key in missing if key not in misfits], unexpected
 
     def _load(self, loader: Loader, values: dict[str, Any]) -> tuple[Iterable[str], Iterable[str]]:
-        """Load a part as torch does, and return what it reports."""
+        """Load a part as torch does, and return the keys that it reports."""
         how = {"assign": True} if self._assign(values) else {}
         state = OrderedDict(values)
         metadata = self._metadata()
@@ -133,7 +133,7 @@ class Attempt:
         return naming_refusals(loader.part, name, _NOTHING_LOADED)
 
     def _assign(self, values: dict[str, Any]) -> bool:
-        """Make parameters of what goes to places without memory, as torch does, tied ones where they are tied."""
+        """Create parameters for values whose targets have no memory, as torch does, and tie tied ones."""
         places = self._parts.places
         empty = {key: places[key].value for key in values if key in places and places[key].value.is_meta}
         made: dict[int, Any] = {}
@@ -147,7 +147,7 @@ class Attempt:
         return bool(empty)
 
     def _misfits(self, given: Mapping[str, Node]) -> set[str]:
-        """Say which tensors have another shape than the parameters and buffers of the same names; return their keys."""
+        """Report tensors with another shape than the parameters and buffers of these names; return their keys."""
         misfits = set()
         for key, item in given.items():
             place = self._parts.places.get(key)
@@ -168,7 +168,7 @@ class Attempt:
 def _load_its_own(
     loader: Loader, state: OrderedDict[str, Any], metadata: Any, **how: bool
 ) -> tuple[list[str], list[str]]:
-    """Load what is a part's own, without what is below it, as `load_state_dict` of torch does for each part."""
+    """Load only a part itself, without its children, as torch's `load_state_dict` does for each part."""
     own = dict((metadata or {}).get(loader.prefix.removesuffix("."), {}))
     if how:
         own["assign_to_params_buffers"] = True
@@ -182,7 +182,7 @@ def _load_its_own(
 
 
 def _below(loader: Loader) -> Any:
-    """Return a module that is empty but for a part at its prefix, so that hooks are given the names that it has."""
+    """Return an empty module with the part at its prefix, so that hooks get the original names."""
     part = loader.part
     for name in reversed(loader.prefix.split(".")[:-1]):
         outer = torch.nn.Module()

@@ -1,4 +1,4 @@
-"""Where `load_state_dict` of torch puts each key of a module's state, and which parts load in a way of their own."""
+"""The destination of each key of a module's state in torch's `load_state_dict`, and parts with custom loading."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ckstore.tensors.targets import torch_targets
 
 _PLAIN_LOAD = torch.nn.Module._load_from_state_dict  # noqa: SLF001 - the documented place for loading otherwise
 _NORM_LOADS = {_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict}  # noqa: SLF001
-"""They load as any module does unless the names differ: those of old versions of torch."""
+"""These load like any module unless the names differ, as those of old versions of torch do."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSlot:
-    """Where the value of a key goes: a parameter or a persistent buffer, `name` of `part`."""
+    """The destination of a key: a parameter or a persistent buffer, `name` of `part`."""
 
     part: Any
     name: str
@@ -30,7 +30,7 @@ class StateSlot:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A part of a module that loads in a way of its own, which decides what fits."""
+    """A part of a module with custom loading, which decides which values fit."""
 
     part: Any  # the module
     prefix: str  # what its keys begin with: `layer.0.`
@@ -49,7 +49,7 @@ class ModuleParts:
     apart: Collection[str] = ()  # keys whose tensors are given as what they are made of
 
     def loader_of(self, key: str) -> Loader | None:
-        """Return which loader takes a key."""
+        """Return the loader that receives a key, or None."""
         at = 0
         while True:
             prefix, rest = key[:at], key[at:]
@@ -62,7 +62,7 @@ class ModuleParts:
 
 
 def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()) -> ModuleParts:
-    """Return the parts of a module into which a state is to be loaded. Calls none of its code."""
+    """Return the parts of a module into which a state will be loaded. Calls none of its code."""
     # `apart`: those whose tensors are given as what they are made of, which needs no loader.
     if type(module).__module__.endswith("fabric.wrappers") and hasattr(module, "_original_module"):
         module = module._original_module  # noqa: SLF001 - to which Lightning Fabric's wrapper hands its state on
@@ -83,12 +83,12 @@ def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()
 
 
 def overrides_load(module: Any) -> bool:
-    """Whether a module, as a whole, has a `load_state_dict` of its own."""
+    """Whether the module itself overrides `load_state_dict`."""
     return type(module).load_state_dict is not torch.nn.Module.load_state_dict or "load_state_dict" in vars(module)
 
 
 def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[str]], *, inside: bool = False) -> None:
-    """Add a part and what is below it, in the order in which torch loads them."""
+    """Add a part and its children, in the order in which torch loads them."""
     # `found`: prefix -> keys of the state that have it and no more dots. `inside`: whether it lies in a loader that
     # loads all below it.
     own = _places(part, prefix)
@@ -120,7 +120,7 @@ def _places(part: Any, prefix: str) -> dict[str, StateSlot]:
 
 
 def _is_checkpoint_wrapper(part: Any) -> bool:
-    """Whether a part is torch's wrapper for activation checkpointing, whose hooks leave its own name out of keys."""
+    """Whether a part is torch's wrapper for activation checkpointing, whose hooks remove its name from keys."""
     module = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
     kind: Any = getattr(module, "ActivationWrapper", None)
     hooks = len(part._load_state_dict_pre_hooks), len(part._load_state_dict_post_hooks)  # noqa: SLF001
@@ -128,7 +128,7 @@ def _is_checkpoint_wrapper(part: Any) -> bool:
 
 
 def _loads_all_below(part: Any) -> bool:
-    """Whether a part has hooks or a method that see, and may change, what is loaded into it and all below it."""
+    """Whether a part has hooks or a method that can change the values for it and all its children."""
     load = type(part)._load_from_state_dict  # noqa: SLF001
     hooks = part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks  # noqa: SLF001
     plain = load is _PLAIN_LOAD or load in _NORM_LOADS
@@ -136,7 +136,7 @@ def _loads_all_below(part: Any) -> bool:
 
 
 def _loads_its_own(part: Any, own: dict[str, StateSlot], found: set[str], apart: Collection[str]) -> bool:
-    """Whether torch does more for a part than to copy values to plain tensors."""
+    """Whether torch does more for a part than copying values to plain tensors."""
     plain = (
         is_ordinary(place.value) or (key in apart and not torch.nn.parameter.is_lazy(place.value))
         for key, place in own.items()
@@ -151,10 +151,10 @@ def _shares(own: dict[str, StateSlot], shared: set[int]) -> bool:
 
 
 def has_extra_state(part: Any) -> bool:
-    """Whether a part takes extra state."""
+    """Whether a part accepts extra state."""
     return getattr(type(part), "set_extra_state", None) is not torch.nn.Module.set_extra_state
 
 
 def is_ordinary(value: torch.Tensor) -> bool:
-    """Whether loading a tensor is no more than to replace its values, or on the meta device itself, by plain ones."""
+    """Whether loading a tensor only replaces its values, or on the meta device the tensor, by plain ones."""
     return type(value) in {torch.Tensor, torch.nn.Parameter} and (value.is_meta or torch_targets.can_be_filled(value))

@@ -1,4 +1,4 @@
-"""Keep what a module holds while it loads in a way of its own, and put it back."""
+"""Copies of the values of a module during custom loading, to restore them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTAINERS = {dict, OrderedDict, list, set}
 
 
 class ModuleSnapshot:
-    """What a part of a module held: values of tensors, attributes, extra state."""
+    """The values of a part of a module: values of tensors, attributes, extra state."""
 
     # Only the part knows the objects in its attributes: unless they are in its extra state, their content is not kept.
 
@@ -30,7 +30,7 @@ class ModuleSnapshot:
         ]
 
     def put_back(self) -> None:
-        """Make the part what it was."""
+        """Restore the part."""
         self._put_back_attributes()
         for part, state in self._extra:
             try:
@@ -53,7 +53,7 @@ def kept_bytes(part: Any, *, whole: bool) -> int:
 
 
 def _tensors(part: Any, *, whole: bool) -> dict[int, torch.Tensor]:
-    """Return the tensors that a part holds, and those that these hold, by their `id`."""
+    """Return the tensors that a part has, and those inside them, by their `id`."""
     found: dict[int, torch.Tensor] = {}
     for one in _modules(part, whole=whole):
         below = [*one._parameters.values(), *one._buffers.values(), *vars(one).values()]  # noqa: SLF001
@@ -77,7 +77,7 @@ def _has_values(tensor: torch.Tensor) -> bool:
 
 
 class _Attributes:
-    """The attributes of an object, and what is in those that are containers."""
+    """The attributes of an object, and the items of those that are containers."""
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner
@@ -97,7 +97,7 @@ class _Attributes:
 
 
 class _Value:
-    """The values of a tensor, in memory of the processor."""
+    """The values of a tensor, in CPU memory."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

@@ -1,4 +1,4 @@
-"""Rename what a checkpoint has, and find the renaming that turns its names into those of a module. Strings only."""
+"""Rename names of a checkpoint, and search for a renaming to those of a module. Strings only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ckstore.errors import BadInput
 from ckstore.model.names import WRAPPERS, unwrapped
 
 Rename = Mapping[str, str]
-"""Beginnings of names, and ``.parts.`` that stand anywhere in them, to what replaces them; see `renamed`."""
+"""Prefixes of names, and ``.parts.`` anywhere in them, to their replacements; see `renamed`."""
 
 _SUGGESTED_MOST = 20
 
 
 def check_rename(rename: object) -> Rename:
-    """Return `rename`; None is an empty one."""
+    """Return `rename`, or an empty one for None."""
     if rename is None:
         return {}
     pairs = rename.items() if isinstance(rename, Mapping) else None
@@ -25,7 +25,7 @@ def check_rename(rename: object) -> Rename:
 
 
 def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
-    """Return a name of a state dict as `rename` makes it."""
+    """Return a name of a state dict after renaming."""
     # Of the keys that the name begins with, the longest is replaced; what follows may begin with another one, and each
     # is used once. The value of an empty key is put in front of names that begin with no other. Then keys that begin
     # with a dot are replaced wherever they stand, in their order. The keys that were replaced are added to `used`.
@@ -51,7 +51,7 @@ def renamed(key: str, rename: Rename, used: set[str] | None = None) -> str:
 
 
 def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] | None:
-    """Return a `rename` with which more names of a checkpoint are those that a module wants; None if none is known."""
+    """Return a `rename` that gives more names of a checkpoint the wanted form, or None if none is known."""
     # It is tried on all names: no two of them become equal, and no name is lost that fits as it is. It has no entry
     # without which as many would fit.
     wanted_names = set(wanted)
@@ -68,7 +68,7 @@ def suggest(found: Collection[str], wanted: Collection[str]) -> dict[str, str] |
 
 
 def _fitting(found: Collection[str], wanted: set[str], rename: Rename) -> int:
-    """Return how many names are wanted once they are renamed; 0 where two of them become equal."""
+    """Return the number of wanted names after renaming, or 0 if two of them become equal."""
     names = {renamed(name, rename) for name in found}
     # Two names that become one would lose a tensor: such a renaming is never proposed.
     return len(names & wanted) if len(names) == len(found) else 0
@@ -100,7 +100,7 @@ def _candidates(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]
 
 
 def _constant_fronts(found: list[str], wanted: list[str]) -> Iterator[dict[str, str]]:
-    """Give what is in front of one name on the one side only: ``model.`` of a backbone that is loaded alone."""
+    """Yield renamings of a prefix that only one side has, such as ``model.`` for a backbone loaded separately."""
     shortest = min(wanted, key=len)
     for name in found:
         if name.endswith(f".{shortest}"):
@@ -124,7 +124,7 @@ def _is_in_front(name: str, wrapper: str) -> bool:
 
 
 def front(names: list[str]) -> str:
-    """Return the wrappers that all names begin with, such as ``module._orig_mod.``."""
+    """Return the wrappers with which all names begin, such as ``module._orig_mod.``."""
     front = ""
     while True:
         longer = next((f"{front}{one}." for one in WRAPPERS if all(n.startswith(f"{front}{one}.") for n in names)), "")
@@ -134,7 +134,7 @@ def front(names: list[str]) -> str:
 
 
 def _fronts(found: str, wanted: str) -> tuple[str, str]:
-    """Return what is left of two names in front of the parts that they end with alike."""
+    """Return the prefixes of two names before their common ending."""
     found_parts, ours = found.split("."), wanted.split(".")
     while found_parts and ours and found_parts[-1] == ours[-1]:
         found_parts.pop()

@@ -1,4 +1,4 @@
-"""Tensors that exist already and are to be filled. Imported only when a target has some."""
+"""Existing tensors that are to be filled. Imported only when a target has some."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckstore.tensors.torch_ranges import count_beyond
 from ckstore.tensors.torch_rows import views_of
 
 _PACKED = {dtype for name, dtype in DTYPES.items() if name in ("complex32", "float4_e2m1fn_x2")}
-"""torch holds them and converts them badly or not at all."""
+"""torch can hold them, but converts them badly or not at all."""
 
 
 def can_be_filled(target: torch.Tensor) -> bool:
@@ -30,20 +30,20 @@ def can_be_filled(target: torch.Tensor) -> bool:
 
 
 def can_copy(target: torch.Tensor) -> bool:
-    """Whether `target`, of a class of its own, takes the values of a plain tensor by `copy_`, as far as can be seen."""
+    """Whether `target`, of a custom class, accepts the values of a plain tensor by `copy_`, as far as is known."""
     if hasattr(target, "placements") or target.layout is not torch.strided or target.device.type == "meta":
         return False
     return not may_overlap(target.shape, target.stride())
 
 
 def takes(target: torch.Tensor, leaf: LeafRecord) -> bool:
-    """Whether `target` (`can_be_filled`) can hold the values of a leaf just as they are."""
+    """Whether `target` (`can_be_filled`) can hold the values of a leaf unchanged."""
     same_type = leaf.kind == "torch" and DTYPE_NAMES[target.dtype] == leaf.dtype
     return same_type and tuple(target.shape) == leaf.shape
 
 
 def casts(target: torch.Tensor, leaf: LeafRecord) -> bool:
-    """Whether the values of a leaf can be converted to the dtype of `target`, whose shape they have."""
+    """Whether the values of a leaf can be converted to the dtype of `target`, which has the same shape."""
     # As `torch.can_cast`: to fewer bits, but never from complex to real numbers, nor from real ones to integers.
     return leaf.kind == "torch" and tuple(target.shape) == leaf.shape and _can_cast(leaf.dtype, target.dtype)
 
@@ -67,7 +67,7 @@ def dtype_name(target: torch.Tensor) -> str:
 
 
 def describe_unfilled(target: torch.Tensor) -> str:
-    """Return what a tensor is that cannot be filled, for messages."""
+    """Return the kind of a tensor that cannot be filled, for messages."""
     if type(target) is not torch.Tensor and type(target) is not torch.nn.Parameter:
         return type_name(type(target))
     if target.layout is not torch.strided:
@@ -78,12 +78,12 @@ def describe_unfilled(target: torch.Tensor) -> str:
 
 
 def describe(target: torch.Tensor) -> str:
-    """Return shape and dtype for messages, as `into` writes them for leaves."""
+    """Return shape and dtype for messages, in the form of `into` for leaves."""
     return f"shape {list(target.shape)} {dtype_name(target)}"
 
 
 def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
-    """Return where the elements of `target` lie, if they lie there as those of `leaf` do."""
+    """Return the memory of the elements of `target`, if it has the same layout as the leaf."""
     # `target`: A tensor that can be filled, and takes the leaf. `leaf`: it ends where a row-major leaf would end, so
     # that nothing lies between its elements. Returns: None if they do not, or not as plain bits (conjugate views), or
     # on a device where a copy is as quick.
@@ -112,7 +112,7 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
 def fill(target: torch.Tensor, found: object) -> int:
     """Copy the values of a tensor of the same shape into `target`: bit for bit, or converted to its dtype.
 
-    Returns how many of them are out of the range of its dtype.
+    Return the number of values out of the range of its dtype.
     """
     if not isinstance(found, torch.Tensor):
         raise BadInput(f"a tensor can only be filled from a tensor, got {type(found).__qualname__}")
@@ -126,14 +126,14 @@ def fill(target: torch.Tensor, found: object) -> int:
 
 
 def streams(target: torch.Tensor, leaf: LeafRecord) -> bool:
-    """Whether `fill_part` can fill `target`: the leaf lies in memory without a gap, row-major in some order of axes."""
+    """Whether `fill_part` can fill `target`: the leaf has no gap, and is row-major in some order of axes."""
     return not target.is_conj() and not target.is_neg() and _axes(leaf) is not None
 
 
 def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryview) -> int:
-    """Copy bytes of a leaf, from its byte `start` on, into `target`, whole elements that are converted to its dtype.
+    """Copy bytes of a leaf, from its byte `start` on, into `target`, as whole elements converted to its dtype.
 
-    Returns how many of them are out of the range of the dtype.
+    Return the number of values out of the range of the dtype.
     """
     axes = _axes(leaf)
     if axes is None:
@@ -151,7 +151,7 @@ def fill_part(target: torch.Tensor, leaf: LeafRecord, start: int, data: memoryvi
 
 
 def _axes(leaf: LeafRecord) -> tuple[int, ...] | None:
-    """Return the order of axes in which a leaf is row-major; None if it is so in none."""
+    """Return the order of axes in which a leaf is row-major, or None."""
     if leaf.strides is None:
         return tuple(range(len(leaf.shape)))
     strides = leaf.strides
@@ -180,6 +180,6 @@ def as_parameter_of(target: torch.Tensor, value: object) -> object:
 
 
 def count_as_modified(target: torch.Tensor) -> None:
-    """Tell torch that the values of `target` were replaced behind its back."""
+    """Count a modification of `target`, whose values were replaced without torch's knowledge."""
     if not target.is_inference():
         torch.autograd.graph.increment_version(target)
