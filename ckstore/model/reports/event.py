@@ -22,7 +22,6 @@ KINDS = (
     "unknown",
     "dropped",
     "restored",
-    "purged",
     "freed",
     "damaged",
     "healed",
@@ -49,7 +48,7 @@ class Event:
     Attributes:
         time: Time of the event, in the format of a manifest.
         event: ``saved``, ``replaced``, ``failed``, ``retried`` (an attempt failed, and another followed), ``unknown``
-            (`UnknownOutcome`), ``dropped``, ``restored``, ``purged``, ``freed``, ``damaged``, ``healed``,
+            (`UnknownOutcome`), ``dropped``, ``restored``, ``freed``, ``damaged``, ``healed``,
             ``mirrored``, ``missing`` (on the mirror), ``evicted``, ``pruned``, ``renamed``, ``compacted``,
             ``uncompacted`` (a planned compaction failed).
         run, step, id: The checkpoint. Empty, None and empty if the event does not concern one.
