@@ -47,7 +47,7 @@ from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_only.clone import list_remote, publish_manifest
 from ckstore.remote.remote_opener import open_source, source_of
 from ckstore.remote.remote_refs import find_on_remote
-from ckstore.remote.source import Found
+from ckstore.remote.source import SourceManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpo
         _, holder = common_remote(context)
         require(context, ELSEWHERE)
         document = elsewhere_at(holder)
-        whole = Found(manifest, manifest_id, joined.manifest, None)
+        whole = SourceManifest(manifest, manifest_id, joined.manifest, None)
         new = publish_manifest(context, whole, None, document, rule="replace", drops=True) is not None
     of_step = published_of_step(layout, info.run, info.step)
     found = of_step[-1] if of_step else None

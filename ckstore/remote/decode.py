@@ -31,7 +31,7 @@ _KEPT_BYTES = 128 * 2**20
 _DECODED_MOST = 4096
 
 
-class Lost(Exception):
+class MissingFile(Exception):
     """A file is missing at the remote."""
 
 
@@ -55,7 +55,7 @@ class Decoding:
             if digest not in encoding.encoded and not work.is_near(encoding.links.get(digest)):
                 return len(into) if self._read(digest, offset, into) else None
             plain = memoryview(work.plain(digest))
-        except Lost:
+        except MissingFile:
             return None
         except DamagedBlob as error:
             raise RemoteError(f"blob {digest} at {self._where}: {error.message}", hint=error.hint) from error
@@ -94,19 +94,19 @@ class Decoding:
                 stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
                 # What is there is what it is the difference to.
                 decode(StoredTile(tile.codec, stored), tile.run.width, part)
-        except Lost:
+        except MissingFile:
             return None
         except DamagedBlob as error:
             raise RemoteError(f"blob {digest} at {self._where}: {error.message}", hint=error.hint) from error
         return work.received_bytes
 
     def file(self, digest: str, nbytes: int) -> tuple[Buffer, int]:
-        """Return a file of the remote that has its digest, and how many bytes came; `Lost`: it is not there."""
+        """Return a file of the remote that has its digest, and how many bytes came; `MissingFile`: it is not there."""
         if (kept := self.kept(digest)) is not None:
             return kept, 0
         data = bytearray(nbytes)
         if not self._read(digest, 0, memoryview(data)):
-            raise Lost
+            raise MissingFile
         if algorithm_of(digest).digest(data) != digest:
             raise DamagedBlob(f"file {digest} came with other bytes", hint=mending_there(keys.blob(digest)))
         self.keep(digest, data)

@@ -17,7 +17,7 @@ LIFE_S = 3600
 """So long a pruner spares what an intent names after it was last written."""
 
 
-class Voided(Exception):
+class VoidIntent(Exception):
     """A pruner took the intent away, or it was not renewed in time: the push begins again with another."""
 
 
@@ -49,14 +49,14 @@ class Intent:
         """Write it again if half its life has nearly passed.
 
         Raises:
-            Voided: More than half has passed, as after a sleep, or it is no longer this push's own version.
+            VoidIntent: More than half has passed, as after a sleep, or it is no longer this push's own version.
         """
         with self.mutex:  # of two threads that renew at once the second would take the first for a pruner
             if self.has_committed:
                 return
             age_s = self.clock() - self.written_s
             if age_s > LIFE_S / 2:
-                raise Voided
+                raise VoidIntent
             if age_s > LIFE_S / 4:
                 self._replace(objects, "uploading", cas=cas)
 
@@ -64,11 +64,11 @@ class Intent:
         """Record, by compare-and-swap, that all blobs are at the remote and that these manifests follow.
 
         Raises:
-            Voided: As for `renew`.
+            VoidIntent: As for `renew`.
         """
         with self.mutex:
             if self.clock() - self.written_s > LIFE_S / 2:
-                raise Voided
+                raise VoidIntent
             self._replace(objects, "committing", cas=True, manifests=manifests)
             self.has_committed = True
 
@@ -76,10 +76,10 @@ class Intent:
         begun_s = self.clock()
         data = self._render(state, manifests)
         if self.version is None:
-            raise Voided
+            raise VoidIntent
         version = objects.update(self.key, data, self.version) if cas else objects.send(self.key, data)
         if version is None:
-            raise Voided
+            raise VoidIntent
         self.version, self.written_s = version, begun_s
 
     def _render(self, state: str, manifests: Sequence[bytes] = ()) -> bytes:

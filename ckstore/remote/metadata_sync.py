@@ -25,7 +25,7 @@ from ckstore.ops.refs import listing
 from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held
 from ckstore.remote import keys
-from ckstore.remote.asking import look
+from ckstore.remote.key_lookup import look
 from ckstore.remote.objects import Remote
 from ckstore.remote.record import RemoteRecord
 from ckstore.remote.small_objects import TAG_MAX_BYTES, change, read_document, read_pin, tag_bytes

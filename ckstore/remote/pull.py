@@ -55,7 +55,7 @@ from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import merged, take_names
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.remote_refs import facts_of
-from ckstore.remote.source import Found, Source, read_manifest
+from ckstore.remote.source import Source, SourceManifest, read_manifest
 
 # One reading may meet a cut connection or a flipped bit; a blob that is wrong so often is wrong at the remote.
 _READS = 3
@@ -235,7 +235,9 @@ class Pull:
             if notes or new:
                 add_annotations(self.context.layout, lock, Annotations(new, notes))
 
-    def _publish(self, place: Place, found: Found, annotations: Annotations | None) -> tuple[CheckpointInfo, bool]:
+    def _publish(
+        self, place: Place, found: SourceManifest, annotations: Annotations | None
+    ) -> tuple[CheckpointInfo, bool]:
         context, manifest = self.context, found.manifest
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)

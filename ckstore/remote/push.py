@@ -30,11 +30,11 @@ from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_listed
 from ckstore.remote import keys, record
-from ckstore.remote.asking import ask, look
 from ckstore.remote.budget import MemoryBudget, whole_blocks
 from ckstore.remote.deltas.encode import delta_of
-from ckstore.remote.documents.condemned import unmark_needed
-from ckstore.remote.intents import LIFE_S, Intent, Voided
+from ckstore.remote.documents.condemned_names import unmark_needed
+from ckstore.remote.intents import LIFE_S, Intent, VoidIntent
+from ckstore.remote.key_lookup import ask, look
 from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import MetadataPusher
 from ckstore.remote.objects import THREADS
@@ -241,12 +241,12 @@ class Push:
             try:
                 self._send_under(directories, intent, wanted, delta, is_part=is_part)
                 kept = [intent.key] if is_part else []
-            except Voided:
+            except VoidIntent:
                 self.may_exist = False
                 # The threads were told to end: what is begun again keeps to the rate, and to the memory.
                 self._begin()
                 continue
-            except _BaseGone:
+            except _MissingBase:
                 delta = None
                 continue
             except BaseException:
@@ -277,7 +277,7 @@ class Push:
         self,
         directories: Sequence[CheckpointDirectory],
         intent: Intent,
-        wanted: Mapping[str, _Wanted],
+        wanted: Mapping[str, _RequiredFile],
         delta: Delta | None,
         *,
         is_part: bool,
@@ -295,7 +295,7 @@ class Push:
         there = self._look({digest: name for digest, name in names.items() if digest in doubtful}, wanted)
         lacking = [digest for digest in wanted if digest not in there]
         if any(wanted[digest].read is None for digest in lacking):
-            raise _BaseGone
+            raise _MissingBase
         # The largest first, or one thread sends it long after the others have ended.
         lacking.sort(key=lambda digest: wanted[digest].nbytes, reverse=True)
         tags: dict[str, str] = {}
@@ -336,14 +336,14 @@ class Push:
             self._budget.sleep(min(left_s, LIFE_S / 8))
             self._renew()
 
-    def _look(self, names: Mapping[str, str], wanted: Mapping[str, _Wanted]) -> dict[str, ObjectEntry]:
+    def _look(self, names: Mapping[str, str], wanted: Mapping[str, _RequiredFile]) -> dict[str, ObjectEntry]:
         """Return the blobs whose current names are there with their sizes."""
         by_key = {keys.blob(name): digest for digest, name in names.items()}
         there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)
         found = {by_key[key]: listed for key, listed in there.items()}
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
 
-    def _send_blob(self, blob: _Wanted, key: str) -> str:
+    def _send_blob(self, blob: _RequiredFile, key: str) -> str:
         """Send a file, and return the mark of this write."""
         with self._budget.taking(blob.nbytes):
             # Fresh: the engine may keep what it was given, as its objects in memory do.
@@ -436,11 +436,11 @@ class Push:
             self._manner.progress(self.sent_bytes, max(self._plan.missing_bytes, self.sent_bytes))
 
 
-class _BaseGone(Exception):
+class _MissingBase(Exception):
     """What a checkpoint was encoded against is no longer at the remote: it is sent as it is."""
 
 
-class _Wanted(NamedTuple):
+class _RequiredFile(NamedTuple):
     """A file that the remote needs for a checkpoint.
 
     Attributes:
@@ -452,9 +452,9 @@ class _Wanted(NamedTuple):
     read: Callable[[memoryview], memoryview] | None
 
 
-def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> dict[str, _Wanted]:
+def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> dict[str, _RequiredFile]:
     found = {
-        blob.digest: _Wanted(blob.nbytes, partial(_read_checked, directory, blob))
+        blob.digest: _RequiredFile(blob.nbytes, partial(_read_checked, directory, blob))
         for directory in directories
         for blob in directory.manifest.blobs
     }
@@ -462,9 +462,9 @@ def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> 
         return found
     new = delta.spool
     return {
-        file.digest: _Wanted(file.nbytes, partial(_spooled, new, file.digest))
+        file.digest: _RequiredFile(file.nbytes, partial(_spooled, new, file.digest))
         if file.digest in new
-        else found.get(file.digest, _Wanted(file.nbytes, None))
+        else found.get(file.digest, _RequiredFile(file.nbytes, None))
         for file in delta.encoding.files
     }
 

@@ -15,9 +15,9 @@ from ckstore.ops.context import Context
 from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.refs.find import open_listed
 from ckstore.remote import keys
-from ckstore.remote.asking import look
-from ckstore.remote.documents.condemned import Condemned, read_condemned
+from ckstore.remote.documents.condemned_names import CondemnedNames, read_condemned
 from ckstore.remote.documents.remote_info import check_takes
+from ckstore.remote.key_lookup import look
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.record import RemoteRecord, read_record
@@ -153,7 +153,7 @@ def _places_there(
 
 
 def sizes_there(
-    remote: Remote, condemned: Condemned, digests: Iterable[str], known: RemoteRecord
+    remote: Remote, condemned: CondemnedNames, digests: Iterable[str], known: RemoteRecord
 ) -> dict[str, Collection[int]]:
     """Return the size that a remote has of each of these blobs; those that are missing are left out."""
     by_key = {keys.blob(str(condemned.name(digest))): digest for digest in digests}

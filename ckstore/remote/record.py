@@ -34,7 +34,7 @@ How = Literal["sent", "read"]
 """``sent``: this store sent the bytes. ``read``: they were read back, and had their digest."""
 
 
-class Seen(NamedTuple):
+class ObjectVersion(NamedTuple):
     """A version of an object that was seen."""
 
     # As the remote listed it.
@@ -48,16 +48,16 @@ class Seen(NamedTuple):
         return (self.nbytes, self.modified, self.tag) == (listed.nbytes, listed.modified.isoformat(), listed.tag)
 
 
-def seen(listed: ObjectEntry, how: How) -> Seen:
+def seen(listed: ObjectEntry, how: How) -> ObjectVersion:
     """Return what is to be kept of an object."""
-    return Seen(listed.nbytes, listed.modified.isoformat(), listed.tag, how)
+    return ObjectVersion(listed.nbytes, listed.modified.isoformat(), listed.tag, how)
 
 
 @dataclass(slots=True)
 class RemoteRecord:
     """What one remote was seen to have."""
 
-    blobs: dict[str, Seen] = field(default_factory=dict)  # digest -> the version whose bytes are known
+    blobs: dict[str, ObjectVersion] = field(default_factory=dict)  # digest -> the version whose bytes are known
     # Key of a small document -> digest of the bytes that it was given, and the version that came of it.
     documents: dict[str, tuple[str, str]] = field(default_factory=dict)
     # Ids of the checkpoints of which every blob was seen there after the manifest was written.
@@ -96,11 +96,11 @@ def _parse(data: bytes, where: str) -> RemoteRecord:
     )
 
 
-def _seen(value: Any, where: str) -> Seen:
+def _seen(value: Any, where: str) -> ObjectVersion:
     is_form = isinstance(value, list) and len(value) == 4 and isinstance(value[0], int)
     if not is_form or value[3] not in ("sent", "read"):
         refuse(where, "blobs", "[size, time, tag, sent or read]", value)
-    return Seen(value[0], _time(value[1], where), str(value[2]), value[3])
+    return ObjectVersion(value[0], _time(value[1], where), str(value[2]), value[3])
 
 
 def _pair(value: Any, where: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import named_at
 from ckstore.remote.objects import THREADS
-from ckstore.remote.source import Removed, Source
+from ckstore.remote.source import RemovedCheckpoint, Source
 
 
 def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
@@ -97,7 +97,7 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
         where = f"the manifest of {place.name} at {source.name}"
         try:
             info = parse_facts(data, where=where, hash_prefix=hash_prefix, plain=lambda: source.plain(place))
-        except Removed:
+        except RemovedCheckpoint:
             return
         except CkstoreError as error:
             raise RemoteError(error.message, hint=error.hint or source.mending(place)) from error

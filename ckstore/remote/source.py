@@ -23,7 +23,7 @@ from ckstore.remote.small_objects import read_tags
 _MOST_PLACES = 1_000_000
 
 
-class Removed(Exception):
+class RemovedCheckpoint(Exception):
     """A checkpoint was removed at a source while it was read."""
 
 
@@ -41,7 +41,7 @@ class Source(Protocol):
         """Return the bytes of a manifest; None if the checkpoint is not there."""
 
     def plain(self, place: Place) -> bytes:
-        """Return the bytes of the plain manifest of a checkpoint whose `manifest` is an encoding, or `Removed`."""
+        """Return the plain manifest of a checkpoint whose `manifest` is an encoding, or raise `RemovedCheckpoint`."""
 
     def annotations(self, place: Place) -> bytes | None:
         """Return the bytes of what was added to a checkpoint; None: nothing."""
@@ -133,7 +133,7 @@ class ObjectSource:
         data = self._objects.get(place.plain, MANIFEST_MAX_BYTES)
         if data is None:
             if self._objects.head(place.manifest) is None:
-                raise Removed
+                raise RemovedCheckpoint
             raise RemoteError(f"{place.plain} is missing at {self.name}", hint=self.mending(place))
         return data
 
@@ -207,7 +207,7 @@ class ObjectSource:
         return [str(keys.BlobName(digest, number)) for number in numbers]
 
 
-class Found(NamedTuple):
+class SourceManifest(NamedTuple):
     """A manifest at a source."""
 
     manifest: Manifest  # what it says
@@ -216,7 +216,7 @@ class Found(NamedTuple):
     encoding: Encoding | None  # how the blobs are stored there; None: as they are
 
 
-def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | None:
+def read_manifest(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:
     """Return the manifest of a checkpoint at a source; None if it is not there any more."""
     # It is read by the reader of every manifest, with its bounds, and must be the checkpoint that its place says.
     data = source.manifest(place)
@@ -231,7 +231,7 @@ def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | Non
 
     try:
         manifest, manifest_id = parse_manifest(data, where=where, hash_prefix=hash_prefix, plain=beside)
-    except Removed:
+    except RemovedCheckpoint:
         return None
     except DamagedBlob as error:
         raise RemoteError(error.message, hint=error.hint or source.mending(place)) from error
@@ -240,4 +240,4 @@ def read_manifest(source: Source, place: Place, hash_prefix: str) -> Found | Non
     if (manifest.run, manifest.step, manifest_id) != tuple(place):
         msg = f"{where} says {manifest.name} with id {manifest_id}, wanted id {place.id}"
         raise RemoteError(msg)
-    return Found(replace(manifest, encoding=None), manifest_id, plain[0] if plain else data, manifest.encoding)
+    return SourceManifest(replace(manifest, encoding=None), manifest_id, plain[0] if plain else data, manifest.encoding)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ckstore import Store
 from ckstore.model.digest import ALGORITHMS
-from ckstore.remote import asking, keys
+from ckstore.remote import key_lookup, keys
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as pruning
 from ckstore.remote.service.engine import ServiceObjects
@@ -31,7 +31,7 @@ from tests.support.s3_server import BUCKET, KEY, SECRET, s3_service
 _COUNTS = (10_000, 30_000, 100_000)
 _DAY_S = 86_400.0
 _SPAWN = multiprocessing.get_context("spawn")
-_CLOCK = asking.server_time
+_CLOCK = key_lookup.server_time
 
 
 def serve(count: int, asked: Connection) -> None:
@@ -77,7 +77,7 @@ def run(count: int, folder: Path) -> list[float]:
 
 def _prune(remote: Remote, *, days: float) -> int:
     """Prune so many days later; return how many blobs were removed."""
-    asking.server_time = lambda objects: _CLOCK(objects) + timedelta(days=days)
+    key_lookup.server_time = lambda objects: _CLOCK(objects) + timedelta(days=days)
     return pruning.prune(remote, ALGORITHMS["xxh3_128"], grace_s=_DAY_S).removed_count
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ckstore.remote.service.in_directory import DirectoryObjects
+from ckstore.remote.service.directory_objects import DirectoryObjects
 from ckstore.remote.service.target import Target
 
 State = dict[str, bytes]

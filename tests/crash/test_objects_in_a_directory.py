@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore.remote.service.in_directory import DirectoryObjects
+from ckstore.remote.service.directory_objects import DirectoryObjects
 from ckstore.remote.service.target import Target
 from tests.crash.harness import KINDS
 from tests.crash.images import Image, Log

@@ -59,7 +59,7 @@ REMOTES = [
         "a push that was suspended for half the life of its intent starts again",
         "sleep-ignored",
         "Intent.renew",
-        "            if age_s > LIFE_S / 2:\n                raise Voided\n",
+        "            if age_s > LIFE_S / 2:\n                raise VoidIntent\n",
         "",
         f"{_PUSH}::test_a_push_that_slept_begins_again",
         "assert",
@@ -85,7 +85,7 @@ REMOTES = [
     Mutant(
         "a push removes its blobs from the condemned names",
         "condemned-left",
-        "Condemned.unmark_needed",
+        "CondemnedNames.unmark_needed",
         "self.condemned.pop(str(name), None)",
         "self.condemned.get(str(name), None)",
         f"{_PUSH}::test_a_condemned_blob_is_struck_out_before_it_is_relied_on",
@@ -94,7 +94,7 @@ REMOTES = [
     Mutant(
         "a blob that is being removed is sent under another name",
         "going-name-used",
-        "Condemned.unmark_needed",
+        "CondemnedNames.unmark_needed",
         "                self.retired_names[digest] = name.number + 1\n",
         "                pass\n",
         f"{_PUSH}::test_a_blob_that_a_pruner_removes_goes_on_under_another_name",
@@ -130,7 +130,7 @@ REMOTES = [
     Mutant(
         "the condemned names change by compare-and-swap",
         "condemned-overwritten",
-        "condemned.swap",
+        "condemned_names.swap",
         "    return objects.update(keys.CONDEMNED, data, version)\n",
         "    return objects.put(keys.CONDEMNED, data).tag\n",
         f"{_PRUNE}::test_a_push_that_takes_a_blob_back_in_the_middle_keeps_it",
@@ -844,7 +844,7 @@ REMOTES = [
     Mutant(
         "an object in a directory is durable before it is acknowledged",
         "object-unsynced",
-        "in_directory.DirectoryObjects._write",
+        "directory_objects.DirectoryObjects._write",
         "                os.fsync(fd)\n",
         "",
         f"{_IN_DIRECTORY_CRASH}::test_what_was_acknowledged_survives_and_nothing_is_there_in_part[ext4]",
@@ -853,7 +853,7 @@ REMOTES = [
     Mutant(
         "the name of an object in a directory is durable before it is acknowledged",
         "object-name-unsynced",
-        "in_directory._sync_parents",
+        "directory_objects._sync_parents",
         "        _sync(place)\n",
         "        pass\n",
         f"{_IN_DIRECTORY_CRASH}::test_what_was_acknowledged_survives_and_nothing_is_there_in_part[ext4]",
@@ -862,7 +862,7 @@ REMOTES = [
     Mutant(
         "each version of an object in a directory has its own mark",
         "mark-twice",
-        "in_directory._rename",
+        "directory_objects._rename",
         "        if before is None or status.st_mtime_ns > before.st_mtime_ns:\n",
         "        if True:\n",
         f"{_IN_DIRECTORY}::test_each_version_has_a_mark_of_its_own",
@@ -871,7 +871,7 @@ REMOTES = [
     Mutant(
         "concurrent updates of objects in a directory exclude each other",
         "updates-race",
-        "in_directory.DirectoryObjects.update",
+        "directory_objects.DirectoryObjects.update",
         "_lock(top, exclusive=True)",
         "_lock(top, exclusive=False)",
         f"{_IN_DIRECTORY}::test_of_updates_of_several_processes_none_is_lost",
@@ -880,7 +880,7 @@ REMOTES = [
     Mutant(
         "a folder that is removed before an object gets its name is created again",
         "folder-gone",
-        "in_directory.DirectoryObjects._written",
+        "directory_objects.DirectoryObjects._written",
         "                    if not dirfd_stat.exists(fresh):\n",
         "                    if True:\n",
         f"{_IN_DIRECTORY}::test_a_folder_that_is_removed_before_an_object_gets_its_name_is_made_again",
@@ -889,7 +889,7 @@ REMOTES = [
     Mutant(
         "temporary files of a dead writer in a directory are removed",
         "left-for-ever",
-        "in_directory.DirectoryObjects._write",
+        "directory_objects.DirectoryObjects._write",
         "            _sweep(folder)\n",
         "            pass\n",
         f"{_IN_DIRECTORY}::test_a_writer_that_is_killed_leaves_a_whole_object_and_nothing_that_stays",
@@ -898,7 +898,7 @@ REMOTES = [
     Mutant(
         "conditional writes are refused if locks are not known to reach other hosts",
         "locks-believed",
-        "in_directory.DirectoryObjects._look",
+        "directory_objects.DirectoryObjects._look",
         "not place.shared or reach_of_locks(place.kind, place.options).hosts is True",
         "True",
         f"{_IN_DIRECTORY}::test_a_store_mirrors_to_a_mounted_place_of_several_hosts[]",
@@ -943,7 +943,7 @@ REMOTES = [
     Mutant(
         "every folder of a remote in a directory has the permissions of that directory",
         "folder-made-private",
-        "in_directory._make_parents",
+        "directory_objects._make_parents",
         "        links.make_directory(top, mode=mode)\n",
         "        links.make_directory(top)\n",
         f"{_IN_DIRECTORY}::test_folders_that_many_threads_make_at_once_are_all_as_open_as_the_directory",
@@ -974,7 +974,7 @@ REMOTES = [
         "            if self.has_committed:\n",
         "            if False:\n",
         f"{_ORDER}::test_an_intent_that_has_committed_is_not_renewed",
-        "Voided",
+        "VoidIntent",
     ),
     Mutant(
         "a push checks blobs that it only assumes to be missing",

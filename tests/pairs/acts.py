@@ -23,7 +23,7 @@ from ckstore import Budget, CheckpointInfo, Ranks, RetentionPolicy, Store
 from ckstore.errors import InsufficientSpace, RankFailed
 from ckstore.fs import dirfd_stat
 from ckstore.fs import files as seam
-from ckstore.remote import asking
+from ckstore.remote import key_lookup
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.store import context_of
 from tests.pairs.world import REMOTE, World, copy_of, files, fresh, same, same_files, state
@@ -251,9 +251,9 @@ def remote_prune(world: World, store: Store) -> None:
         one.info.id for run in {one.info.run for one in world.listed()} for one in world.current(run)[-KEPT:]
     }
     store.config.keep_remote = RetentionPolicy(keep_last=KEPT)
-    now = asking.server_time
+    now = key_lookup.server_time
     for days in (0, 2):
-        with patch.object(asking, "server_time", lambda objects, days=days: now(objects) + timedelta(days=days)):
+        with patch.object(key_lookup, "server_time", lambda objects, days=days: now(objects) + timedelta(days=days)):
             store.remotes.prune(REMOTE)
     store.config.keep_remote = None
     world.at_remote -= gone_there - {*world.tags.values(), *world.pins}

@@ -20,7 +20,7 @@ from unittest.mock import patch
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import CkstoreError
 from ckstore.ops.free import gc
-from ckstore.remote import asking
+from ckstore.remote import key_lookup
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.remote_opener import named_remote
 from ckstore.saver import mirror
@@ -52,9 +52,11 @@ def rival(world: World, store: Store) -> None:
             other.save(state(number), step=10_000 + number, run=run)
             other.push(f"{run}@latest", REMOTE)
         KeepRemote(context_of(other), named_remote(context_of(other), REMOTE), RetentionPolicy(keep_last=1)).apply()
-        now = asking.server_time
+        now = key_lookup.server_time
         for days in (0, 2):
-            with patch.object(asking, "server_time", lambda objects, days=days: now(objects) + timedelta(days=days)):
+            with patch.object(
+                key_lookup, "server_time", lambda objects, days=days: now(objects) + timedelta(days=days)
+            ):
                 other.remotes.prune(REMOTE)
     stay = {id for id in world.at_remote if id in world.saved and not world.saved[id].is_local}
     world.removed_there |= {one.info.id for one in world.listed()} - stay

@@ -304,7 +304,7 @@ _EVICTING = {
     "evict": "remote.remote_only.evict.evict",
     "word": "objects.documents.remote_only.write_remote_only",
     "claim": "remote.documents.claims.write_claim",
-    "spare": "remote.documents.condemned.unmark_needed",
+    "spare": "remote.documents.condemned_names.unmark_needed",
     "look": "remote.remote_only.remote_presence.PresenceCheck.lacks",
     "let go": "remote.remote_only.evict._let_go",
 }

@@ -160,7 +160,7 @@ class Scenario:
                 yield "remote.intents.Intent.write", "", _intent(world, who, "U"), push._replace(at=then)
             else:
                 yield (
-                    "remote.documents.condemned.unmark_needed",
+                    "remote.documents.condemned_names.unmark_needed",
                     "reads",
                     world,
                     push._replace(at="swap", seen=self._mark(world)),
@@ -169,7 +169,7 @@ class Scenario:
             yield "remote.intents.Intent.write", "late", _intent(world, who, "U"), push._replace(at="list")
         elif push.at == "read":
             yield (
-                "remote.documents.condemned.unmark_needed",
+                "remote.documents.condemned_names.unmark_needed",
                 "reads",
                 world,
                 push._replace(at="swap", seen=self._mark(world)),
@@ -201,7 +201,7 @@ class Scenario:
 
     def _spare(self, world: World, push: Push) -> tuple[str, str, World, Push]:
         """Take the blob from what is condemned, if it is there."""
-        function, rules = "remote.documents.condemned.unmark_needed", self.rules
+        function, rules = "remote.documents.condemned_names.unmark_needed", self.rules
         doc = (push.seen or self._mark(world))[0]
         then = "list" if rules.intent_first or world.intents[world.pushes.index(push)] else "intent"
         new = doc

@@ -16,7 +16,7 @@ from ckstore.errors import RemoteUnavailable
 from ckstore.integrations import dcp
 from ckstore.ops.refs.find import open_directory
 from ckstore.ranks import nodes_without_shared_store
-from ckstore.remote import asking
+from ckstore.remote import key_lookup
 from ckstore.remote import keys as blobs
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.store import context_of
@@ -248,7 +248,7 @@ def test_a_save_that_failed_leaves_orphans_that_a_prune_frees(
 
     # By the server's clock; the first voids the intents of the dead and condemns, a later one removes.
     for days in (2, 4, 6):
-        monkeypatch.setattr(asking, "server_time", lambda _, days=days: datetime.now(UTC) + timedelta(days=days))
+        monkeypatch.setattr(key_lookup, "server_time", lambda _, days=days: datetime.now(UTC) + timedelta(days=days))
         stores[0].remotes.prune("")
 
     assert {*keys(service, "blobs")} == needed

@@ -18,14 +18,14 @@ from typing import Any
 from ckstore import CkstoreError, Store
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.remote import asking, keys
+from ckstore.remote import key_lookup, keys
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as pruning
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.target import Target
-from ckstore.remote.source import ObjectSource, Removed
+from ckstore.remote.source import ObjectSource, RemovedCheckpoint
 from tests.support.s3_proxy import FAULTS, Fault, Proxy
 
 ALGORITHM = ALGORITHMS["xxh3_128"]
@@ -55,7 +55,7 @@ def listed_whole(objects: ServiceObjects) -> dict[Place, set[str]]:
         plain = partial(source.plain, place)
         try:
             manifest, _ = parse_manifest(data, where=place.name, hash_prefix="xxh3", plain=plain)
-        except Removed:
+        except RemovedCheckpoint:
             continue
         digests = {file.digest for file in manifest.stored}
         missing = [digest for digest in digests - there if not _is_there(objects, digest)]
@@ -72,12 +72,12 @@ def _is_there(objects: ServiceObjects, digest: str) -> bool:
 
 def prune(objects: ServiceObjects, *, grace_s: float, after_s: float = 0.0) -> None:
     """Prune a remote, as if it were `after_s` later by the server's clock."""
-    now = asking.server_time
-    asking.server_time = lambda objects: now(objects) + timedelta(seconds=after_s)
+    now = key_lookup.server_time
+    key_lookup.server_time = lambda objects: now(objects) + timedelta(seconds=after_s)
     try:
         pruning.prune(Remote(REMOTE, objects), ALGORITHM, grace_s=grace_s)
     finally:
-        asking.server_time = now
+        key_lookup.server_time = now
 
 
 def check_no_orphan_outlives_two_graces(objects: ServiceObjects) -> None:

@@ -7,12 +7,12 @@ import pytest
 from ckstore.errors import CkstoreError
 from ckstore.model.seal import seal
 from ckstore.remote import keys
-from ckstore.remote.documents.condemned import (
+from ckstore.remote.documents.condemned_names import (
     MAX_BYTES,
     MOST_BURNT,
     MOST_CONDEMNED,
     Batch,
-    Condemned,
+    CondemnedNames,
     read_condemned,
     read_versioned,
     swap,
@@ -38,19 +38,19 @@ def test_nothing_is_condemned_at_first(objects: ServiceObjects) -> None:
 
 
 def test_a_push_takes_condemned_blobs_out_and_burns_names_that_go(objects: ServiceObjects) -> None:
-    said = Condemned({A: NOW, B: NOW, f"{C}.2": NOW}, {BATCH: Batch((f"{C}.2", A), NOW)}, {C: 2})
+    said = CondemnedNames({A: NOW, B: NOW, f"{C}.2": NOW}, {BATCH: Batch((f"{C}.2", A), NOW)}, {C: 2})
     swap(objects, said, None)
 
     assert names(objects, A, C) == [f"{A}.1", f"{C}.3"]
-    assert read_condemned(objects) == Condemned({B: NOW}, said.deleting, {A: 1, C: 3})
+    assert read_condemned(objects) == CondemnedNames({B: NOW}, said.deleting, {A: 1, C: 3})
     assert names(objects, A, C) == [f"{A}.1", f"{C}.3"]
 
 
 def test_another_client_that_was_faster_is_heard(objects: ServiceObjects, monkeypatch: pytest.MonkeyPatch) -> None:
-    swap(objects, Condemned(condemned={A: NOW}), None)
+    swap(objects, CondemnedNames(condemned={A: NOW}), None)
     real, changes = (
         objects.update,
-        [Condemned(condemned={A: NOW, B: NOW}), Condemned(deleting={BATCH: Batch((A,), NOW)})],
+        [CondemnedNames(condemned={A: NOW, B: NOW}), CondemnedNames(deleting={BATCH: Batch((A,), NOW)})],
     )
 
     def update(*args: object) -> object:
@@ -68,8 +68,8 @@ def test_as_much_as_a_pruner_enters_fits() -> None:
     """Names of the longest digests, each burnt many times; a batch whose pruner died is burnt as a whole."""
     digests = [f"blake3-{number:064x}" for number in range(1000)]
     names = [f"{digest}.999" for digest in digests]
-    condemned = len(Condemned(condemned=dict.fromkeys(names, NOW)).render()) / 1000
-    burnt = len(Condemned(retired_names=dict.fromkeys(digests, 999)).render()) / 1000
+    condemned = len(CondemnedNames(condemned=dict.fromkeys(names, NOW)).render()) / 1000
+    burnt = len(CondemnedNames(retired_names=dict.fromkeys(digests, 999)).render()) / 1000
 
     assert condemned * MOST_CONDEMNED + burnt * MOST_BURNT < MAX_BYTES
 
@@ -87,7 +87,7 @@ def test_the_names_of_blobs_are_found_in_their_keys() -> None:
 
 
 def test_a_burnt_name_is_never_used_again() -> None:
-    said = Condemned(retired_names={B: 3})
+    said = CondemnedNames(retired_names={B: 3})
     said.burn([A, f"{B}.1", f"{C}.4"])
 
     assert said.retired_names == {A: 1, B: 3, C: 5}
@@ -114,7 +114,7 @@ def test_a_document_that_is_not_as_it_should_be_stops_a_push(
 ) -> None:
     import json
 
-    members = {**json.loads(Condemned().render()), **change}
+    members = {**json.loads(CondemnedNames().render()), **change}
     objects.put(keys.CONDEMNED, seal(json.dumps(members).encode()))
 
     with pytest.raises(CkstoreError):
@@ -122,7 +122,7 @@ def test_a_document_that_is_not_as_it_should_be_stops_a_push(
 
 
 def test_a_flipped_bit_is_found(objects: ServiceObjects) -> None:
-    swap(objects, Condemned(retired_names={A: 1}), None)
+    swap(objects, CondemnedNames(retired_names={A: 1}), None)
     data = objects.get(keys.CONDEMNED, 10**6) or b""
     objects.put(keys.CONDEMNED, data.replace(b":1", b":3", 1))
 

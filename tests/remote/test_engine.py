@@ -24,8 +24,8 @@ from ckstore.errors import RemoteDenied, RemoteError, RemoteFull, RemoteUnavaila
 from ckstore.remote.objects import Objects
 from ckstore.remote.service import engine, engine_calls
 from ckstore.remote.service.abilities import Abilities
+from ckstore.remote.service.directory_objects import DirectoryObjects
 from ckstore.remote.service.engine import ServiceObjects
-from ckstore.remote.service.in_directory import DirectoryObjects
 from ckstore.remote.service.target import Target
 from tests.support.s3_proxy import Fault, Proxy
 from tests.support.s3_server import KEY, SECRET, Habits, Service, s3_service

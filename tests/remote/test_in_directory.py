@@ -21,8 +21,8 @@ import pytest
 from ckstore import BadInput, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable, Store
 from ckstore.fs import files, links
 from ckstore.model.doctor.place import PlaceFacts, Reach
-from ckstore.remote.service import in_directory
-from ckstore.remote.service.in_directory import DirectoryObjects
+from ckstore.remote.service import directory_objects
+from ckstore.remote.service.directory_objects import DirectoryObjects
 from ckstore.remote.service.target import Target
 from tests.support.mounts import mount, unmount
 from tests.support.requirements import require_fuse, require_root
@@ -50,7 +50,7 @@ def small(folder: Path, options: str) -> Iterator[Path]:
 
 _COUNTING = """
 import sys
-from ckstore.remote.service.in_directory import DirectoryObjects
+from ckstore.remote.service.directory_objects import DirectoryObjects
 from ckstore.remote.service.target import Target
 objects, name = DirectoryObjects(Target("directory", sys.argv[1])), sys.argv[2]
 for _ in range(int(sys.argv[3])):
@@ -97,7 +97,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_object_and_nothing_that_stays(
     left.write_bytes(b"half of an object")
     opened(tmp_path).put("x", b"1")
     assert left.exists()
-    monkeypatch.setattr(in_directory, "_LEFT_S", -1.0)
+    monkeypatch.setattr(directory_objects, "_LEFT_S", -1.0)
     opened(tmp_path).put("x", b"1")
 
     assert list((tmp_path / ".incoming").iterdir()) == []
@@ -276,9 +276,9 @@ def test_a_place_where_a_hardlink_is_an_error_of_the_disk_is_a_remote(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        patched.setattr("ckstore.remote.service.in_directory.links.link", fails)
-        patched.setattr(in_directory, "reach_of_locks", lambda *_: Reach(None))
-        patched.setattr(in_directory, "examine", lambda path: PlaceFacts(str(path), kind="fuse.gcsfuse"))
+        patched.setattr("ckstore.remote.service.directory_objects.links.link", fails)
+        patched.setattr(directory_objects, "reach_of_locks", lambda *_: Reach(None))
+        patched.setattr(directory_objects, "examine", lambda path: PlaceFacts(str(path), kind="fuse.gcsfuse"))
         entry = store.remotes.add("m", tmp_path / "m")
         assert entry.abilities is not None
         assert not entry.abilities.create

@@ -12,9 +12,9 @@ import pytest
 
 from ckstore import BadInput, CkstoreError, InUse, RemoteError, Store
 from ckstore.model.digest import ALGORITHMS
-from ckstore.remote import asking, keys
-from ckstore.remote.documents.condemned import TRIES, Batch, Condemned, read_condemned, swap
-from ckstore.remote.intents import Intent, Voided
+from ckstore.remote import key_lookup, keys
+from ckstore.remote.documents.condemned_names import TRIES, Batch, CondemnedNames, read_condemned, swap
+from ckstore.remote.intents import Intent, VoidIntent
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as module
@@ -32,7 +32,7 @@ DAY_S = 86_400.0
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Return a function that lets the server's clock, as pruners see it, go forward."""
     shift = [0.0]
-    monkeypatch.setattr(asking, "server_time", lambda _: datetime.now(UTC) + timedelta(seconds=shift[0]))
+    monkeypatch.setattr(key_lookup, "server_time", lambda _: datetime.now(UTC) + timedelta(seconds=shift[0]))
 
     def forward(seconds: float) -> None:
         shift[0] += seconds
@@ -105,7 +105,7 @@ def test_a_blob_that_nothing_names_is_condemned_and_then_removed(
     assert (last.removed_count, last.condemned_count) == (1, 0)
     assert len(blobs(objects)) == len(before) - 1
     assert other.load(2) == store.load(2)
-    assert read_condemned(objects) == Condemned()
+    assert read_condemned(objects) == CondemnedNames()
 
 
 def test_a_prune_may_take_more_batches_than_it_may_lose_swaps(
@@ -155,7 +155,7 @@ def test_a_push_that_slept_too_long_finds_its_intent_void(
     report = pruned(objects, 60)
 
     assert report.voided_count == 1
-    with pytest.raises(Voided):
+    with pytest.raises(VoidIntent):
         intent.commit(objects, [b"{}"])
     clock(2 * DAY_S)
     pruned(objects, 60)
@@ -204,7 +204,7 @@ def test_a_name_whose_removal_was_not_acknowledged_is_burnt(
     said = read_condemned(objects)
     report = pruned(objects, 0)
 
-    assert said == Condemned(retired_names={A: 1})
+    assert said == CondemnedNames(retired_names={A: 1})
     assert report.removed_count == 1
     assert A not in blobs(objects)
     assert read_condemned(objects).retired_names == {A: 1}
@@ -214,7 +214,7 @@ def test_the_batch_of_a_dead_pruner_is_burnt(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None]
 ) -> None:
     since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    swap(objects, Condemned(deleting={"0" * 32: Batch((A,), since)}), None)
+    swap(objects, CondemnedNames(deleting={"0" * 32: Batch((A,), since)}), None)
     objects.put(keys.blob(A), b"a")
     pruned(objects)
     waiting = read_condemned(objects)
@@ -222,7 +222,7 @@ def test_the_batch_of_a_dead_pruner_is_burnt(
     pruned(objects)
 
     assert waiting.deleting
-    assert read_condemned(objects) == Condemned(retired_names={A: 1})
+    assert read_condemned(objects) == CondemnedNames(retired_names={A: 1})
     pruned(objects)
     assert A not in blobs(objects)
 

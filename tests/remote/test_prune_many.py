@@ -12,8 +12,15 @@ import pytest
 from ckstore import RemoteError, Store
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.seal import seal
-from ckstore.remote import asking, keys
-from ckstore.remote.documents.condemned import BATCH_NAMES, Batch, Condemned, read_condemned, read_versioned, swap
+from ckstore.remote import key_lookup, keys
+from ckstore.remote.documents.condemned_names import (
+    BATCH_NAMES,
+    Batch,
+    CondemnedNames,
+    read_condemned,
+    read_versioned,
+    swap,
+)
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning import prune as module
 from ckstore.remote.pruning.prune import prune
@@ -33,8 +40,8 @@ _LATER = [0.0]
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `_LATER` move the server's clock, as pruners see it."""
     _LATER[0] = 0.0
-    real = asking.server_time
-    monkeypatch.setattr(asking, "server_time", lambda objects: real(objects) + timedelta(seconds=_LATER[0]))
+    real = key_lookup.server_time
+    monkeypatch.setattr(key_lookup, "server_time", lambda objects: real(objects) + timedelta(seconds=_LATER[0]))
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def condemned(double: Double, names: list[str]) -> None:
     """Let blobs be at a remote, and condemned for two days."""
     for name in names:
         double.put(keys.blob(name), b"dead")
-    swap(double, Condemned(dict.fromkeys(names, "2026-01-01T00:00:00.000000Z")), None)
+    swap(double, CondemnedNames(dict.fromkeys(names, "2026-01-01T00:00:00.000000Z")), None)
     double.now += timedelta(days=2)
 
 
@@ -103,7 +110,7 @@ def test_many_dead_blobs_are_removed_in_one_act(
     # A page for each thousand and one for the needed blob, a swap for each batch and one more; ten whatever the number.
     assert others <= count // 1000 + 1 + count // batch + 1 + 10
     assert others <= 1.2 * count / 1000 or count < 100_000
-    assert read_condemned(remote.objects) == Condemned()
+    assert read_condemned(remote.objects) == CondemnedNames()
     with Store.clone(target.address, store.path.parent / "other", endpoint=target.endpoint) as other:
         other.pull(1)
         assert other.load(1) == store.load(1)
@@ -167,7 +174,7 @@ def test_a_push_that_takes_a_blob_out_between_two_batches_keeps_it(
     assert pushed == [keys.blob(f"xxh3-{'0' * 32}")]
     assert all(keys.blob(blob.name) in double.held for blob in blobs)
     assert keys.blob(last) not in double.held
-    assert read_condemned(double) == Condemned()
+    assert read_condemned(double) == CondemnedNames()
 
 
 def test_of_a_batch_that_failed_only_the_names_without_an_answer_are_burnt(
@@ -189,7 +196,7 @@ def test_of_a_batch_that_failed_only_the_names_without_an_answer_are_burnt(
         with pytest.raises(RemoteError, match="the answer was lost"):
             pruned(days=4)
 
-    assert read_condemned(double) == Condemned(retired_names={names[2]: 1, names[3]: 1})
+    assert read_condemned(double) == CondemnedNames(retired_names={names[2]: 1, names[3]: 1})
     assert [name for name in names if keys.blob(name) in double.held] == names[4:]
     pruned(days=2)
     assert pruned(days=2).removed_count == 2
@@ -258,6 +265,6 @@ def test_no_batch_is_begun_whose_names_could_not_be_burnt(double: Double, monkey
     assert all(keys.blob(name) in double.held for name in names)
 
 
-def _bytes(said: Condemned) -> bytes:
+def _bytes(said: CondemnedNames) -> bytes:
     said.change = "1" * 32
     return seal(said.render())

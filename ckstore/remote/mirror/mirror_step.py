@@ -18,8 +18,8 @@ from ckstore.ops.failures import OF_ALL, joined
 from ckstore.ops.mirrored import add_mirrored, behind, note_looked, now, read_mirrored, uuid_now
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
-from ckstore.remote.asking import PAGE_ASKS, look
 from ckstore.remote.documents.claims import end_claims
+from ckstore.remote.key_lookup import PAGE_ASKS, look
 from ckstore.remote.metadata_sync import annotations_of, pins_of, tags_of
 from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.objects import Remote

@@ -21,15 +21,15 @@ from ckstore.ops.context import Context
 from ckstore.ops.index.sequence import sequence_limit
 from ckstore.ops.settings_file import read_settings
 from ckstore.remote import keys
-from ckstore.remote.asking import server_time
 from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.documents.run_owner import Owner, read_owner
+from ckstore.remote.key_lookup import server_time
 from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import ObjectSource
 
 
-class _Written(NamedTuple):
+class _OwnerVersion(NamedTuple):
     """What this process wrote last of the owner of a run."""
 
     owner: Owner
@@ -48,7 +48,7 @@ class Ownership:
 
     context: Context
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    _owned: dict[str, _Written] = field(default_factory=dict)  # by the run
+    _owned: dict[str, _OwnerVersion] = field(default_factory=dict)  # by the run
 
     def own(self, remote: Remote, run: str, sequence: int, *, by_name: bool = False) -> None:
         """Own a run, and promise a sequence number, before a checkpoint that has it is pushed.
@@ -77,7 +77,7 @@ class Ownership:
             raise RemoteUnavailable(msg, hint="the next try says which store has the run")
         self._owned[run] = written
 
-    def _write_again(self, remote: Remote, run: str, sequence: int) -> _Written | None:
+    def _write_again(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
         """Return what says that this process owns a run, written again if it is time to; None: it does not own it."""
         begun_s, known = self.clock(), self._owned.pop(run, None)
         if known is None:
@@ -88,9 +88,9 @@ class Ownership:
             return None
         own = replace(known.owner, sequence=max(sequence, known.owner.sequence))
         tag = remote.objects.update(keys.owner(run), own.render(), known.tag)
-        return None if tag is None else _Written(own, tag, begun_s)
+        return None if tag is None else _OwnerVersion(own, tag, begun_s)
 
-    def _begin(self, remote: Remote, run: str, sequence: int) -> _Written | None:
+    def _begin(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
         """Own a run that no store owns; None: another store was faster."""
         begun_s = self.clock()
         there = _greatest(self.context, remote, run)
@@ -99,11 +99,11 @@ class Ownership:
         if not remote.objects.create(keys.owner(run), own.render()):
             return None
         version = remote.objects.head(keys.owner(run))
-        return None if version is None else _Written(own, version.tag, begun_s)
+        return None if version is None else _OwnerVersion(own, version.tag, begun_s)
 
     def _take(
         self, remote: Remote, owner: Owner, listed: ObjectEntry, sequence: int, *, by_name: bool
-    ) -> _Written | None:
+    ) -> _OwnerVersion | None:
         """Own a run that this store owns already, or another one does not need any more; None: another was faster."""
         begun_s, mine = self.clock(), self._mine(owner.run)
         is_own = owner.store == mine.store
@@ -115,7 +115,7 @@ class Ownership:
         raise_order(self.context, owner.sequence, remote.name)
         key, data = keys.owner(owner.run), own.render()
         tag = remote.objects.update(key, data, listed.tag) if remote.cas else remote.objects.send(key, data)
-        return None if tag is None else _Written(own, tag, begun_s)
+        return None if tag is None else _OwnerVersion(own, tag, begun_s)
 
     def _mine(self, run: str) -> Owner:
         path = str(self.context.layout.path)

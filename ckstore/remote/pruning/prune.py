@@ -17,15 +17,15 @@ from ckstore.errors import CkstoreError, InUse, RemoteError, RemoteUnavailable
 from ckstore.model.digest import Algorithm
 from ckstore.model.reports.retention_report import RemotePruneReport
 from ckstore.model.times import text_of_time, time_of_text
-from ckstore.remote import asking, keys
-from ckstore.remote.documents.condemned import (
+from ckstore.remote import key_lookup, keys
+from ckstore.remote.documents.condemned_names import (
     BATCH_NAMES,
     MOST_BURNT,
     MOST_CONDEMNED,
     PAUSE_S,
     TRIES,
     Batch,
-    Condemned,
+    CondemnedNames,
     read_versioned,
     swap,
 )
@@ -66,7 +66,7 @@ def prune(
             hint="when no other process uses the remote: exclusive=True",
             command_hint="when no other process uses the remote: --exclusive",
         )
-    now = datetime.now(UTC) if dry_run else asking.server_time(remote.objects)
+    now = datetime.now(UTC) if dry_run else key_lookup.server_time(remote.objects)
     survey = RemoteSurvey(remote, algorithm.prefix, now, grace_s, changes=not dry_run and remote.cas)
     work = _Prune(remote, survey, RemotePruneReport(remote.name, dry_run=dry_run))
     if dry_run:
@@ -136,8 +136,8 @@ class _Prune:
         raise RemoteUnavailable(msg, hint="prune again later; what was removed stays removed")
 
     def _carry_out(
-        self, said: Condemned, version: str | None, named: set[str], ripe: list[str], fresh: list[str]
-    ) -> Condemned | None:
+        self, said: CondemnedNames, version: str | None, named: set[str], ripe: list[str], fresh: list[str]
+    ) -> CondemnedNames | None:
         """Remove what is ripe in batches, then condemn; return what the remote says, None if another client changed it.
 
         All of it goes by the same lists.
@@ -171,7 +171,7 @@ class _Prune:
         old = [name for name, one in self._blobs.items() if _digest(name) not in named and self._is_old(one)]
         self._remove_keys(old)
         self.survey.finish_removals()
-        self._count_kept(Condemned(), [])
+        self._count_kept(CondemnedNames(), [])
 
     def tidy(self) -> None:
         """Remove what probes left."""
@@ -185,7 +185,7 @@ class _Prune:
         listed = self.remote.objects.list(keys.BLOBS)
         self._blobs = {str(name): one for one in listed if (name := keys.blob_in(one.key)) is not None}
 
-    def _judged(self, said: Condemned, named: set[str]) -> tuple[list[str], list[str], list[str]]:
+    def _judged(self, said: CondemnedNames, named: set[str]) -> tuple[list[str], list[str], list[str]]:
         """Return the names to remove, those to condemn, and those that do not count."""
         ripe, fresh, stale = [], [], []
         going = said.going()
@@ -201,7 +201,7 @@ class _Prune:
                 ripe.append(name)
         return ripe, fresh, stale
 
-    def _next(self, said: Condemned, named: set[str], batch: tuple[str, ...], fresh: list[str]) -> Condemned:
+    def _next(self, said: CondemnedNames, named: set[str], batch: tuple[str, ...], fresh: list[str]) -> CondemnedNames:
         """Return what is to be said next: with this batch, or with what is condemned now where there is none."""
         leaving = {*batch}
         condemned = {
@@ -209,7 +209,7 @@ class _Prune:
             for name, since in said.condemned.items()
             if name in self._blobs and _digest(name) not in named and name not in leaving
         }
-        new = Condemned(condemned, dict(said.deleting), dict(said.retired_names))
+        new = CondemnedNames(condemned, dict(said.deleting), dict(said.retired_names))
         for own in self._own:
             new.deleting.pop(own, None)  # all its removals were acknowledged
         for other, dead in [*new.deleting.items()]:
@@ -275,7 +275,7 @@ class _Prune:
             removed_bytes=self.report.removed_bytes + sum(one.nbytes for one in gone),
         )
 
-    def _count_kept(self, said: Condemned, fresh: list[str]) -> None:
+    def _count_kept(self, said: CondemnedNames, fresh: list[str]) -> None:
         condemned = [self._blobs[name].nbytes for name in said.condemned if name in self._blobs]
         self.report = replace(
             self.report,

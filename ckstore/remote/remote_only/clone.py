@@ -55,7 +55,7 @@ from ckstore.remote.remote_opener import OtherStore, RemoteLike, open_source, se
 from ckstore.remote.service.folder import target_at
 from ckstore.remote.service.remote_entries import entries
 from ckstore.remote.service.target import parse_target
-from ckstore.remote.source import Found, Source, read_manifest
+from ckstore.remote.source import Source, SourceManifest, read_manifest
 
 # Read side by side, since each answer takes its time; kept until they are published.
 _BATCH = 16
@@ -107,7 +107,7 @@ def list_remote(
     taken |= {run_step for run_step in count if count[run_step] > 1}
     named = named_at(source) if taken & count.keys() else set()
     for start in range(0, len(waiting), _BATCH):
-        read: list[tuple[CheckpointInfo, Found, Annotations | None]] = []
+        read: list[tuple[CheckpointInfo, SourceManifest, Annotations | None]] = []
 
         def fetch(place: Place, read: list[Any] = read) -> None:
             try:
@@ -148,7 +148,7 @@ def list_remote(
     return len(listed), pull.warnings
 
 
-def _read_twice(source: Source, place: Place, hash_prefix: str) -> Found | None:
+def _read_twice(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:
     # One bit may be another on the way: a store that is made from a mirror lists it once, and would begin earlier.
     with suppress(RemoteError):
         return read_manifest(source, place, hash_prefix)
@@ -168,7 +168,7 @@ def _is_only_at(context: Context, published: Published, holder: RemoteHolder) ->
 
 def publish_manifest(
     context: Context,
-    found: Found,
+    found: SourceManifest,
     annotations: Annotations | None,
     document: RemoteOnly,
     *,

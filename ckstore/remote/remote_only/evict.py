@@ -55,7 +55,7 @@ _RUN_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
-class Going:
+class Eviction:
     """A checkpoint that is about to lose its bytes here.
 
     Attributes:
@@ -91,7 +91,7 @@ def evict(
     skipped: list[Skipped] = []
     failures: dict[str, CkstoreError] = {}
     digests: dict[str, int] = {}
-    going: list[Going] = []
+    going: list[Eviction] = []
     try:
         for info in infos:
             step = partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run)
@@ -155,7 +155,7 @@ def _begin(  # noqa: PLR0917
     remote: Remote,
     uuid: str,
     attest: PresenceCheck,
-    going: list[Going],
+    going: list[Eviction],
     *,
     dry_run: bool,
 ) -> str:
@@ -174,14 +174,14 @@ def _begin(  # noqa: PLR0917
             return f"{remote.name} does not have it"
     except RemoteError as error:
         return error.message
-    one = Going(info, blobs, RemoteHolder(uuid, remote.name, uuid4().hex))
+    one = Eviction(info, blobs, RemoteHolder(uuid, remote.name, uuid4().hex))
     if not dry_run:
         say_elsewhere(context, one)
     going.append(one)
     return ""
 
 
-def say_elsewhere(context: Context, one: Going) -> None:
+def say_elsewhere(context: Context, one: Eviction) -> None:
     """Say in a checkpoint that a remote has it, before it is claimed there."""
     # Before the claim: who ends claims looks for this file after it listed them.
     with alone(context, one.info) as lock:
@@ -195,7 +195,7 @@ def say_elsewhere(context: Context, one: Going) -> None:
         write_remote_only(context.layout, lock, RemoteOnly(since, (*others, one.holder)))
 
 
-def _take_back(context: Context, one: Going, attest: PresenceCheck) -> None:
+def _take_back(context: Context, one: Eviction, attest: PresenceCheck) -> None:
     """Say no more that a remote has a checkpoint that kept all its bytes, and end its claim."""
     with alone(context, one.info) as lock:
         document = read_remote_only(lock.fd)
@@ -208,7 +208,7 @@ def _take_back(context: Context, one: Going, attest: PresenceCheck) -> None:
     attest.end_claim(place_of(one.info), one.holder.claim)
 
 
-def _go(context: Context, one: Going, attest: PresenceCheck, *, dry_run: bool) -> str:
+def _go(context: Context, one: Eviction, attest: PresenceCheck, *, dry_run: bool) -> str:
     """Let go of the bytes of one checkpoint; return why it keeps them, empty if it does not."""
     try:
         problem = attest.lacks(place_of(one.info), one.blobs, read=not dry_run)
@@ -236,7 +236,7 @@ def alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
         yield lock
 
 
-def _let_go(context: Context, one: Going) -> str:
+def _let_go(context: Context, one: Eviction) -> str:
     layout, info = context.layout, one.info
     path = layout.checkpoint(info.key)
     make_kept_durable(context, info.run)

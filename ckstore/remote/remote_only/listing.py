@@ -19,7 +19,7 @@ from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
-from ckstore.remote.documents.condemned import read_condemned
+from ckstore.remote.documents.condemned_names import read_condemned
 from ckstore.remote.objects import Remote
 from ckstore.remote.push_plan import place_of, sizes_there
 from ckstore.remote.record import read_record

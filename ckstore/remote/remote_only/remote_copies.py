@@ -31,7 +31,7 @@ AGAIN_S = 60.0
 """A remote that did not answer is not asked again for so long: a load waits for it once, not once a blob."""
 
 
-class _Asked:
+class _LazySource:
     """One remote: how it is opened, and what came of that."""
 
     def __init__(self, name: str, open_source: Callable[[], Source], check: Callable[[], None] | None = None) -> None:
@@ -70,10 +70,10 @@ class RemoteCopies:
 
     def __init__(self, context: Context, urls: Sequence[str] = ()) -> None:
         self._context = context
-        self._urls = {url: _Asked(url, lambda url=url: _opened_url(context, url)) for url in urls}  # type: ignore[misc]
+        self._urls = {url: _LazySource(url, lambda url=url: _opened_url(context, url)) for url in urls}  # type: ignore[misc]
         for asked in self._urls.values():  # given by the caller, who hears at once that it cannot be used
             asked.source()
-        self._asked: dict[str, _Asked] = {}
+        self._asked: dict[str, _LazySource] = {}
 
     def __len__(self) -> int:
         return len(self._all())
@@ -102,7 +102,9 @@ class RemoteCopies:
                 return bytearray(found.data)
         return "has no manifest of it"
 
-    def _ask(self, asked: _Asked, problems: list[str], read: Callable[[Source], bytearray | str]) -> bytearray | None:
+    def _ask(
+        self, asked: _LazySource, problems: list[str], read: Callable[[Source], bytearray | str]
+    ) -> bytearray | None:
         """Return what a remote has; else add to `problems` what it says."""
         if asked.problem:
             problems.append(f"{asked.name}: {asked.problem}")
@@ -121,7 +123,7 @@ class RemoteCopies:
             return None
         return found
 
-    def _all(self) -> list[_Asked]:
+    def _all(self) -> list[_LazySource]:
         """Return the remotes in the order in which they are asked; the settings are read each time."""
         found = [*self._urls.values()]
         try:
@@ -130,7 +132,7 @@ class RemoteCopies:
             listed = {}
         for name, entry in listed.items():
             if name not in self._asked:
-                self._asked[name] = _Asked(name, lambda entry=entry: _opened(self._context, entry))  # type: ignore[misc]
+                self._asked[name] = _LazySource(name, lambda entry=entry: _opened(self._context, entry))  # type: ignore[misc]
             found.append(self._asked[name])
         return found
 

@@ -13,10 +13,10 @@ from ckstore.model.manifest.stored import Encoding
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.remote import keys, record
-from ckstore.remote.asking import ask, is_asked
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.documents.claims import Claim, write_claim
-from ckstore.remote.documents.condemned import read_condemned, unmark_needed
+from ckstore.remote.documents.condemned_names import read_condemned, unmark_needed
+from ckstore.remote.key_lookup import ask, is_asked
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.pull import fetch_checked

@@ -22,7 +22,7 @@ from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.objects import Remote
 from ckstore.remote.push import TransferLimits, push
 from ckstore.remote.push_plan import place_of
-from ckstore.remote.remote_only.evict import Going, alone, say_elsewhere
+from ckstore.remote.remote_only.evict import Eviction, alone, say_elsewhere
 from ckstore.remote.remote_only.remote_presence import PresenceCheck
 from ckstore.remote.remote_opener import OtherStore
 
@@ -40,7 +40,7 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
     report = push(old.context, current_or_named(old.context), new, TransferLimits())
     old_uuid, attest = old.context.settings.uuid, PresenceCheck(context, new, TransferLimits())
     failures: dict[str, CkstoreError] = {}
-    going: list[Going] = []
+    going: list[Eviction] = []
 
     def each(act: Callable[[], None], info: CheckpointInfo) -> None:
         try:
@@ -66,19 +66,19 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
 
 
 def _begin(  # noqa: PLR0917
-    context: Context, info: CheckpointInfo, new: Remote, uuid: str, attest: PresenceCheck, going: list[Going]
+    context: Context, info: CheckpointInfo, new: Remote, uuid: str, attest: PresenceCheck, going: list[Eviction]
 ) -> None:
     """Add the remote to the places from which a checkpoint is read."""
     with open_directory(context, info) as directory:
         blobs = directory.manifest.blobs
     if not attest.finds(place_of(info)):
         raise RemoteError(f"neither {new.name} nor the store has {info.name}")
-    one = Going(info, blobs, RemoteHolder(uuid, new.name, uuid4().hex))
+    one = Eviction(info, blobs, RemoteHolder(uuid, new.name, uuid4().hex))
     say_elsewhere(context, one)
     going.append(one)
 
 
-def _end(context: Context, one: Going, old_uuid: str, attest: PresenceCheck) -> None:
+def _end(context: Context, one: Eviction, old_uuid: str, attest: PresenceCheck) -> None:
     """Remove the store from those places, after every byte on the remote was verified."""
     if problem := attest.lacks(place_of(one.info), one.blobs, read=True):
         raise RemoteError(problem, hint="convert it again")

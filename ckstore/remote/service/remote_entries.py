@@ -85,7 +85,7 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
 def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
     """Return the objects of a target; `abilities`: what a probe saw its service do."""
     if target.kind == "directory":
-        from ckstore.remote.service.in_directory import DirectoryObjects
+        from ckstore.remote.service.directory_objects import DirectoryObjects
 
         return DirectoryObjects(target, abilities)
     from ckstore.remote.service.engine import ServiceObjects

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 
 @dataclass(slots=True)
-class Condemned:
+class CondemnedNames:
     """What the object says."""
 
     condemned: dict[str, str] = field(default_factory=dict)  # name of a blob -> since when nothing named it
@@ -92,7 +92,7 @@ class Condemned:
         return canonical_json({**members, "format": _FORMAT, "version": _VERSION}) + b"\n"
 
 
-def _parse(data: bytes, where: str) -> Condemned:
+def _parse(data: bytes, where: str) -> CondemnedNames:
     members = parse_document(data, _FORMAT, _VERSION, where)
     condemned, deleting, burnt = (members.get(name) for name in ("condemned", "deleting", "burnt"))
     if not isinstance(condemned, dict) or not all(_is_name(name) for name in condemned):
@@ -107,7 +107,7 @@ def _parse(data: bytes, where: str) -> Condemned:
     ):
         refuse(where, "burnt", "digests with numbers", burnt)
     batches = {batch: _batch(batch, one, where) for batch, one in deleting.items()}
-    return Condemned(condemned, batches, burnt, str(members.get("change", "")))
+    return CondemnedNames(condemned, batches, burnt, str(members.get("change", "")))
 
 
 def _batch(batch: str, value: Any, where: str) -> Batch:
@@ -126,13 +126,13 @@ def _is_name(name: object) -> bool:
     return isinstance(name, str) and keys.blob_name(name) is not None
 
 
-def read_condemned(objects: Objects) -> Condemned:
+def read_condemned(objects: Objects) -> CondemnedNames:
     """Return what the remote says; one that cannot be read stops every push."""
     data = objects.get(keys.CONDEMNED, MAX_BYTES)
-    return Condemned() if data is None else read_document(data, _parse, keys.CONDEMNED)
+    return CondemnedNames() if data is None else read_document(data, _parse, keys.CONDEMNED)
 
 
-def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> Condemned:
+def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> CondemnedNames:
     """Keep a pruner from removing these blobs, whose intent is written; return which names of them count."""
     digests = list(digests)
     for _ in range(TRIES):
@@ -147,14 +147,14 @@ def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> Con
     raise RemoteUnavailable(msg, hint="push again")
 
 
-def read_versioned(objects: Objects) -> tuple[Condemned, str | None]:
+def read_versioned(objects: Objects) -> tuple[CondemnedNames, str | None]:
     """Return what the remote says, and a version for `swap`; None: there was no such object."""
     # The version before the content: if another client writes in between, the swap fails and all is read again.
     version = objects.head(keys.CONDEMNED)
     return read_condemned(objects), None if version is None else version.tag
 
 
-def swap(objects: Objects, new: Condemned, version: str | None) -> str | None:
+def swap(objects: Objects, new: CondemnedNames, version: str | None) -> str | None:
     """Write it over the version that was read, or where there was none.
 
     Returns:
