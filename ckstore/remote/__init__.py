@@ -1,1 +1,1 @@
-"""Other places that keep a store's checkpoints: object storage, and stores in other directories."""
+"""Remotes: object storage and other stores from which checkpoints are read, or to which they are pushed."""

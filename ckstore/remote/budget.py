@@ -1,4 +1,4 @@
-"""How much memory the blobs on their way take together, whatever the number of threads; and what ends a transfer."""
+"""Limits the memory of all blobs in a transfer, whatever the number of threads, and ends a failed transfer."""
 
 from __future__ import annotations
 
@@ -9,33 +9,36 @@ from contextlib import contextmanager
 
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 
-# Six blobs of the default 32 MiB: with four Ceph on the same machine took a third longer, and eight were no faster.
-# 256 MiB for all of a transfer leave room for the rest.
+# Six blobs of the default size, 32 MiB. With four, Ceph on the same machine took a third longer; eight were no faster.
+# The limit for a whole transfer is 256 MiB, so the rest of it has 64 MiB.
 IN_FLIGHT_BYTES = 192 * 2**20
 _LOOK_S = 0.5
 
 
 def whole_blocks(nbytes: int) -> memoryview:
-    """Return fresh memory of this size, aligned for direct reads and writes."""
+    """Return new memory of this size, aligned for direct reads and writes."""
     return aligned_buffer(max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES)[:nbytes]
 
 
 class MemoryBudget:
-    """Lets threads take memory until it is used up; the next waits. What is larger than all of it goes alone."""
+    """Lets threads reserve memory up to a limit; further threads wait.
+
+    A request above the limit reserves all of it, so it runs while no other thread has memory.
+    """
 
     def __init__(self, nbytes: int = IN_FLIGHT_BYTES) -> None:
         self._all = self._free = nbytes
         self._changed = threading.Condition()
         self._is_ended = False
-        # Most blobs have one size. Together never more than what is free, so that others find room.
+        # Buffers for reuse; most blobs have the same size. Together they never exceed the free memory.
         self._idle: list[memoryview] = []
 
     @contextmanager
     def taking(self, nbytes: int) -> Iterator[None]:
-        """Wait until so many bytes are free, and hold them for the block."""
+        """Wait until `nbytes` are free, and reserve them for the block."""
         taken = min(nbytes, self._all)
         with self._changed:
-            # In short waits: a thread that waits for ever would keep a Ctrl-C from ending the transfer.
+            # Short waits: during an endless wait, Ctrl-C would not end the transfer.
             while self._free < taken and not self._is_ended:
                 self._changed.wait(_LOOK_S)
             self._free -= taken
@@ -48,8 +51,8 @@ class MemoryBudget:
 
     @contextmanager
     def lending(self, nbytes: int) -> Iterator[memoryview]:
-        """As `taking`, and give memory of this size, aligned for direct writes; it may hold what another blob left."""
-        # The kernel takes longer to make fresh memory than a digest of it takes.
+        """Reserve memory as `taking` does, and yield a buffer aligned for direct writes, which may hold old bytes."""
+        # Old buffers are reused: the kernel needs longer to provide new memory than a digest of it takes.
         wanted = max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES
         with self.taking(wanted):
             memory = self._found_idle(wanted) or aligned_buffer(wanted)
@@ -68,24 +71,26 @@ class MemoryBudget:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the transfer has failed: nothing is worth another try."""
+        """Whether the transfer has failed, so that no request should be repeated."""
         return self._is_ended
 
     def sleep(self, seconds: float) -> None:
-        """Wait for so long, or until the transfer has failed."""
+        """Wait for `seconds`, or until the transfer has failed."""
         with self._changed:
-            # At a byte a second a terabyte takes longer than a thread can wait.
+            # At one byte per second, the wait for a terabyte would exceed the longest timeout of a thread.
             self._changed.wait_for(lambda: self._is_ended, min(seconds, threading.TIMEOUT_MAX))
 
     def end(self) -> None:
-        """Let nothing wait any more: the transfer has failed."""
+        """Mark the transfer as failed, and end all waits."""
         with self._changed:
             self._is_ended = True
             self._changed.notify_all()
 
     def ending(self, close: Callable[[], None]) -> Callable[[], None]:
-        """Return what ends it in an error's handler: `close`, which ends requests in hand, only after a Ctrl-C."""
-        # After any other error the remote is still needed, for what has to be taken back there.
+        """Return a function for error handlers that ends the transfer. It also calls `close` after an interrupt.
+
+        `close` ends the running requests. After any other error, the remote is still needed for cleaning up.
+        """
 
         def end() -> None:
             self.end()

@@ -1,4 +1,4 @@
-"""Which checkpoints a push, a pull or an eviction is about, and how they are moved."""
+"""Which checkpoints a push, a pull or an eviction handles, and the options of the transfer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HINT = {
 
 
 class ChoiceOptions(TypedDict, total=False):
-    """The options of `Store.push`, `Store.pull` and `Store.evict` that choose checkpoints by a rule; all are keywords.
+    """The keyword options of `Store.push`, `Store.pull` and `Store.evict` that select checkpoints by a rule.
 
     Attributes:
-        run: Every checkpoint of this run; superseded ones only if a tag or a pin names them.
-        all: The same of every run, or of the run that the handle is bound to.
-        tagged: Every checkpoint that has a tag (for a pull: there), of `run` if it is given.
+        run: Every checkpoint of this run. Superseded ones are included only if a tag or a pin names them.
+        all: Every checkpoint of all runs, or of the run that the handle is bound to, with the same restriction.
+        tagged: Every checkpoint that has a tag, only those of `run` if it is given. A pull uses the tags of the remote.
     """
 
     run: str | None
@@ -37,11 +37,11 @@ class ChoiceOptions(TypedDict, total=False):
 
 
 class TransferOptions(ChoiceOptions, total=False):
-    """The options that `Store.push` and `Store.pull` have in common: those of `ChoiceOptions`, and how bytes are moved.
+    """The common options of `Store.push` and `Store.pull`: those of `ChoiceOptions`, and the options of the transfer.
 
     Attributes:
-        bwlimit: Limit in bytes a second: a number, or a size such as ``50MiB``; None: as fast as it goes.
-        progress: Called now and then with the bytes that were moved and those to be moved.
+        bwlimit: Limit in bytes per second, as a number or a size such as ``50MiB``. If None, there is no limit.
+        progress: Called regularly with the number of bytes transferred so far and in total.
     """
 
     bwlimit: int | str | None
@@ -50,30 +50,34 @@ class TransferOptions(ChoiceOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the caller named."""
+    """The refs or the rule that the caller gave."""
 
-    refs: AnyRef | Iterable[AnyRef] | None  # one ref, or several; None: none
-    options: ChoiceOptions  # the rule, if it is one
+    refs: AnyRef | Iterable[AnyRef] | None  # one ref or several; None if no ref was given
+    options: ChoiceOptions  # the rule, if one was given
 
     @property
     def run(self) -> str | None:
-        """Every checkpoint of this run."""
+        """The run whose checkpoints are selected."""
         return self.options.get("run")
 
     @property
     def tagged(self) -> bool:
-        """Only those that have a tag."""
+        """Whether only checkpoints with a tag are selected."""
         return self.options.get("tagged", False)
 
     def by_rule(self) -> bool:
-        """Whether a rule says which, not refs; both are refused."""
+        """Whether a rule selects the checkpoints.
+
+        Raises:
+            BadInput: Both refs and a rule were given.
+        """
         rule = self.options.get("all", False) or self.tagged or self.run is not None
         if self.refs is not None and rule:
-            raise BadInput("refs were given, and a rule as well", **HINT)
+            raise BadInput("both refs and a rule were given", **HINT)
         return rule
 
     def several(self) -> list[AnyRef]:
-        """Return the refs; the newest if none are given."""
+        """Return the refs, or `latest` if none were given."""
         if self.refs is None:
             return ["latest"]
         if isinstance(self.refs, Iterable) and not isinstance(self.refs, str):
@@ -81,7 +85,7 @@ class Choice:
         return [self.refs]
 
     def of(self, context: Context) -> list[CheckpointInfo]:
-        """Return the checkpoints of a store, each once."""
+        """Return the selected checkpoints of a store, without duplicates."""
         if self.by_rule():
             run = self.run if self.run is not None else context.run
             return [info for info in current_or_named(context, run) if info.tags or not self.tagged]

@@ -1,7 +1,7 @@
-"""Plain blobs out of the encoded files of a remote, with what is here already. Source: docs/format/remote-v1.md.
+"""Decode the encoded files of a remote to plain blobs, with the help of local blobs. Source: docs/format/remote-v1.md.
 
-Every plain blob is compared with its digest before it is used, also as a base; a piece that is changed in its place is
-compared by who asked for it.
+Every plain blob is compared with its digest before it is used, also as a base. A piece that is updated in place is
+compared by the caller.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from ckstore.model.words import mending_there
 from ckstore.remote import keys
 
 ReadFile = Callable[[str, int, memoryview], bool]
-"""Fills memory with bytes of a file of the remote: its digest, the first byte; False if it is missing."""
+"""Fills memory with bytes of a file of the remote. Takes its digest and an offset; returns False if it is missing."""
 Near = Callable[[str], "Buffer | None"]
-"""Returns a plain blob that is here. It is compared, so it may be damaged."""
+"""Returns the plain bytes of a local blob, which may be damaged; the caller compares them with the digest."""
 
-# A pack has many pieces, and is a base of many: four blobs of the default size.
+# The cache holds four blobs of the default size: a pack has many pieces, and is the base of many blobs.
 _KEPT_BYTES = 128 * 2**20
-# Blobs decoded for one: a hostile remote could let each of 8 levels ask for 256 others, again and again.
+# Limit of blobs decoded for one blob. A hostile remote could have each of 8 levels decode 256 others, repeatedly.
 _DECODED_MOST = 4096
 
 
 class MissingFile(Exception):
-    """A file is missing at the remote."""
+    """A file is missing on the remote."""
 
 
 def nothing_near(_: str) -> Buffer | None:
-    """Have nothing here."""
+    """Return None for every digest, for callers without local blobs."""
     return None
 
 
 class Decoding:
-    """Gives plain bytes of checkpoints of one remote. May be used by several threads."""
+    """Decodes the checkpoints of one remote. Threads may share it."""
 
     def __init__(self, read: ReadFile, near: Near, where: str) -> None:
         self._read, self._near, self._where = read, near, where
@@ -49,7 +49,7 @@ class Decoding:
         self._mutex = threading.Lock()
 
     def read_into(self, encoding: Encoding, digest: str, offset: int, into: memoryview) -> int | None:
-        """Fill memory with bytes of a plain blob; return how many bytes came from the remote. None: one is missing."""
+        """Fill memory with bytes of a plain blob. Return the bytes received, or None if a file is missing."""
         work = _Work(self, encoding)
         try:
             if digest not in encoding.encoded and not work.is_near(encoding.links.get(digest)):
@@ -60,19 +60,19 @@ class Decoding:
         except DamagedBlob as error:
             raise RemoteError(f"blob {digest} at {self._where}: {error.message}", hint=error.hint) from error
         if offset + len(into) > len(plain):
-            raise RemoteError(f"blob {digest} at {self._where} has {len(plain)} bytes, and more are wanted")
+            raise RemoteError(f"blob {digest} at {self._where} has {len(plain)} bytes, fewer than requested")
         into[:] = plain[offset : offset + len(into)]
         return work.received_bytes
 
     def advance(self, encoding: Encoding, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
-        """Turn an old piece that is in memory into one of this blob, in its place; return the bytes that came.
+        """Turn an old piece in memory into a piece of this blob, in place; return the number of bytes received.
 
-        None: there is no difference between the two, or the memory is not what it was said to be; it is as it was. An
-        error may leave it changed.
+        Returns None, and leaves the memory unchanged, if the remote has no difference between the two pieces or if the
+        memory does not hold the old piece. After an error the memory may have changed.
         """
         forms = (encoding.links.get(digest), encoding.encoded.get(digest))
         form = next((form for form in forms if form is not None and old.blob in form.bases), None)
-        # Compared before anything is built on it: whose memory it is may have changed it since.
+        # Compared before it is used: the owner of the memory may have changed it.
         if form is None or algorithm_of(old.piece).digest(into) != old.piece:
             return None
         work = _Work(self, encoding)
@@ -92,7 +92,7 @@ class Decoding:
             for tile in found:
                 part = into[tile.start - offset :][: tile.nbytes]
                 stored = file[tile.stored_start : tile.stored_start + tile.stored_bytes]
-                # What is there is what it is the difference to.
+                # The memory holds the base of this tile.
                 decode(StoredTile(tile.codec, stored), tile.run.width, part)
         except MissingFile:
             return None
@@ -101,19 +101,24 @@ class Decoding:
         return work.received_bytes
 
     def file(self, digest: str, nbytes: int) -> tuple[Buffer, int]:
-        """Return a file of the remote that has its digest, and how many bytes came; `MissingFile`: it is not there."""
+        """Return a file of the remote, compared with its digest, and the number of bytes received.
+
+        Raises:
+            MissingFile: The remote does not have the file.
+            DamagedBlob: The bytes do not have the digest.
+        """
         if (kept := self.kept(digest)) is not None:
             return kept, 0
         data = bytearray(nbytes)
         if not self._read(digest, 0, memoryview(data)):
             raise MissingFile
         if algorithm_of(digest).digest(data) != digest:
-            raise DamagedBlob(f"file {digest} came with other bytes", hint=mending_there(keys.blob(digest)))
+            raise DamagedBlob(f"file {digest} was received with other bytes", hint=mending_there(keys.blob(digest)))
         self.keep(digest, data)
         return data, nbytes
 
     def here(self, digest: str) -> Buffer | None:
-        """Return a plain blob that is here, if it is what its digest says."""
+        """Return a plain blob from the cache or the local store, or None if it is missing or damaged."""
         if (kept := self.kept(digest)) is not None:
             return kept
         data = self._near(digest)
@@ -123,14 +128,14 @@ class Decoding:
         return data
 
     def kept(self, digest: str) -> Buffer | None:
-        """Return what was read or decoded a moment ago."""
+        """Return a blob or file from the cache, or None."""
         with self._mutex:
             if digest in self._kept:
                 self._kept.move_to_end(digest)
             return self._kept.get(digest)
 
     def keep(self, digest: str, data: Buffer) -> None:
-        """Keep bytes that have this digest, and forget what was used longest ago."""
+        """Add bytes with this digest to the cache, and remove the least recently used entries."""
         with self._mutex:
             self._kept[digest] = data
             while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT_BYTES:
@@ -138,7 +143,7 @@ class Decoding:
 
 
 class _Work:
-    """One read: the blobs of one checkpoint, whose encoding was checked for loops and long paths."""
+    """One read from a checkpoint. Its encoding has been checked for cycles and long paths."""
 
     def __init__(self, decoding: Decoding, encoding: Encoding) -> None:
         self.received_bytes = 0
@@ -147,11 +152,11 @@ class _Work:
         self._decoded_count = 0
 
     def is_near(self, form: EncodedBlob | None) -> bool:
-        """Whether all that a blob is decoded with is here."""
+        """Whether all bases of an encoded blob are available locally."""
         return form is not None and all(self._decoding.here(base) is not None for base in form.bases)
 
     def plain(self, digest: str) -> Buffer:
-        """Return a plain blob, which has its digest."""
+        """Return a plain blob, compared with its digest."""
         if (here := self._decoding.here(digest)) is not None:
             return here
         link, form = self._encoding.links.get(digest), self._encoding.encoded.get(digest)
@@ -166,27 +171,27 @@ class _Work:
     def _decode(self, digest: str, form: EncodedBlob) -> Buffer:
         self._decoded_count += 1
         if self._decoded_count > _DECODED_MOST:
-            raise DamagedBlob(f"more than {_DECODED_MOST} blobs would have to be decoded for it")
+            raise DamagedBlob(f"it requires decoding more than {_DECODED_MOST} blobs")
 
         def read_base(base: str, start: int, length: int) -> Buffer:
             found = memoryview(self.plain(base))[start : start + length]
             if len(found) != length:
-                raise DamagedBlob(f"bytes beyond the end of its base {base} are wanted")
+                raise DamagedBlob(f"it refers to bytes beyond the end of its base {base}")
             return found
 
         plain = container.decode_file(*self.opened(digest, form), read_base)
         found = algorithm_of(digest).digest(plain)
         if found != digest:
-            raise DamagedBlob(f"what it decodes to has the digest {found}")
+            raise DamagedBlob(f"its decoded bytes have the digest {found}")
         self._decoding.keep(digest, plain)
         return plain
 
     def opened(self, digest: str, form: EncodedBlob) -> tuple[Header, Tiles, memoryview]:
-        """Return an encoded file, taken apart."""
+        """Return the header, the tiles and the bytes of an encoded file."""
         data, nbytes = self._decoding.file(*self._encoding.files[form.file])
         self.received_bytes += nbytes
         file = memoryview(data)
         header, tiles = container.parse_file(file, where=digest, most_bytes=BLOB_MAX_BYTES)
         if (header.plain, header.nbytes, header.bases) != (digest, form.nbytes, form.bases):
-            raise DamagedBlob("its encoded file is of another blob, or has other bases than the checkpoint says")
+            raise DamagedBlob("its encoded file belongs to another blob, or has other bases than the checkpoint says")
         return header, tiles, file

@@ -1,4 +1,4 @@
-"""Intents: what a push is going to need, written before it looks at the remote. Source: docs/format/remote-v1.md."""
+"""Intents: a push records the blobs that it needs before it checks the remote. Source: docs/format/remote-v1.md."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from ckstore.remote.objects import Objects
 from ckstore.version import __version__
 
 LIFE_S = 3600
-"""So long a pruner spares what an intent names after it was last written."""
+"""A pruner keeps the blobs of an intent for this long after its last write."""
 
 
 class VoidIntent(Exception):
-    """A pruner took the intent away, or it was not renewed in time: the push begins again with another."""
+    """A pruner voided the intent, or it was not renewed in time. The push starts again with a new one."""
 
 
 @dataclass(slots=True)
 class Intent:
-    """The intent of this process for the checkpoints that it pushes together."""
+    """The intent of this process for the checkpoints of one batch."""
 
     key: str  # of its object
     places: tuple[Place, ...]  # the checkpoints
-    digests: tuple[str, ...]  # every blob that they need
+    digests: tuple[str, ...]  # all blobs that these checkpoints need
     clock: Callable[[], float]
-    version: str | None = None  # the mark of what this process wrote last; None: nothing yet
-    written_s: float = 0.0  # when, by `clock`
-    has_committed: bool = False  # from then on it is not renewed, and does not become stale
+    version: str | None = None  # version tag of the last write of this process; None before the first
+    written_s: float = 0.0  # time of that write, by `clock`
+    has_committed: bool = False  # afterwards it is not renewed, and does not become stale
     mutex: threading.Lock = field(default_factory=threading.Lock)  # held while it is renewed
 
     @classmethod
     def of(cls, places: Iterable[Place], digests: Iterable[str], clock: Callable[[], float]) -> Intent:
-        """Return an intent that is not written yet."""
+        """Return a new intent, not yet written."""
         return cls(f"{INTENTS}{uuid.uuid4().hex}.json", (*places,), tuple(sorted({*digests})), clock)
 
     def write(self, objects: Objects) -> None:
-        """Write it first; nothing that the push has looked at before counts."""
+        """Write the intent. The push must not rely on any earlier check of the remote."""
         begun_s = self.clock()
         self.version = objects.send(self.key, self._render("uploading"))
         self.written_s = begun_s
 
     def renew(self, objects: Objects, *, cas: bool) -> None:
-        """Write it again if half its life has nearly passed.
+        """Write the intent again if a quarter of its life has passed.
 
         Raises:
-            VoidIntent: More than half has passed, as after a sleep, or it is no longer this push's own version.
+            VoidIntent: More than half of its life has passed, as after a suspend, or another client has changed it.
         """
-        with self.mutex:  # of two threads that renew at once the second would take the first for a pruner
+        with self.mutex:  # of two threads that renew at once, the second would mistake the first for a pruner
             if self.has_committed:
                 return
             age_s = self.clock() - self.written_s
@@ -61,7 +61,7 @@ class Intent:
                 self._replace(objects, "uploading", cas=cas)
 
     def commit(self, objects: Objects, manifests: Sequence[bytes]) -> None:
-        """Record, by compare-and-swap, that all blobs are at the remote and that these manifests follow.
+        """Record by compare-and-swap that all blobs are on the remote and that these manifests follow.
 
         Raises:
             VoidIntent: As for `renew`.
@@ -87,7 +87,8 @@ class Intent:
             "format": "ckstore-remote-intent",
             "version": 1,
             "blobs": list(self.digests),
-            # Drawn for each write, so that no two have the same bytes, and at most services the same mark.
+            # Random for each write: otherwise two writes could have equal bytes, and at most services the same version
+            # tag.
             "change": uuid.uuid4().hex,
             "checkpoints": [
                 {**place._asdict(), **({"manifest": manifests[at].decode("ascii")} if manifests else {})}

@@ -1,4 +1,4 @@
-"""What a remote says: of some keys, by one question each or a listing of all; and which time it is there."""
+"""Lookups of keys on a remote, one by one or by a listing, and the time by the server's clock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAGE_KEYS = 1000
 
 
 def server_time(objects: Objects) -> datetime:
-    """Return the time by the server's clock."""
+    """Return the current time by the server's clock."""
     key = f"{keys.PROBE}{uuid.uuid4().hex}-clock"
     written = objects.put(key, b"1")
     objects.delete([key])
@@ -25,13 +25,18 @@ def server_time(objects: Objects) -> datetime:
 
 
 def is_asked(count: int, there_count: int) -> bool:
-    """Whether so many keys are asked for one by one, where a listing has about `there_count`."""
+    """Whether `count` keys are looked up one by one. The alternative is a listing of about `there_count` keys."""
     return count <= PAGE_ASKS * (1 + there_count // _PAGE_KEYS)
 
 
 def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[dict[str, ObjectEntry], int]:
-    """Return what a remote says of the keys that it has of these."""
-    # `there_count`: how many keys their folders had when they were listed last.
+    """Return the entries of those of the `wanted` keys that exist, and the number of keys in their folders.
+
+    Args:
+        objects: The objects of the remote.
+        wanted: The keys to look up.
+        there_count: The number of keys that their folders had when they were last listed.
+    """
     if is_asked(len(wanted), there_count):
         return ask(objects, wanted), there_count
     found: dict[str, ObjectEntry] = {}
@@ -45,7 +50,7 @@ def look(objects: Objects, wanted: Collection[str], there_count: int) -> tuple[d
 
 
 def ask(objects: Objects, names: Collection[str]) -> dict[str, ObjectEntry]:
-    """Return what a remote says of each of some keys; those that are missing are left out."""
+    """Return the entries of those of these keys that exist. Each key is looked up by a request of its own."""
     found: dict[str, ObjectEntry] = {}
 
     def look(key: str) -> None:

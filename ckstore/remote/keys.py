@@ -1,7 +1,7 @@
-"""The keys of a remote, and what they name. Source: docs/format/remote-v1.md.
+"""The keys of the objects of a remote, and their parsers. Source: docs/format/remote-v1.md.
 
-Keys name content, so that a key that is there holds what its maker meant, from any writer. What a listing says is
-checked in form here, before it becomes a value.
+A key determines the content of its object, whichever client wrote it. Keys from a listing are checked here before they
+become values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN = "plain.json"
 _ANNOTATIONS = "annotations.json"
 _DROPPED = "dropped"
 OF_PLACE = (_MANIFEST, _PLAIN, _ANNOTATIONS, _DROPPED)
-"""The last parts of the keys that a checkpoint has."""
+"""The last parts of the keys of a checkpoint's documents."""
 _SUFFIX = ".json"
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
 _STORE = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
@@ -38,7 +38,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,8}\Z")
 
 
 class Place(NamedTuple):
-    """Where a checkpoint lies at a remote: several of one run and step differ by their ids."""
+    """The location of a checkpoint on a remote. Checkpoints of the same run and step differ in their ids."""
 
     run: str
     step: int
@@ -46,7 +46,7 @@ class Place(NamedTuple):
 
     @property
     def run_step(self) -> tuple[str, int]:
-        """Run and step."""
+        """The run and the step."""
         return self.run, self.step
 
     @property
@@ -61,17 +61,17 @@ class Place(NamedTuple):
 
     @property
     def plain(self) -> str:
-        """The key of its manifest proper, where it is encoded."""
+        """The key of its plain manifest, which exists if the checkpoint is encoded."""
         return self._key(_PLAIN)
 
     @property
     def annotations(self) -> str:
-        """The key of what was added to it later."""
+        """The key of its annotations."""
         return self._key(_ANNOTATIONS)
 
     @property
     def dropped(self) -> str:
-        """The key of the object that says that it was removed."""
+        """The key of its deletion mark, the object that marks it as deleted."""
         return self._key(_DROPPED)
 
     def _key(self, last: str) -> str:
@@ -79,12 +79,12 @@ class Place(NamedTuple):
 
 
 def blob(name: str) -> str:
-    """Return the key of a blob by its name: its digest, or that with a number."""
+    """Return the key of a blob, given its name: a digest, or a digest with a number."""
     return f"{BLOBS}{fan_out(name.partition('.')[0])}/{name}"
 
 
 class BlobName(NamedTuple):
-    """A name of a blob: number 0 is the bare digest, further ones come after it was burnt."""
+    """A name of a blob. Number 0 is the bare digest; higher numbers follow when a name is retired."""
 
     digest: str
     number: int
@@ -94,7 +94,7 @@ class BlobName(NamedTuple):
 
 
 def blob_name(text: str) -> BlobName | None:
-    """Return the name of a blob; None if it is not one."""
+    """Parse the name of a blob; return None if it is not valid."""
     digest, point, number = text.partition(".")
     if not is_digest(digest) or (point and not _NUMBER.match(number)):
         return None
@@ -102,13 +102,13 @@ def blob_name(text: str) -> BlobName | None:
 
 
 def blob_in(key: str) -> BlobName | None:
-    """Return the name of the blob with this key; None if it is not the key of a blob."""
+    """Return the name of the blob with this key, or None if it is not the key of a blob."""
     name = blob_name(key.rpartition("/")[2])
     return name if name is not None and key == blob(str(name)) else None
 
 
 def place_in(key: str, lasts: Container[str] = (_MANIFEST,)) -> Place | None:
-    """Return the checkpoint whose manifest, or another object of it, has this key; None: it has another form."""
+    """Return the checkpoint to which the key of a document belongs, or None if the key has another form."""
     parts = key.split("/")
     if len(parts) != 5 or parts[0] != CHECKPOINTS[:-1] or parts[4] not in lasts:
         return None
@@ -124,7 +124,7 @@ def claim(store: str, place: Place, uuid: str) -> str:
 
 
 def claim_in(key: str) -> tuple[str, Place, str] | None:
-    """Return the store, the checkpoint and the uuid of the claim with this key; None: it has another form."""
+    """Return the store, the checkpoint and the uuid of the claim with this key, or None if it has another form."""
     parts = key.split("/")
     if len(parts) != 6 or parts[0] != CLAIMS[:-1] or not _STORE.match(parts[1]):
         return None
@@ -136,7 +136,7 @@ def claim_in(key: str) -> tuple[str, Place, str] | None:
 
 
 def owner(run: str) -> str:
-    """Return the key of the object that says which store mirrors a run."""
+    """Return the key of the object that names the store that mirrors a run."""
     return f"{RUNS}{run}/owner.json"
 
 
@@ -146,7 +146,7 @@ def tag(name: str) -> str:
 
 
 def tag_in(key: str) -> str | None:
-    """Return the tag with this key; None if it is not the key of a tag."""
+    """Return the tag with this key, or None if it is not the key of a tag."""
     name = key.removeprefix(TAGS).removesuffix(_SUFFIX)
     return name if is_tag(name) and key == tag(name) else None
 
@@ -157,5 +157,5 @@ def pin(name: str) -> str:
 
 
 def pin_in(key: str) -> str | None:
-    """Return the name of the pin with this key; None if it is not the key of a pin."""
+    """Return the name of the pin with this key, or None if it is not the key of a pin."""
     return pin_name(key.removeprefix(PINS)) if key.startswith(PINS) else None

@@ -1,4 +1,4 @@
-"""What was said about checkpoints after they were saved, brought to a remote: annotations, tags, pins."""
+"""Push metadata that was added after the save: annotations, tags and pins. Take tags and pins from a source."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _ALGORITHM = ALGORITHMS["xxh3_128"]
 
 
 def merged(own: Annotations, other: Annotations) -> Annotations:
-    """Return both: metrics of `own` before those of `other`, each note once, the oldest first."""
+    """Return the union of two annotations. Metrics of `own` win and come first; notes are sorted by time."""
     notes = sorted({*own.notes, *other.notes}, key=lambda note: (note.created, note.text))
     return Annotations({**other.metrics, **own.metrics}, tuple(notes))
 
 
 class MetadataObject(NamedTuple):
-    """A small object that a remote is to have.
+    """A small object with metadata of a checkpoint, to be written to a remote.
 
     Attributes:
         key: Its key.
         info: The checkpoint that it belongs to.
-        own: What this store says.
-        make: Returns what is to be there, for what is.
-        most_bytes: More is refused.
+        own: The content according to this store.
+        make: Returns the new content, given the content on the remote.
+        most_bytes: Limit of the content on the remote. A larger object is refused.
     """
 
     key: str
@@ -59,12 +59,12 @@ class MetadataObject(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Digest of what this store says."""
+        """The digest of the content according to this store."""
         return _ALGORITHM.digest(self.own)
 
 
 def annotations_of(context: Context, info: CheckpointInfo) -> Iterator[MetadataObject]:
-    """Give the annotations of a checkpoint, if it has any."""
+    """Yield the annotations of a checkpoint, if it has any."""
     own = read_annotations(context.layout.checkpoint(info.key))
     if own is not None:
         key = keys.Place(info.run, info.step, info.id).annotations
@@ -72,7 +72,7 @@ def annotations_of(context: Context, info: CheckpointInfo) -> Iterator[MetadataO
 
 
 def tags_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[MetadataObject]:
-    """Give the tags of checkpoints."""
+    """Yield the tags of some checkpoints."""
     by_key = {info.key.any_generation: info for info in infos}
     for name, target in sorted(context.layout.tags().items()):
         info = by_key.get(target)
@@ -82,7 +82,7 @@ def tags_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Metad
 
 
 def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[MetadataObject]:
-    """Give the pins of checkpoints that have not expired."""
+    """Yield the pins of some checkpoints that have not expired."""
     by_id = {info.id: info for info in infos}
     now = datetime.now(UTC)
     for pin in read_pins(context.layout):
@@ -92,13 +92,20 @@ def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Metad
 
 
 class MetadataPusher:
-    """Brings small objects; those that this store brought before, and that are still as it left them, cost nothing."""
+    """Pushes metadata objects.
+
+    An object that this store pushed earlier, and that has not changed on either side since, is not sent again.
+    """
 
     def __init__(self, context: Context, remote: Remote, record: RemoteRecord) -> None:
         self._context, self._remote, self._record = context, remote, record
 
     def push(self, infos: Sequence[CheckpointInfo]) -> None:
-        """Push the tags, pins and annotations of these checkpoints; an error names each document that stayed."""
+        """Push the tags, pins and annotations of these checkpoints.
+
+        Raises:
+            CkstoreError: Some documents could not be pushed. The message names each.
+        """
         said: list[MetadataObject] = []
         failed: dict[str, CkstoreError] = {}
         for info in infos:
@@ -111,7 +118,7 @@ class MetadataPusher:
             raise joined(failed)
 
     def bring(self, wanted: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
-        """Push these; return why a document could not be merged with the one at the remote, by its key."""
+        """Push these objects. Return, by key, the errors of those that cannot be merged with the remote's version."""
         if not wanted:
             return {}
         found, _ = look(self._remote.objects, {one.key for one in wanted}, len(self._record.checkpoints))
@@ -122,7 +129,7 @@ class MetadataPusher:
                 continue
             try:
                 left = change(self._remote, one.key, one.make, most_bytes=one.most_bytes)
-            except OF_ALL:  # nor would the next one get there
+            except OF_ALL:  # the next object would fail as well
                 raise
             except CkstoreError as error:
                 failed[one.key] = error
@@ -133,12 +140,12 @@ class MetadataPusher:
 
 
 def _shown(key: CheckpointKey) -> str:
-    """Return the name of a checkpoint with the digits of its id: others may have its step."""
+    """Return the name of a checkpoint with the first digits of its id, since others may have the same step."""
     return f"{key.run}@{key.directory}"
 
 
 def _only(own: bytes, present: bytes | None) -> bytes:
-    del present  # the newest push says what it is
+    del present  # the last push wins
     return own
 
 
@@ -148,7 +155,7 @@ def _with_annotations(key: str, own: Annotations, present: bytes | None) -> byte
 
 
 def _came_from(context: Context, source: Source, name: str, target: CheckpointKey) -> bool:
-    """Whether a tag names here what it named at a source when it was taken from there."""
+    """Whether a local tag still names the checkpoint that it named when it was taken from a source."""
     taken = read_mirrored(context.layout, source.name).documents.get(keys.tag(name))
     if taken is None:
         return False
@@ -162,7 +169,7 @@ def named_at(source: Source) -> set[str]:
     found = {place.id for place in source.tags().values()}
     now = datetime.now(UTC)
     for name, data in source.pins().items():
-        with suppress(CkstoreError):  # `take_names` says that it cannot be read
+        with suppress(CkstoreError):  # `take_names` reports a pin that cannot be read
             pin = read_pin(data, name, source.name)
             found |= set() if pin.expired(now) else {pin.id}
     return found
@@ -176,14 +183,14 @@ def take_names(
     *,
     new: Container[CheckpointKey] = (),
 ) -> None:
-    """Give checkpoints the tags and pins that they have at a source.
+    """Add the tags and pins of a source to local checkpoints.
 
     Args:
-        context: The store that takes them.
-        source: Where they are.
+        context: The store to change.
+        source: The source of the tags and pins.
         infos: Checkpoints of the store.
-        warnings: What the user should know is added.
-        new: Those of them that came from the source just now, so their annotations did.
+        warnings: Messages for the user are appended to it.
+        new: Keys of the checkpoints that were just pulled from the source, including their annotations.
     """
     taken: set[str] = set()
     by_id = {info.id: info for info in infos}
@@ -197,12 +204,12 @@ def take_names(
         target = own.get(name)
         if target == info.key.any_generation:
             continue
-        # One that came from there and was not moved here since moves as it does there.
+        # A tag that was taken from the source, and not moved locally since, follows the one at the source.
         if target is None or _came_from(context, source, name, target):
             named.setdefault(info.id, []).append(name)
             taken.add(keys.tag(name))
         else:
-            warnings.append(f"the tag {name} names {_shown(target)} here and {_shown(info.key)} at {source.name}")
+            warnings.append(f"the tag {name} names {_shown(target)} locally and {_shown(info.key)} at {source.name}")
     if named:
         tag_all(context, [(by_id[checkpoint], names) for checkpoint, names in named.items()])
     known = {pin.name for pin in read_pins(context.layout)}
@@ -222,4 +229,4 @@ def take_names(
             said += (one for one in (*tags_of(context, infos), *pins_of(context, infos)) if one.key in taken)
         note_taken(context.layout, source.name, {one.key: one.digest for one in said})
     except (CkstoreError, OSError) as error:
-        warnings.append(f"tags and notes of {source.name} were taken, which could not be noted: {why_of(error)}")
+        warnings.append(f"tags and notes of {source.name} were taken, but this could not be recorded: {why_of(error)}")

@@ -1,4 +1,4 @@
-"""What a place outside the store must do: a flat set of objects under keys, each replaced or made as a whole."""
+"""The interface of object storage: a flat set of objects under keys, each written atomically."""
 
 from __future__ import annotations
 
@@ -8,57 +8,58 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 THREADS = 8
-"""So many requests are under way at once: each waits most of its time, and eight filled a link when it was measured."""
+"""The number of concurrent requests. Each mostly waits, and eight filled a link when this was measured."""
 
 
 class ObjectEntry(NamedTuple):
-    """An object as its service lists it."""
+    """An object in the listing of its service."""
 
-    key: str  # its key below the target's prefix
-    nbytes: int  # its length
+    key: str  # relative to the prefix of the target
+    nbytes: int  # in bytes
     modified: datetime  # by the server's clock, never by this machine's
-    tag: str  # the service's mark of this version of it (an ETag); "" if it gives none
+    tag: str  # the service's tag of this version (an ETag); "" if there is none
 
 
 class Objects(Protocol):
-    """Objects of one target, below one prefix. Every call may be made by several threads, and ends by a deadline.
+    """The objects of a target, below one prefix. Threads may share it, and every call ends by a deadline.
 
-    A call that fails raises `RemoteError` (a `CkstoreError`), whose text never holds a secret. A missing object is
-    `None` or `False` where the signature says so, else `RemoteError`.
+    A call that fails raises `RemoteError` (a `CkstoreError`), whose text never contains a secret. A missing object
+    gives `None` or `False` where the signature allows that; otherwise it raises `RemoteError`.
     """
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
-        """Return a whole small object; None if it is missing. More than `max_bytes` is refused before it is read."""
+        """Return a small object, or None if it is missing. One above `max_bytes` is refused before it is read."""
 
     def read_into(self, key: str, offset: int, into: memoryview) -> bool:
-        """Fill `into` with the bytes of an object from an offset on, unverified; False if the object is missing."""
+        """Fill `into` with bytes of an object from an offset, unverified. Return False if the object is missing."""
 
     def send(self, key: str, data: bytes | memoryview) -> str:
-        """Write an object, over what is there, and return the service's mark of this write."""
+        """Write an object, replacing any existing one, and return the tag of the new version."""
 
     def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
-        """As `send`, and look at it: one request more."""
+        """Write an object as `send` does, and return its entry. This costs one more request."""
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
-        """Write an object that is not there; False if there is one whose bytes differ or are not known to be these.
+        """Create an object. Return False if it exists with other bytes, or if its bytes cannot be compared.
 
-        An object that holds exactly these bytes counts as made: the answer to an earlier try may have been lost.
+        An existing object with exactly these bytes counts as created: the response to an earlier attempt may have been
+        lost.
         """
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
-        """Write an object over the version with that mark alone, and return the new mark; None: it is not there.
+        """Replace the `expected` version of an object; return the new tag, or None if the object has another version.
 
-        The mark is "" where the service does not say it and another client has written since; no version has that.
+        The tag is "" if the service does not return it and another client has written since. No version has that tag.
         """
 
     def list(self, prefix: str) -> Iterator[ObjectEntry]:
-        """Yield the objects whose keys begin with a prefix, by their keys."""
+        """Yield the objects whose keys begin with a prefix, in the order of their keys."""
 
     def head(self, key: str) -> ObjectEntry | None:
-        """Return what the service says of one object; None if it is missing."""
+        """Return the entry of an object, or None if it is missing."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; those that are missing already are no error."""
+        """Delete objects. Missing ones are not an error."""
 
     def close(self) -> None:
         """End the waits of all threads, and refuse further calls."""
@@ -66,10 +67,10 @@ class Objects(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A remote on object storage, as a transfer needs it."""
+    """An open remote, as transfers use it."""
 
     name: str  # what users call it
     objects: Objects  # its objects
-    cas: bool = True  # whether its compare-and-swap was seen to work
-    checks_bodies: bool = False  # whether it was seen to refuse a body that was damaged on the way
-    uuid: str = ""  # what it had when it was added; "": not known
+    cas: bool = True  # whether a probe confirmed that it supports compare-and-swap
+    checks_bodies: bool = False  # whether a probe confirmed that it rejects a corrupted body
+    uuid: str = ""  # recorded when it was added; "" if unknown

@@ -1,6 +1,6 @@
-"""Another store in a directory, also on a cluster's filesystem, as a source: each store keeps its own protocol.
+"""Another store in a directory as a source of checkpoints; it may be on a cluster filesystem.
 
-It is never written. What is pulled from it is read as from any remote, and believed as little.
+That store is never written. Its checkpoints are read and verified like those of any other remote.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ckstore.remote.keys import Place
 
 
 class StoreSource:
-    """An open store as a source.
+    """An open store as a source of checkpoints.
 
     Args:
         name: What users call it.
-        context: It.
+        context: The open store.
     """
 
     def __init__(self, name: str, context: Context) -> None:
@@ -39,24 +39,24 @@ class StoreSource:
         self._of_step = context.of_step
 
     def close(self) -> None:
-        """Do nothing: reads of files end by themselves."""
+        """Do nothing, since file reads need no interruption."""
 
     def mending(self, place: Place, digest: str = "") -> str:
         """See `ckstore.remote.source.Source`."""
-        del digest  # a repair looks at all of them
+        del digest  # a repair checks all blobs
         return f"repair {place.name} in the store {self._layout.path}"
 
     def places(self, under: str = "") -> list[Place]:
         """See `ckstore.remote.source.Source`."""
         run = under.partition("/")[0] if "/" in under else None
         found: dict[Place, CheckpointKey] = {}
-        # Of one id the latest generation counts.
+        # If an id has several generations, the latest counts.
         for key, _ in sorted(self._layout.published(run), key=lambda one: one[0].generation):
             id = id_at(self._layout.checkpoint(key))
             if id is not None and f"{key.run}/{key.step}/{id}/".startswith(under):
                 found[Place(*key.run_step, id)] = key
         count = Counter(place.run_step for place in found)
-        # Of several at one step those that are not whole do not count, as in the store itself.
+        # If a step has several checkpoints, incomplete ones do not count, as in the store itself.
         several = [place for place in found if count[place.run_step] > 1]
         whole = {place for place in several if look(self._layout, found[place]).published is not None}
         steps = {place.run_step for place in whole}
@@ -64,7 +64,7 @@ class StoreSource:
 
     def manifest(self, place: Place) -> bytes | None:
         """See `ckstore.remote.source.Source`."""
-        # Of a compacted checkpoint the manifest lies beside what says how it is stored.
+        # The plain manifest of a compacted checkpoint is a separate file.
         return self._read(place, MANIFEST_MAX_BYTES, PLAIN, MANIFEST)
 
     def plain(self, place: Place) -> bytes:
@@ -76,7 +76,7 @@ class StoreSource:
         return self._read(place, ANNOTATIONS_MAX_BYTES, ANNOTATIONS)
 
     def _read(self, place: Place, most_bytes: int, *names: str) -> bytes | None:
-        """Return the first of these files that a checkpoint has; None: none of them."""
+        """Return the content of the first of these files that a checkpoint has, or None if it has none of them."""
         for path in places_with_id(self._layout, *place, self._of_step):
             for name in names:
                 with suppress(FileNotFoundError, NotADirectoryError):
@@ -89,12 +89,12 @@ class StoreSource:
     def tags(self) -> dict[str, Place]:
         """See `ckstore.remote.source.Source`."""
         targets = self._layout.tags()
-        # Once for each checkpoint: one may have a hundred thousand tags.
+        # Read each id once: one checkpoint may have a hundred thousand tags.
         ids = {key: self._id_of(key) for key in {*targets.values()}}
         return {name: Place(*key.run_step, id) for name, key in targets.items() if (id := ids[key]) is not None}
 
     def _id_of(self, target: CheckpointKey) -> str | None:
-        """Return the id of the checkpoint whose first generation has this key."""
+        """Return the id of the checkpoint whose first generation has this key, or None."""
         of_step = self._of_step(*target.run_step)
         ids = (id_at(self._layout.checkpoint(key)) for key in of_step if key.any_generation == target)
         return next((id for id in ids if id is not None), None)
@@ -110,7 +110,7 @@ class StoreSource:
         return found
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> None:
-        """Turn nothing: what is read of a directory need not be small."""
+        """Do nothing: a store in a directory has no differences to send."""
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `ckstore.remote.source.Source`."""
@@ -134,7 +134,7 @@ class StoreSource:
         return True
 
     def _read_blob(self, path: StorePath, place: Place, digest: str, offset: int, into: memoryview) -> int:
-        # Locked for the time of the read, so that it is not taken apart meanwhile (rule L).
+        # Locked during the read, so that the checkpoint is not deleted meanwhile (rule L).
         with locks.lock_shared(path) as lock:
             if id_at(lock.inside) != place.id:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path.inner)

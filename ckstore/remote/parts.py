@@ -1,7 +1,7 @@
-"""A checkpoint whose parts lie in the stores of several nodes, at the remote that is the mirror of all of them.
+"""A checkpoint whose parts are in the stores of several nodes, pushed to the common mirror of these stores.
 
-Each rank pushes its part, and keeps its intent until the save has ended; one rank pushes the whole, which relies on
-nothing that the others saw. Source: docs/format/remote-v1.md, "Parts of several nodes".
+Each rank pushes its part, and keeps its intent until the save has ended. One rank pushes the manifest, and checks the
+remote itself. Source: docs/format/remote-v1.md, "Parts of several nodes".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckstore.remote.source import ObjectSource
 
 
 def common_remote(context: Context) -> tuple[Remote, RemoteHolder]:
-    """Return the mirror of a store, by which nodes save together, and what says that it is the same for all."""
+    """Return the mirror that the nodes share, and the holder that identifies it on all nodes."""
     name = setting_of(context.layout, MIRROR)
     if name is None:
         msg = f"the store {context.layout.path} has no mirror, and the ranks have stores of their own"
@@ -39,18 +39,18 @@ def common_remote(context: Context) -> tuple[Remote, RemoteHolder]:
 
 @dataclass(frozen=True, slots=True)
 class PushedPart:
-    """A part whose blobs are at the remote, and kept there."""
+    """A part whose blobs are on the remote, protected by intents."""
 
     remote: Remote  # where
-    intents: list[str]  # the keys of what keeps them
+    intents: list[str]  # keys of these intents
 
     def end(self) -> None:
-        """Keep them no more: the checkpoint exists, or was given up."""
+        """Delete the intents, after the checkpoint was published or the save failed."""
         end_intents(self.remote, self.intents)
 
 
 def push_part(context: Context, staging: Staging, remote: Remote, manner: TransferLimits) -> PushedPart:
-    """Bring the blobs of a sealed part to the remote."""
+    """Push the blobs of a sealed part to the remote."""
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
         push = Push(context, remote, manner, RemoteState.nothing(context, remote))
         part = PushedPart(remote, push.send([directory], is_part=True))
@@ -59,7 +59,11 @@ def push_part(context: Context, staging: Staging, remote: Remote, manner: Transf
 
 
 def push_whole(context: Context, staging: Staging, remote: Remote, manner: TransferLimits) -> None:
-    """Let a checkpoint exist at the remote that has the blobs of all its parts; it lies sealed in `staging`."""
+    """Publish a sealed checkpoint on the remote, which has the blobs of all its parts.
+
+    Raises:
+        UnknownOutcome: The push failed so late that the checkpoint may exist on the remote.
+    """
     with CheckpointDirectory.at(staging.path, context.layout.hash_prefix) as directory:
         push = Push(context, remote, manner, RemoteState.nothing(context, remote))
         try:
@@ -68,13 +72,16 @@ def push_whole(context: Context, staging: Staging, remote: Remote, manner: Trans
             if not push.may_exist:
                 raise
             name = directory.manifest.name
-            msg = f"whether {name} is at {remote.name} is not known: {error.message}"
-            raise UnknownOutcome(msg, hint="save it again: a checkpoint that is there by then stays") from error
+            msg = f"it is unknown whether {name} is on {remote.name}: {error.message}"
+            raise UnknownOutcome(msg, hint="save it again: if the remote has the checkpoint, it is kept") from error
         push.keep_record()
 
 
 def list_step(context: Context, remote: Remote, run: str, step: int) -> None:
-    """Let a store list what the remote has at a step: another node may have saved it, and rules look here alone."""
+    """List the remote's checkpoints of a step in a store that has none of that step.
+
+    Another node may have saved them, and rules only consult the local list.
+    """
     places = ObjectSource(remote.objects, remote.name).places(f"{run}/{step}/")
     if places and not context.of_step(run, step):
         list_remote(context, remote, places)

@@ -1,9 +1,8 @@
-"""Pull: bring checkpoints of a source into the store, by the protocol of every save.
+"""Pull: save checkpoints of a source in the store, by the protocol of every save.
 
-The manifest is read first, with the bounds of every manifest. Missing blobs are read into memory, compared with their
-digest there, and written from there; the checkpoint appears by the one rename. It keeps its id, and its place in the
-order of commits. What was fetched before a pull failed stays under its digest until the next gc, so that the next pull
-goes on from there.
+The manifest is read first, with the limits of every manifest. Missing blobs are read into memory, compared with their
+digests, and written from memory. The checkpoint becomes visible by one rename, and keeps its id and its place in the
+commit order. Blobs that a failed pull downloaded remain until the next gc, so that the next pull need not repeat them.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ from ckstore.remote.push import TransferLimits
 from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import Source, SourceManifest, read_manifest
 
-# One reading may meet a cut connection or a flipped bit; a blob that is wrong so often is wrong at the remote.
+# One read may suffer from a lost connection or a flipped bit. A blob that is wrong each time is damaged on the remote.
 _READS = 3
 _PAUSE_S = 0.5
-# What a blob takes beside its bytes: an inode, and names in two directories.
+# The overhead of a blob: an inode, and names in two directories.
 _BESIDE_BYTES = 4096
 
 
 def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> TransferPlan:
-    """Say what a pull would fetch now."""
+    """Return what a pull would download now."""
     wanted: dict[str, int] = {}
     missing: dict[str, int] = {}
     facts = facts_of(source, places, context.layout.hash_prefix)
@@ -78,7 +77,7 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
         found = read_manifest(source, place, context.layout.hash_prefix)
         for blob in () if found is None else found.manifest.blobs:
             wanted[blob.digest] = blob.nbytes
-            # Of one that is here those alone that were let go: they are fetched again.
+            # Of a local checkpoint, only the evicted blobs are downloaded again.
             is_wanted = lacking is None or blob.digest in lacking
             if is_wanted and not dirfd_stat.exists(context.layout.blob(blob.digest)):
                 missing[blob.digest] = blob.nbytes
@@ -88,34 +87,36 @@ def plan_pull(context: Context, source: Source, places: Sequence[Place]) -> Tran
 
 
 def steps_taken(context: Context, places: Iterable[Place]) -> set[tuple[str, int]]:
-    """Return run and step of every directory in the runs of some checkpoints: of most that come there is none."""
-    # Asked once: a listing for each of 10,000 would take longer than the rest.
+    """Return the run and step of every local checkpoint in the runs of some checkpoints.
+
+    A single listing per run is faster than a lookup for each of, say, 10,000 checkpoints.
+    """
     return {key.run_step for run in {place.run for place in places} for key, _ in context.layout.published(run)}
 
 
 def is_here(context: Context, place: Place) -> bool:
-    """Whether the store has this very checkpoint, whole."""
+    """Whether the store has this checkpoint, complete."""
     return _key_here(context, place) is not None
 
 
 def _key_here(context: Context, place: Place) -> CheckpointKey | None:
     key = key_with_id(context.layout, *place, context.of_step)
     found = None if key is None else look(context.layout, key).published
-    # Beside one that is damaged another form of it comes.
+    # A damaged checkpoint gets a second generation.
     return key if found is not None and publishing.is_sound(context.layout, found) else None
 
 
 @dataclass
 class Pull:
-    """A pull under way.
+    """A pull of checkpoints from one source.
 
     Attributes:
-        context: The store that checkpoints are brought to.
-        source: Where they come from.
-        manner: How fast.
-        if_exists: What to do where another checkpoint has the run and step.
-        warnings: What the user should know.
-        brought_back: Whether a checkpoint got bytes again that had been let go.
+        context: The store that receives the checkpoints.
+        source: The source that they are read from.
+        manner: Limits of the transfer.
+        if_exists: What to do if another checkpoint has the run and step.
+        warnings: Messages for the user.
+        brought_back: Whether evicted bytes of a checkpoint were restored.
     """
 
     context: Context
@@ -124,8 +125,8 @@ class Pull:
     if_exists: IfExists = "error"
     warnings: list[str] = field(default_factory=list)
     brought_back: bool = field(default=False, init=False)
-    _wanted: frozenset[str] = frozenset()  # ids of the checkpoints that are brought together
-    _taken: set[tuple[str, int]] = field(default_factory=set)  # steps that may have a checkpoint here
+    _wanted: frozenset[str] = frozenset()  # ids of the checkpoints of this pull
+    _taken: set[tuple[str, int]] = field(default_factory=set)  # steps that may have a local checkpoint
     _moved_bytes: int = 0
     _moved_count: int = 0
     _all_bytes: int = 0
@@ -140,15 +141,15 @@ class Pull:
         self._limiter = None if bytes_s is None else RateLimiter(bytes_s, sleep=self._budget.sleep)
 
     def bring(self, places: Sequence[Place]) -> TransferReport:
-        """Bring checkpoints, one after another; the error for those that cannot be brought comes after all others.
+        """Pull checkpoints, one after another. Those that fail are reported in one error after all others.
 
-        Of several of one step the newest comes first, and supersedes the others here as it does there.
+        The newest of several checkpoints of a step is pulled first, and supersedes the others locally as on the source.
 
         Raises:
-            RemoteError: A checkpoint is missing or damaged there, or the source does not answer.
-            StepExists, Protected: Another one is at its step.
-            InsufficientSpace, ReadOnlyStore: The store takes no further checkpoint; the rest was not tried.
-            CkstoreError: Another reason why a checkpoint could not be brought.
+            RemoteError: A checkpoint is missing or damaged on the source, or the source does not answer.
+            StepExists, Protected: Another checkpoint has the step.
+            InsufficientSpace, ReadOnlyStore: The store cannot take any further checkpoint. The rest was not attempted.
+            CkstoreError: A checkpoint could not be pulled for another reason.
         """
         self.context.check_writable()
         begun_s = time.monotonic()
@@ -160,18 +161,18 @@ class Pull:
         for place in places:
             try:
                 info, is_new = self._bring_one(place)
-            except (*OF_ALL, InsufficientSpace, ReadOnlyStore):  # nor would the next one come
+            except (*OF_ALL, InsufficientSpace, ReadOnlyStore):  # the next one would fail as well
                 raise
             except (CkstoreError, OSError) as error:
                 failures[place.name] = failure_of(f"pulling {place.name} from {self.source.name}", error)
-                self._begin()  # the error has ended what the others share
+                self._begin()  # the error has stopped the shared limiter and memory budget
                 continue
             infos.append(info)
             new |= {info.key} if is_new else set()
         take_names(self.context, self.source, infos, self.warnings, new=new)
         if failures:
             raise joined(failures)
-        # Once for all: of a hundred thousand tags a look takes half a second.
+        # Read once for all: finding one checkpoint's tags among a hundred thousand takes half a second.
         tags = tags_by_checkpoint(self.context.layout)
         return TransferReport(
             "pull",
@@ -189,7 +190,7 @@ class Pull:
         found = read_manifest(self.source, place, self.context.layout.hash_prefix)
         if found is None:
             msg = f"{place.name} is no longer at {self.source.name}"
-            raise RemoteError(msg, hint="it was removed there meanwhile")
+            raise RemoteError(msg, hint="it was deleted there meanwhile")
         manifest, manifest_id = found.manifest, found.id
         self._all_bytes += sum(blob.nbytes for blob in manifest.blobs)
         annotations = self.annotations_of(place)
@@ -207,27 +208,30 @@ class Pull:
             return self._publish(place, found, annotations)
 
     def annotations_of(self, place: Place) -> Annotations | None:
-        """Return what was said of a checkpoint at the source; None: nothing, or nothing that can be read."""
+        """Return the annotations of a checkpoint on the source.
+
+        Returns None if the source has no annotations. If they cannot be read, adds a warning and returns None.
+        """
         data = self.source.annotations(place)
         if data is None:
             return None
         where = f"the annotations of {place.name} at {self.source.name}"
         try:
             return read(data, parse_annotations, where)
-        except CkstoreError as error:  # the state itself is whole, and worth more than what was noted of it
+        except CkstoreError as error:  # the state itself is intact, and more important than its annotations
             self.warnings.append(f"ignored {error.message}")
             return None
 
     def _annotate(self, info: CheckpointInfo, other: Annotations | None) -> None:
-        """Add what was said at the source to what is said here."""
+        """Add the annotations of the source to the local ones."""
         if other is None:
             return
         with held(self.context, info) as lock:
             own = read_annotations(lock.inside) or Annotations()
             both = merged(own, other)
-            known = frozenset(own.notes)  # a hostile remote has a hundred thousand
+            known = frozenset(own.notes)  # a set, since a hostile remote may have a hundred thousand notes
             notes = tuple(note for note in both.notes if note not in known)
-            # By their text: nan is not equal to itself, and would be written again and again.
+            # Compared as text: NaN does not equal itself, and would be written again each time.
             known_metrics = {name: encode_metric(value) for name, value in own.metrics.items()}
             new = {
                 name: value for name, value in both.metrics.items() if known_metrics.get(name) != encode_metric(value)
@@ -244,7 +248,7 @@ class Pull:
         try:
             self._fill(place, manifest, found.encoding, staging)
             if annotations is not None:
-                # Into the staging directory: the one rename shows it together with the state.
+                # Written to the staging directory, so that the one rename publishes it together with the state.
                 path = staging.lock.inside / ANNOTATIONS
                 files.create_file(path, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
             staging.seal(found.data)
@@ -253,7 +257,7 @@ class Pull:
                 context.layout, staging, manifest, found.id, self._rule(place), synced, context.of_step
             )
         except BaseException as error:
-            # What was fetched stays under its digest until the next gc, for the next try; not where the disk is full.
+            # Downloaded blobs remain for the next attempt until the next gc, unless the disk is full.
             if not reclaim.is_full(error):
                 staging.written.clear()
             reclaim.abandon(context, staging, error)
@@ -265,17 +269,17 @@ class Pull:
             self._taken.add(place.run_step)
             return self.if_exists
         of_step = published_of_step(self.context.layout, *place.run_step, self.context.of_step)
-        # One that the source has beside this one is no other checkpoint that must stay alone.
+        # A checkpoint that the source has at the same step does not conflict with this one.
         is_known = bool(of_step) and of_step[-1].manifest_id in self._wanted
         return "beside" if is_known else self.if_exists
 
     def _bring_back(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
-        """Give an evicted checkpoint its blobs again; it stays listed and readable meanwhile."""
+        """Restore the blobs of an evicted checkpoint, which remains listed and readable meanwhile."""
         context = self.context
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         try:
-            # Shared local blobs take the place of good ones at the remote, so they are read and compared.
+            # Shared local blobs replace intact ones of the remote, so they are read and compared.
             self._fill(place, manifest, encoding, staging, compares=True)
             restore_blobs(context, info, manifest, staging)
             self.brought_back = True
@@ -290,32 +294,32 @@ class Pull:
     def _follow_up(
         self, staging: Staging, manifest: Manifest, place: Place, outcome: Outcome
     ) -> tuple[CheckpointInfo, bool]:
-        """Do what comes after the commit; what fails becomes a warning. Return also whether it is new here."""
+        """Do the work after the commit; errors become warnings. Return the checkpoint and whether it is new locally."""
         context = self.context
         if outcome.existing is not None:
             reclaim.discard(context, staging)
             kept = outcome.existing
             if kept.manifest.content != manifest.content:
-                self.warnings.append(f"{place.name} of this store holds something else, and was kept")
+                self.warnings.append(f"{place.name} of this store has other content, and was kept")
             return info_of(context, kept.manifest, kept.manifest_id, tags=(), key=kept.key), False
-        # Else the next one would list the run again.
+        # Otherwise the next checkpoint would list the run again.
         context.known.directories.changed(outcome.key, staging.inode, outcome.change)
         info = info_of(context, manifest, place.id, tags=(), key=outcome.key)
         try:
             self._drop_others(info, outcome.older)
-            # The number of its place in the order of commits came from elsewhere: it is looked at with the run, and is
-            # not taken as one that this process gave.
+            # Its sequence number comes from the source. So it is handled as one that was found with the run, and not as
+            # one that this process assigned.
             self._catalogue(info.key)
         finally:
             staging.lock.release()
         return info, True
 
     def _drop_others(self, info: CheckpointInfo, keys: Iterable[CheckpointKey]) -> None:
-        """Drop the others of the step of a checkpoint that is here now, as far as the caller wants them replaced."""
+        """Drop other checkpoints of the step of a local checkpoint, as far as the caller wants them replaced."""
         going = [key for key in keys if key != info.key and not self._stays(key, info)]
         if not going:
             return
-        # A pull that replaces is asked for by name: what it brings counts, though what is here may be newer.
+        # With `replace`, the user asked for this checkpoint: it becomes current even if a local one is newer.
         self.warnings += drop_older(self.context, info, going, newer=self.if_exists == "replace")
         for key in going:
             self._catalogue(key)
@@ -323,12 +327,12 @@ class Pull:
         newest = published_of_step(self.context.layout, info.run, info.step, self.context.of_step)[-1:]
         if self.if_exists == "replace" and newest and newest[0].manifest_id not in self._wanted:
             said = f"{info.name} still names {short_id(newest[0].manifest_id)}, which is newer than {short_id(info.id)}"
-            self.warnings.append(f"{said}; give what was pulled a tag, or gc drops it")
+            self.warnings.append(f"{said}; tag the pulled checkpoint, or gc drops it")
 
     def _stays(self, key: CheckpointKey, info: CheckpointInfo) -> bool:
-        """Whether another directory of the step of `info` stays: it supersedes the other, or is superseded."""
+        """Whether another directory of the step of `info` stays, superseding it or superseded by it."""
         id = id_at(self.context.layout.checkpoint(key))
-        if id != info.id and id in self._wanted:  # the source has it at this step as well
+        if id != info.id and id in self._wanted:  # the source also has it at this step
             return True
         if id != info.id and self.if_exists == "replace":
             return False
@@ -339,21 +343,21 @@ class Pull:
         try:
             reconcile_one(self.context, key, timeout_s=CATALOG_TIMEOUT_S)
         except (CkstoreError, OSError) as error:
-            self.warnings.append(f"{key.name} is not as it is here in the catalog yet: {why_of(error)}")
+            self.warnings.append(f"the catalog is not yet up to date for {key.name}: {why_of(error)}")
 
     def _fill(
         self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging, *, compares: bool = False
     ) -> None:
         claim = staging.claim_compared if compares else staging.claim
-        # Claimed before the rest is fetched: what the store has must not be freed meanwhile. A claim that failed
-        # because of damage is healed by the bytes that come.
+        # Claimed before anything is downloaded: local blobs must not be freed meanwhile. If a claim failed because of
+        # damage, the downloaded bytes heal the blob.
         missing = [blob for blob in manifest.blobs if not claim(blob.digest, blob.nbytes)]
         self._check_room(place, missing)
         self._expected_bytes = self._moved_bytes + sum(blob.nbytes for blob in missing)
         missing.sort(key=lambda blob: blob.nbytes, reverse=True)
         fetch = partial(self._fetch, place, staging)
         stopping = self._budget.ending(self.source.close)
-        # What others of the checkpoint are decoded with comes first: then it is here, and comes once.
+        # Bases of other blobs of the checkpoint are fetched first. They are then local, and are received only once.
         own = {blob.digest for blob in missing}
         rank = {blob.digest: 0 if encoding is None else len(own & set(encoding.path(blob.digest))) for blob in missing}
         for level in sorted(set(rank.values())):
@@ -371,7 +375,7 @@ class Pull:
             raise InsufficientSpace(f"{msg}; nothing was fetched", hint=how_to_free(self.context, need.missing))
 
     def _fetch(self, place: Place, staging: Staging, blob: BlobRecord) -> None:
-        # Aligned, so that it is written past the page cache as a save writes.
+        # Aligned, so that it is written past the page cache, as a save does.
         with self._budget.lending(blob.nbytes) as buffer:
             came = fetch_checked(self.source, place, blob, buffer, budget=self._budget, limiter=self._limiter)
             staging.put(blob.digest, buffer)
@@ -392,10 +396,10 @@ def fetch_checked(
     budget: MemoryBudget,
     limiter: RateLimiter | None = None,
 ) -> int:
-    """Fill memory with a blob of a checkpoint at a source; when this returns, it has its digest. Return what came.
+    """Fill memory with a blob of a checkpoint, compared with its digest. Return the number of bytes received.
 
     Raises:
-        RemoteError: The blob is missing there, or damaged.
+        RemoteError: The source lacks the blob, or has damaged bytes.
     """
     algorithm = algorithm_of(blob.digest)
     for attempt in range(_READS):
@@ -403,7 +407,7 @@ def fetch_checked(
         try:
             came = source.read_into(place, blob.digest, 0, buffer)
         except RemoteError:
-            # A connection that was cut: what has come so far counts for nothing.
+            # The connection was lost. Partial bytes are discarded.
             if attempt + 1 == _READS or budget.is_ended:
                 raise
             continue
@@ -411,9 +415,9 @@ def fetch_checked(
             msg = f"blob {blob.digest} of {place.name} is missing at {source.name}"
             raise RemoteError(msg, hint=PUSH_AGAIN)
         if limiter is not None:
-            # Behind the bytes, whose number is known only now: the next ones wait.
+            # After the read, since the number of bytes is known only now; the next reads wait.
             limiter.wait(came)
         if algorithm.digest(buffer) == blob.digest:
             return came
-    msg = f"blob {blob.digest} of {place.name} at {source.name} is damaged: other bytes came {_READS} times"
+    msg = f"blob {blob.digest} of {place.name} at {source.name} is damaged: {_READS} reads gave other bytes"
     raise RemoteError(msg, hint=source.mending(place, blob.digest))

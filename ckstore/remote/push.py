@@ -1,8 +1,8 @@
-"""Push: bring checkpoints to a remote on object storage. Source: docs/format/remote-v1.md, "Push".
+"""Push: copy checkpoints to a remote on object storage. Source: docs/format/remote-v1.md, "Push".
 
-What is missing is found by digest, so a push that was cut off anywhere is repeated as it is. The manifest of a
-checkpoint is its last object. Bytes are read into memory, compared with their digest there, and sent from there: what
-is damaged here never gets a name elsewhere.
+Missing blobs are looked up by digest, so an interrupted push can be repeated. The manifest of a checkpoint is its last
+object. Bytes are read into memory, compared with their digest, and sent from memory, so that damaged local bytes are
+never stored under that digest on a remote.
 """
 
 from __future__ import annotations
@@ -54,32 +54,33 @@ if TYPE_CHECKING:
     from ckstore.remote.push_plan import RemoteState
 
 T = TypeVar("T")
-# A batch needs one intent and one listing. Each of its checkpoints stays open, and a trainer has few descriptors.
+# A batch needs one intent and one listing. Each of its checkpoints stays open, and a trainer has few file descriptors.
 _BATCH = 32
 # Bytes of blobs and manifests. No manifest of a batch is written before its last blob, so a large checkpoint is a batch
-# of its own: the newest one is then complete on the remote before older ones are begun. The intent of a batch holds all
-# of its manifests, and readers refuse an intent above 512 MiB.
+# of its own: the newest one is then complete on the remote before older ones are begun. The intent of a batch contains
+# all of its manifests, and readers refuse an intent above 512 MiB.
 _BATCH_BYTES = 32 * 2**20
-# A push begins again when a pruner took its intent, or it slept: more often than this is no accident.
+# A push starts again if a pruner voided its intent, or if it was suspended. More attempts than this are no accident.
 _BEGINNINGS = 5
-# The engine repeats what a service refuses for a moment; this is for an answer that was lost, or a body cut on the way.
+# The engine repeats requests that a service refuses temporarily. These attempts cover lost responses and bodies that
+# were cut off.
 _SENDS = 3
 _PAUSE_S = 0.5
-# A larger blob is sent from its mapping instead of from memory.
+# A larger blob is sent from a mapping of its file.
 _MAPPED_FROM_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class TransferLimits:
-    """How a transfer goes.
+    """Limits of a transfer, and how it reports progress.
 
     Attributes:
-        bytes_s: Limit in bytes a second; None: as fast as it goes.
-        progress: Called now and then with the bytes that were moved and those to be moved.
-        threads: So many blobs are on their way at once, as far as memory allows.
-        clock: Seconds that also pass while the machine sleeps.
-        lacks_all: The remote has none of the checkpoints, as the caller has just asked: the plan believes what was
-            seen there before, and lists nothing.
+        bytes_s: Limit in bytes per second. If None, there is no limit.
+        progress: Called regularly with the number of bytes transferred so far and in total.
+        threads: The number of concurrent blobs, as far as memory allows.
+        clock: A clock in seconds that also advances while the machine is suspended.
+        lacks_all: The caller has just checked that the remote has none of the checkpoints. The plan then relies on
+            earlier records, and lists nothing.
     """
 
     bytes_s: float | None = None
@@ -90,17 +91,17 @@ class TransferLimits:
 
 
 def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, manner: TransferLimits) -> TransferReport:
-    """Bring checkpoints to a remote, the newest first.
+    """Push checkpoints to a remote, the newest first.
 
     Raises:
-        CkstoreError: Some checkpoints could not be sent, such as one that is damaged locally; all others are there,
-            and the message names each.
-        RemoteDenied, RemoteUnavailable: The remote takes nothing now; the push can be repeated, and goes on where it
-            ended.
+        CkstoreError: Some checkpoints could not be pushed, such as one that is damaged locally. All others were pushed,
+            and the message names each failure.
+        RemoteDenied, RemoteUnavailable: The remote accepts nothing now. The push can be repeated, and continues where
+            it stopped.
     """
     begun_s = time.monotonic()
     known = record.read_record(context.layout, remote.name)
-    # Encoding looks for bases among all that is there.
+    # Encoding looks for bases among all checkpoints on the remote.
     if manner.lacks_all and not setting_of(context.layout, PUSH_DELTAS):
         found = believe(context, infos, remote, known)
     else:
@@ -110,7 +111,7 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         work.send_all()
         work.beside()
     finally:
-        # Also after an error: what was seen there need not be sent or read again.
+        # Also after an error: what the records say need not be sent or read again.
         work.keep_record()
     if work.failures:
         raise joined(work.failures)
@@ -129,7 +130,7 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
 
 
 def push_metadata(context: Context, remote: Remote, said: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
-    """Bring what was said of checkpoints; of one that is not there, or was removed, nothing. Return what failed."""
+    """Push metadata of checkpoints, except of those that the remote lacks. Return the errors by key."""
     places = {place_of(one.info) for one in said}
     found = ask(remote.objects, {key for place in places for key in (place.manifest, place.dropped)})
     there = {place for place in places if place.manifest in found and place.dropped not in found}
@@ -141,17 +142,17 @@ def push_metadata(context: Context, remote: Remote, said: Sequence[MetadataObjec
 
 
 def end_intents(remote: Remote, keys: Sequence[str]) -> None:
-    """Remove intents of pushes that have ended; those that stay go stale."""
+    """Delete intents of finished pushes. Those that cannot be deleted become stale."""
     with suppress(RemoteError):
         remote.objects.delete(keys)
 
 
 class Push:
-    """A push under way.
+    """A push of checkpoints to one remote.
 
     Attributes:
-        may_exist: Whether the last checkpoint may be at the remote, whatever error was raised.
-        failures: Name of a checkpoint that was left out -> why.
+        may_exist: Whether the last checkpoint may exist on the remote although an error was raised.
+        failures: Errors of checkpoints that were not pushed, by name.
     """
 
     def __init__(self, context: Context, remote: Remote, manner: TransferLimits, there: RemoteState) -> None:
@@ -176,8 +177,8 @@ class Push:
         self._end = self._budget.ending(self._remote.objects.close)
 
     def send_all(self) -> None:
-        """Send what the plan says, in batches; one that is not whole here does not keep the others back."""
-        # Newest first: if the machine dies in the middle, the latest state is the one that is there.
+        """Push the checkpoints of the plan in batches. One that is incomplete locally does not hold up the others."""
+        # Newest first: if the machine dies during the push, the remote has the latest state.
         todo = sorted(self._plan.checkpoints, key=lambda info: info.order, reverse=True)
         todo = [info for info in todo if info.id in self._there.lacking]
         for batch in self._batches(todo):
@@ -185,13 +186,13 @@ class Push:
         self._say()
 
     def _batches(self, todo: Iterable[CheckpointInfo]) -> Iterator[list[CheckpointInfo]]:
-        """Yield the checkpoints that are pushed together."""
+        """Yield the batches of checkpoints that are pushed together."""
         batch: list[CheckpointInfo] = []
         nbytes = 0
         for info in todo:
             manifest = dirfd_stat.find(self._context.layout.checkpoint(info.key) / MANIFEST)
             new_bytes = self._there.nbytes.get(info.id, 0) + (0 if manifest is None else manifest.st_size)
-            # One by one where each is what the next is encoded against.
+            # With differences, each checkpoint is a base of the next, so they are pushed one by one.
             if batch and (self._encodes or len(batch) == _BATCH or nbytes + new_bytes > _BATCH_BYTES):
                 yield batch
                 batch, nbytes = [], 0
@@ -205,8 +206,8 @@ class Push:
             self._send(batch)
         except OF_ALL:
             raise
-        except (CkstoreError, OSError) as error:  # an `OSError` is one of the local disk: the engine's are translated
-            self._begin()  # the error has ended what the others share
+        except (CkstoreError, OSError) as error:  # local `OSError`s; those of the engine are translated
+            self._begin()  # the error has stopped the shared limiter and memory budget
             if len(batch) == 1:
                 self.failures[batch[0].name] = failure_of(batch[0].name, error)
                 self._left_out.add(batch[0].id)
@@ -216,7 +217,8 @@ class Push:
 
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:
-            # Open until their manifests are there: what is being pushed is not dropped here meanwhile (rule L).
+            # Open until the manifests are written, so that a checkpoint is not dropped locally during its push (rule
+            # L).
             directories = [opened.enter_context(open_listed(self._context, info)) for info in batch]
             delta = self._delta(batch[0], directories[0])
             if delta is not None:
@@ -226,10 +228,10 @@ class Push:
     def send(
         self, directories: Sequence[CheckpointDirectory], delta: Delta | None = None, *, is_part: bool = False
     ) -> list[str]:
-        """Send what is in directories that stay open; of a part all but its manifest.
+        """Push the checkpoints in directories that stay open. For a part, push everything but its manifest.
 
         Returns:
-            The keys of the intents that keep a part; else there is none any more.
+            The keys of the intents that protect a part; for a checkpoint, none.
         """
         for _ in range(_BEGINNINGS):
             wanted = _wanted(directories, delta)
@@ -243,33 +245,33 @@ class Push:
                 kept = [intent.key] if is_part else []
             except VoidIntent:
                 self.may_exist = False
-                # The threads were told to end: what is begun again keeps to the rate, and to the memory.
+                # The threads were stopped. The next attempt needs a new rate limiter and memory budget.
                 self._begin()
                 continue
             except _MissingBase:
                 delta = None
                 continue
             except BaseException:
-                # A Ctrl-C must not wait for an answer below.
+                # An interrupt must not wait for a response below.
                 self._end()
                 raise
             else:
                 return kept
             finally:
-                # Best effort: one that stays goes stale, and a pruner takes it away.
+                # Best effort: an intent that remains becomes stale, and a pruner deletes it.
                 if not kept:
                     end_intents(self._remote, [intent.key])
-        msg = f"the push to {self._remote.name} was overtaken by a pruner {_BEGINNINGS} times"
-        raise RemoteError(msg, hint="was this machine asleep? push again")
+        msg = f"a pruner voided the intent of the push to {self._remote.name} {_BEGINNINGS} times"
+        raise RemoteError(msg, hint="was this machine suspended? push again")
 
     def _delta(self, info: CheckpointInfo, directory: CheckpointDirectory) -> Delta | None:
-        """Return a checkpoint in the form in which little of it has to be sent; None: as it is here."""
+        """Return the differences to send instead of a checkpoint, or None to send it as it is stored locally."""
         there = self._there
         if not self._encodes or place_of(info) in there.places:
             return None
         try:
             return delta_of(self._context, directory, there.source, there.places, there.sizes)
-        except (CkstoreError, OSError) as error:  # such as no package, no room for it, or a base that is damaged here
+        except (CkstoreError, OSError) as error:  # such as a missing package or a damaged local base
             self.warnings.append(f"{info.name} was sent without differences: {why_of(error)}")
             return None
 
@@ -285,18 +287,19 @@ class Push:
         objects = self._remote.objects
         intent.write(objects)
         self._intent = intent
-        # After the intent: a pruner that has not seen it finds its own list changed, or is found in it here.
+        # After the intent: a pruner that has not seen it either fails at its swap, or its marks are found and removed
+        # here.
         condemned = unmark_needed(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
-        # The remote is asked for all of them after the last was sent. Before that it is asked only for those that the
-        # plan did not find missing.
+        # All blobs are looked up after the last one was sent. Before that, only those that the plan did not find
+        # missing are looked up.
         is_new = delta is None and self._there.has_looked
         doubtful = {*self._there.sizes, *self._sent} if is_new else wanted
         there = self._look({digest: name for digest, name in names.items() if digest in doubtful}, wanted)
         lacking = [digest for digest in wanted if digest not in there]
         if any(wanted[digest].read is None for digest in lacking):
             raise _MissingBase
-        # The largest first, or one thread sends it long after the others have ended.
+        # Largest first: otherwise one thread might still be sending it after the others have finished.
         lacking.sort(key=lambda digest: wanted[digest].nbytes, reverse=True)
         tags: dict[str, str] = {}
 
@@ -309,19 +312,19 @@ class Push:
         there = self._look(names, wanted) if lacking else there
         gone = [digest for digest in wanted if digest not in there]
         if gone:
-            msg = f"{len(gone)} blobs are not at {self._remote.name} after they were sent, such as {gone[0]}"
-            raise RemoteError(msg, hint="does another program remove objects there? push again")
+            msg = f"{len(gone)} blobs are missing on {self._remote.name} just after they were sent, such as {gone[0]}"
+            raise RemoteError(msg, hint="does another program delete objects there? push again")
         if not is_part:
             self._publish(directories, intent, delta)
             self._there.places.update(intent.places)
         for digest, tag in tags.items():
-            # Of this push's own write, by its mark: another client may have written the same name since.
+            # The record is of this push's own write, by its tag: another client may have written the same name since.
             if there[digest].tag == tag:
                 self._record.blobs[digest] = record.seen(there[digest], "sent")
 
     def _watch(self) -> None:
-        """Renew the intent, and say how far it is, in the caller's thread while others send."""
-        # On a slow link one blob takes longer than an intent lives, and no thread that sends looks at it meanwhile.
+        """Renew the intent and report progress, in the caller's thread while others send."""
+        # On a slow link, sending one blob takes longer than an intent lives, and the sending threads do not renew it.
         self._renew()
         self._say()
 
@@ -330,35 +333,35 @@ class Push:
             self._intent.renew(self._remote.objects, cas=self._remote.cas)
 
     def _rest(self, seconds: float) -> None:
-        """Wait until the rate allows more. At a low one that takes longer than an intent lives: it is renewed."""
+        """Wait for the rate limiter, and renew the intent meanwhile: at a low rate, the wait may exceed its life."""
         until_s = self._manner.clock() + seconds
         while not self._budget.is_ended and (left_s := until_s - self._manner.clock()) > 0:
             self._budget.sleep(min(left_s, LIFE_S / 8))
             self._renew()
 
     def _look(self, names: Mapping[str, str], wanted: Mapping[str, _RequiredFile]) -> dict[str, ObjectEntry]:
-        """Return the blobs whose current names are there with their sizes."""
+        """Return the entries of those blobs that exist under their current name with the right size."""
         by_key = {keys.blob(name): digest for digest, name in names.items()}
         there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)
         found = {by_key[key]: listed for key, listed in there.items()}
         return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
 
     def _send_blob(self, blob: _RequiredFile, key: str) -> str:
-        """Send a file, and return the mark of this write."""
+        """Send a file, and return the tag of the new version."""
         with self._budget.taking(blob.nbytes):
-            # Fresh: the engine may keep what it was given, as its objects in memory do.
+            # New memory for each blob: the engine may keep the buffer, as objects in memory do.
             memory = whole_blocks(blob.nbytes)
             data = memory[:0] if blob.read is None else blob.read(memory)
             if self._limiter is not None:
                 self._limiter.wait(blob.nbytes)
-            # It is looked at with all others, after the last of them.
+            # It is looked up together with all others, after the last of them.
             mark = self._again(lambda: self._remote.objects.send(key, data))
         self.sent_bytes += blob.nbytes
         self.sent_count += 1
         return mark
 
     def _again(self, write: Callable[[], T]) -> T:
-        """Do what may be done again: an answer that was lost is no failure, nor is a connection that had ended."""
+        """Retry a request that can be repeated, so that a lost response or a closed connection is no failure."""
         for attempt in range(_SENDS - 1):
             try:
                 return write()
@@ -379,7 +382,7 @@ class Push:
                 files.read_file(one.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=one.lock.fd)
                 for one in directories
             ]
-        # After all blobs were seen: from here the checkpoints exist whatever becomes of this process.
+        # All blobs have been found, so from here the checkpoints exist even if this process dies.
         self.may_exist = True
         if self._remote.cas:
             intent.commit(objects, manifests)
@@ -387,7 +390,7 @@ class Push:
             intent.renew(objects, cas=False)
         removed = self._removed(places)
         if removed:
-            # One that comes late takes away the mark of a later removal, and a mirror may push that checkpoint again.
+            # A delayed delete would remove the mark of a later deletion, and a mirror might push that checkpoint again.
             self._again(lambda: objects.delete(removed))
 
         def write(one: tuple[Place, bytes]) -> None:
@@ -399,13 +402,13 @@ class Push:
         self._record.checkpoints.update((place.id, now) for place in places)
 
     def _removed(self, places: Sequence[Place]) -> list[str]:
-        """Return the keys of the removal marks that these checkpoints have."""
+        """Return the keys of the deletion marks that these checkpoints have."""
         objects, marks = self._remote.objects, {place.dropped for place in places}
         runs = {f"{keys.CHECKPOINTS}{place.run}/" for place in places}
-        # A hundred steps have one beginning, so what a batch costs does not grow with its run: with all of the run for
-        # each batch, 5,000 checkpoints would list 400,000 keys.
+        # A hundred steps share a prefix, so the cost of a batch does not grow with its run: by listing the whole run
+        # for each batch, a push of 5,000 checkpoints would list 400,000 keys.
         hundreds = {f"{keys.CHECKPOINTS}{place.run}/{str(place.step)[:-2]}" for place in places}
-        # A run lists about one key for each checkpoint, a thousand for each request.
+        # A run lists about one key per checkpoint, a thousand per request.
         request_count = len(runs) + len(self._record.checkpoints) // 1000
         if len(marks) <= min(request_count, len(hundreds)):
             return [*ask(objects, marks)]
@@ -413,7 +416,7 @@ class Push:
         return sorted({one.key for folder in folders for one in objects.list(folder)} & marks)
 
     def beside(self) -> None:
-        """Bring what was said about the checkpoints later, and their tags and pins."""
+        """Push the annotations, tags and pins of the pushed checkpoints."""
         there = [info for info in self._plan.checkpoints if info.id not in self._left_out]
         try:
             MetadataPusher(self._context, self._remote, self._record).push(there)
@@ -423,13 +426,13 @@ class Push:
             self.failures["tags, pins and annotations"] = error
 
     def keep_record(self) -> None:
-        """Keep what was seen, as far as this process may write: a push from a store that is only read is one, too."""
+        """Save the record of the remote, if the store is writable. A read-only store can be pushed too."""
         if self._record.render() == self._before or self._context.readonly:
             return
         try:
             record.write_record(self._context.layout, self._remote.name, self._record)
         except (CkstoreError, OSError) as error:
-            self.warnings.append(f"what was seen at {self._remote.name} could not be noted: {error}")
+            self.warnings.append(f"the record of {self._remote.name} could not be saved: {error}")
 
     def _say(self) -> None:
         if self._manner.progress is not None:
@@ -437,7 +440,7 @@ class Push:
 
 
 class _MissingBase(Exception):
-    """What a checkpoint was encoded against is no longer at the remote: it is sent as it is."""
+    """The remote no longer has the base of an encoded checkpoint, which is then sent as it is stored locally."""
 
 
 class _RequiredFile(NamedTuple):
@@ -445,7 +448,7 @@ class _RequiredFile(NamedTuple):
 
     Attributes:
         nbytes: Its size.
-        read: Returns its bytes, compared, in the memory that it is given or elsewhere; None: it is not here.
+        read: Returns its bytes, compared with the digest, in the given buffer or another one. None if it is not local.
     """
 
     nbytes: int
@@ -474,10 +477,10 @@ def _spooled(spool: Spool, digest: str, _: memoryview) -> memoryview:
 
 
 def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memoryview) -> memoryview:
-    """Return the bytes of a blob, which have its digest, in `data` or in a mapping."""
+    """Return the bytes of a blob, compared with its digest, in `data` or in a mapping."""
     what = f"the push of {directory.manifest.name}"
     with directory.reporting_damage():
-        # The plain bytes: at a remote nothing is encoded yet.
+        # The plain bytes: the remote may have no encoded form yet.
         if decoded(directory, blob.digest, 0, data, what):
             return _checked(directory, blob, data)
         fd = directory.open_blob(blob, what, whole=True)
@@ -485,7 +488,7 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memory
         if blob.nbytes > _MAPPED_FROM_BYTES:
             data = mapping.map_file(fd, blob.nbytes)
         else:
-            # What a save wrote is not in the page cache, and what a training has there stays in it.
+            # Saved blobs are not in the page cache, and reading them must not evict pages of the training.
             done = direct.read_past_cache(fd, data) if blob.nbytes >= files.DIRECT_FROM_BYTES else 0
             files.read_into(fd, done, data[done:], f"{directory.path}: blob {blob.digest}")
     finally:
@@ -496,10 +499,10 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memory
 def _checked(directory: CheckpointDirectory, blob: BlobRecord, data: memoryview) -> memoryview:
     found = algorithm_of(blob.digest).digest(data)
     if found != blob.digest:
-        msg = f"{directory.path}: blob {blob.digest} is damaged: its bytes have the digest {found}; it was not sent"
+        msg = f"{directory.path}: blob {blob.digest} is damaged: its bytes have the digest {found}. It was not sent"
         raise DamagedBlob(
             msg,
-            hint="repair the store: what has a right copy is healed",
+            hint="repair the store: blobs with an intact copy are healed",
             blob=blob.digest,
         )
     return data

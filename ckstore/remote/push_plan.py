@@ -1,4 +1,4 @@
-"""What a push would send: what a remote has, asked for or listed. Nothing is encoded, and nothing is written."""
+"""Plans a push: which blobs and checkpoints the remote lacks. Nothing is encoded, and nothing is written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ckstore.remote.source import ObjectSource
 
 
 def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote) -> TransferPlan:
-    """Say what a push would send now."""
+    """Return what a push would send now."""
     there = inspect_remote(context, infos, remote, read_record(context.layout, remote.name))
     if there.unreadable:
         raise joined(there.unreadable)
@@ -33,18 +33,18 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
 
 
 class RemoteState(NamedTuple):
-    """What a remote has, as a push finds it.
+    """The state of a remote at the beginning of a push.
 
     Attributes:
-        plan: What is to be sent, before anything is encoded.
-        lacking: Ids of the checkpoints that it lacks, or of which something is missing.
-        source: For reading what it has.
-        places: Its checkpoints; where nothing is encoded those of the plan alone.
+        plan: The checkpoints and blobs to send, before anything is encoded.
+        lacking: Ids of the checkpoints that the remote lacks or has in part.
+        source: For reading from the remote.
+        places: Its checkpoints. Without encoding, only those of the plan.
         sizes: The sizes that it has of the blobs that the plan needs.
-        known: What was seen of it before.
-        nbytes: Bytes of the blobs of each checkpoint that may be missing on the remote, by its id.
-        has_looked: Whether `sizes` comes from the remote, and not from what was seen there before.
-        unreadable: Name of a checkpoint that cannot be read locally, and so is not in the plan -> why.
+        known: The record of earlier checks of the remote.
+        nbytes: For each checkpoint id, the number of bytes of its blobs that may be missing on the remote.
+        has_looked: Whether `sizes` comes from the remote. Otherwise it comes from earlier records.
+        unreadable: Errors of checkpoints that cannot be read locally and are not in the plan, by name.
     """
 
     plan: TransferPlan
@@ -59,7 +59,7 @@ class RemoteState(NamedTuple):
 
     @classmethod
     def nothing(cls, context: Context, remote: Remote) -> RemoteState:
-        """Return what is there for a push that sends what it is given, whatever is there."""
+        """Return an empty state, for a push that sends given checkpoints whatever the remote has."""
         plan = TransferPlan("push", remote.name, (), (), (), 0)
         known = read_record(context.layout, remote.name)
         return cls(plan, set(), ObjectSource(remote.objects, remote.name), set(), {}, known)
@@ -85,7 +85,7 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
 def inspect_remote(
     context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord
 ) -> RemoteState:
-    """Find what a remote has of checkpoints: what it costs goes by these, not by all that is there."""
+    """Find out what a remote has of some checkpoints. The cost depends on these, not on the size of the remote."""
     check_takes(remote, context.settings)
     source = ObjectSource(remote.objects, remote.name)
     blobs, unreadable = _blobs_of_each(context, infos)
@@ -96,7 +96,7 @@ def inspect_remote(
     sizes = sizes_there(remote, condemned, wanted, known)
     missing = {digest: nbytes for digest, nbytes in wanted.items() if nbytes not in sizes.get(digest, ())}
     lacking = {info.id for info in infos if place_of(info) not in there}
-    # Those that are there have it under another name, in encoded form, or lack it.
+    # The other checkpoints have these blobs under another name or in encoded form, or lack them.
     encoded = [info for info in infos if missing and info.id not in lacking]
     encoded = [info for info in encoded if any(digest in missing for digest, _ in blobs[info.id])]
     forms = {info.id: source.encoding(place_of(info)) for info in encoded}
@@ -124,7 +124,7 @@ def _bytes_of_each(blobs: Mapping[str, Iterable[BlobRecord]], missing: Mapping[s
 def _blobs_of_each(
     context: Context, infos: Iterable[CheckpointInfo]
 ) -> tuple[dict[str, tuple[BlobRecord, ...]], dict[str, CkstoreError]]:
-    """Return the blobs of checkpoints, by their ids; and by its name why one cannot be read, or is gone."""
+    """Return the blobs of checkpoints by id; and, by name, why a checkpoint is unreadable or deleted."""
     blobs: dict[str, tuple[BlobRecord, ...]] = {}
     unreadable: dict[str, CkstoreError] = {}
     for info in infos:
@@ -137,14 +137,14 @@ def _blobs_of_each(
 
 
 def place_of(info: CheckpointInfo) -> Place:
-    """Return where a checkpoint lies at any remote."""
+    """Return the location of a checkpoint on any remote."""
     return Place(info.run, info.step, info.id)
 
 
 def _places_there(
     source: ObjectSource, context: Context, infos: Sequence[CheckpointInfo], remote: Remote, known: RemoteRecord
 ) -> set[Place]:
-    if setting_of(context.layout, PUSH_DELTAS):  # bases are looked for among all
+    if setting_of(context.layout, PUSH_DELTAS):  # bases are chosen among all checkpoints
         return set(source.places())
     places = {place_of(info) for info in infos}
     wanted = {key for place in places for key in (place.manifest, place.dropped)}
@@ -155,7 +155,7 @@ def _places_there(
 def sizes_there(
     remote: Remote, condemned: CondemnedNames, digests: Iterable[str], known: RemoteRecord
 ) -> dict[str, Collection[int]]:
-    """Return the size that a remote has of each of these blobs; those that are missing are left out."""
+    """Return the sizes of those of these blobs that a remote has."""
     by_key = {keys.blob(str(condemned.name(digest))): digest for digest in digests}
     found, known.blob_count = look(remote.objects, by_key, known.blob_count)
     return {by_key[key]: {listed.nbytes} for key, listed in found.items()}

@@ -1,7 +1,7 @@
-"""What a remote was seen to have, kept in the store: ``remotes/<name>.json``. Source: docs/format/v1.md, "remotes/".
+"""The store's record of the contents of a remote: ``remotes/<name>.json``. Source: docs/format/v1.md, "remotes/".
 
-It saves requests and says what an eviction need not read back. It decides nothing that destroys: an eviction
-lists the remote again, and believes an entry only if the remote still has the very version that was seen.
+It saves requests, and tells an eviction which blobs need not be read back. It decides no deletion: an eviction
+lists the remote again, and uses an entry only if the remote still has the recorded version.
 """
 
 from __future__ import annotations
@@ -27,45 +27,46 @@ _FORMAT = "ckstore-remote-seen"
 _VERSION = 1
 _MAX_BYTES = 512 * 2**20
 _MOST = 50_000
-"""Of more than so many the oldest are forgotten: that costs requests, and reading back before an eviction."""
+"""Above this number the oldest entries are dropped, which costs requests, and reading back before an eviction."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 
 How = Literal["sent", "read"]
-"""``sent``: this store sent the bytes. ``read``: they were read back, and had their digest."""
+"""``sent``: this store sent the bytes. ``read``: they were read back and compared with their digest."""
 
 
 class ObjectVersion(NamedTuple):
-    """A version of an object that was seen."""
+    """A version of an object whose content is known."""
 
     # As the remote listed it.
     nbytes: int
     modified: str
     tag: str
-    how: How  # how it is known what it holds
+    how: How  # why its content is known
 
     def is_still(self, listed: ObjectEntry) -> bool:
-        """Whether a remote lists this very version."""
+        """Whether a remote lists exactly this version."""
         return (self.nbytes, self.modified, self.tag) == (listed.nbytes, listed.modified.isoformat(), listed.tag)
 
 
 def seen(listed: ObjectEntry, how: How) -> ObjectVersion:
-    """Return what is to be kept of an object."""
+    """Return the record entry of a listed object."""
     return ObjectVersion(listed.nbytes, listed.modified.isoformat(), listed.tag, how)
 
 
 @dataclass(slots=True)
 class RemoteRecord:
-    """What one remote was seen to have."""
+    """The contents of one remote, according to earlier requests."""
 
     blobs: dict[str, ObjectVersion] = field(default_factory=dict)  # digest -> the version whose bytes are known
-    # Key of a small document -> digest of the bytes that it was given, and the version that came of it.
+    # Key of a small document -> digest of the content that was pushed, and the tag of the resulting version.
     documents: dict[str, tuple[str, str]] = field(default_factory=dict)
-    # Ids of the checkpoints of which every blob was seen there after the manifest was written.
+    # Ids of the checkpoints of which all blobs were found on the remote after their manifest was written, with the
+    # time.
     checkpoints: dict[str, str] = field(default_factory=dict)
-    blob_count: int = 0  # how many blobs the last listing of all had
+    blob_count: int = 0  # how many blobs the last full listing had
 
     def render(self) -> bytes:
-        """Return the content of the file: the newest of each, as many as are rewritten with each push in no time."""
+        """Return the content of the file: the newest entries of each kind, few enough to rewrite with each push."""
         blobs = sorted(self.blobs.items(), key=lambda item: item[1].modified)[-_MOST:]
         checkpoints = sorted(self.checkpoints.items(), key=lambda item: item[1])[-_MOST:]
         members = {
@@ -122,7 +123,7 @@ def _place(layout: Layout, name: str) -> StorePath:
 
 
 def read_record(layout: Layout, name: str) -> RemoteRecord:
-    """Return what is known of a remote; nothing if there is no file, or one that cannot be read: it saves work only."""
+    """Return the record of a remote, empty if the file is missing or unreadable. Records only save work."""
     path = _place(layout, name)
     try:
         return read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))
@@ -131,7 +132,7 @@ def read_record(layout: Layout, name: str) -> RemoteRecord:
 
 
 def write_record(layout: Layout, name: str, record: RemoteRecord) -> None:
-    """Keep what is known of a remote, durably."""
+    """Save the record of a remote, durably."""
     path = _place(layout, name)
     data = to_write(record, _parse, most_bytes=_MAX_BYTES, where=str(path))
     links.make_directory(layout.root / FOLDER)

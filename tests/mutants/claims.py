@@ -275,7 +275,7 @@ CLAIMS = [
         "a store that cannot be inspected may be alive",
         "unseen-store-is-gone",
         "ownership._is_gone",
-        "    except (CkstoreError, OSError):  # it cannot be looked at, such as another user's: it may be alive\n"
+        "    except (CkstoreError, OSError):  # unreadable, for example because it belongs to another user: it may be alive\n"
         "        return False\n",
         "    except (CkstoreError, OSError):\n        return True\n",
         f"{_OWNERS}::test_a_store_on_this_machine_is_gone_only_if_that_can_be_seen",

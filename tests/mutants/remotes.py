@@ -529,7 +529,7 @@ REMOTES = [
         "a checkpoint that a store lists is not replaced by the save of another store",
         "replaced-by-another",
         "keep_remote._of_replaced",
-        '    kept += ["it is what this store has at its step"] if is_here else []\n',
+        '    kept += ["this store has it as the newest of its step"] if is_here else []\n',
         "",
         f"{_KEEP}::test_what_was_replaced_stays_for_a_tag_or_a_pin_there_and_where_the_store_lists_it",
         "assert",
@@ -541,7 +541,7 @@ REMOTES = [
         "            self._renew()\n",
         "",
         f"{_PUSH}::test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits[500-True]",
-        "overtaken by a pruner",
+        "a pruner voided the intent",
     ),
     Mutant(
         "a mirror records pushed checkpoints until it has all later ones",

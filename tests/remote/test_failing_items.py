@@ -260,7 +260,7 @@ def test_keep_remote_removes_the_others_and_reports_the_one(
     assert report is not None
     assert [info.step for info in report.dropped] == [2, 4]
     assert [(one.info.step, one.reason) for one in report.skipped] == [
-        (1, "it could not be dropped here: Invalid cross-device link"),
+        (1, "it could not be dropped from this store: Invalid cross-device link"),
         (3, "main@3 is held there"),
     ]
 

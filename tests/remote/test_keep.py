@@ -163,8 +163,8 @@ def test_a_tag_and_a_pin_that_were_made_here_after_the_push_keep_it_there(store:
     assert report is not None
     reasons = {entry.info.step: " ".join(entry.reasons) for entry in report.plan.entries}
     assert there(store) == [1, 2, 4]
-    assert "the tag best here" in reasons[1]
-    assert "pinned here" in reasons[2]
+    assert "the tag best in this store" in reasons[1]
+    assert "pinned in this store" in reasons[2]
 
 
 def test_what_is_open_here_and_only_listed_stays_at_both(store: Store) -> None:
@@ -217,7 +217,7 @@ def test_what_a_later_save_of_its_step_replaced_goes_by_keep_remote(replaced: tu
     assert planned is not None
     assert report is not None
     assert [entry.info.id for entry in planned.plan.dropped] == [info.id for info in report.dropped] == ids[:2]
-    assert planned.plan.dropped[0].reasons == (f"its step was saved again: {ids[2]} is meant by it",)
+    assert planned.plan.dropped[0].reasons == (f"its step was saved again: it now names {ids[2]}",)
     assert ids_there(store) == newest
     objects = open_objects(store.remotes.get("cold").target)
     assert all(objects.head(keys.Place("main", 1, id).dropped) is not None for id in ids[:2])

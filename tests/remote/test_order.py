@@ -62,7 +62,7 @@ def test_a_push_looks_again_before_it_says_that_all_is_there(store: Store) -> No
         return written
 
     objects.put = lose  # type: ignore[assignment, method-assign]
-    with pytest.raises(RemoteError, match="are not at"):
+    with pytest.raises(RemoteError, match="are missing on"):
         store.push(1, remote)
     assert not [key for key in objects.held if key.startswith(keys.CHECKPOINTS)]
 

@@ -50,7 +50,7 @@ def test_a_pull_moves_no_tag_that_is_here(store: Store, other: Store) -> None:
     other.tag("best", 2)
     report = other.pull(1, store.path)
     assert other.info("best").step == 2
-    assert re.search(r"the tag best names main@2\.\w{10} here and main@1\.\w{10} at ", report.warnings[0])
+    assert re.search(r"the tag best names main@2\.\w{10} locally and main@1\.\w{10} at ", report.warnings[0])
 
 
 def test_a_store_is_not_pushed_to(store: Store, other: Store) -> None:

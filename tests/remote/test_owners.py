@@ -98,7 +98,7 @@ def test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so(
     # Nor does its policy count for the run of another store.
     report = KeepRemote(context_of(second), REMOTES[name], RetentionPolicy(keep_last=1)).apply()
     assert report.dropped == ()
-    assert any("judged there alone" in note for note in report.plan.notes)
+    assert any("whose policy applies to it" in note for note in report.plan.notes)
     assert manifests(objects) == {1, 2}
     shown = CliRunner().invoke(app, ["remote", "prune", name, "--store", str(second.path)])
     assert shown.exit_code == 0
@@ -219,7 +219,7 @@ def test_without_compare_and_swap_a_run_changes_its_owner_by_name_alone(tmp_path
     objects.now += timedelta(days=9)
     with pytest.raises(RunIsOwned, match="mirrors the run main") as raised:
         all_steps(second)
-    assert "never by itself" in raised.value.hint
+    assert "only on request" in raised.value.hint
     second.remotes.take_over(name, "main")
     all_steps(second)
     assert manifests(objects) == {1, 7}

@@ -257,7 +257,7 @@ def test_without_compare_and_swap_a_prune_needs_to_be_alone(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None]
 ) -> None:
     drop(objects, store, 1)
-    with pytest.raises(RemoteError, match="cannot work beside pushes"):
+    with pytest.raises(RemoteError, match="cannot run at the same time as pushes"):
         pruned(objects, 0, cas=False)
     intent = Intent.of([Place("main", 9, A)], [A], lambda: 0.0)
     intent.write(objects)

@@ -431,7 +431,7 @@ def test_a_tag_that_is_here_does_not_move(store: Store, other: Store) -> None:
     other.save(state(5), step=5)
     other.tag("best", 5)
     report = other.pull(1, remote)
-    assert re.search(r"the tag best names main@5\.\w{10} here and main@1\.\w{10} at away", report.warnings[0])
+    assert re.search(r"the tag best names main@5\.\w{10} locally and main@1\.\w{10} at away", report.warnings[0])
     assert other.info("best").step == 5
 
 

@@ -123,6 +123,6 @@ def test_checkpoints_go_to_a_real_service_and_back(targets: Callable[[str], Targ
         assert other.load(step) == store.load(step)
     assert other.verify().ok
     if not cas:
-        with pytest.raises(RemoteError, match="cannot work beside pushes"):
+        with pytest.raises(RemoteError, match="cannot run at the same time as pushes"):
             store.remotes.prune("cold")
     assert store.remotes.prune("cold", exclusive=not cas).removed_count == 0

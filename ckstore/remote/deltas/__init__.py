@@ -1,1 +1,1 @@
-"""Encoded forms on the way to and from a remote: the difference to what the other side has. See docs/adr/0024."""
+"""Encoded forms for transfers: differences to what the other side already has. See docs/adr/0024."""

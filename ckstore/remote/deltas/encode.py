@@ -1,8 +1,8 @@
-"""Encoded forms for a push: against a checkpoint that is here, and that the remote was seen to have.
+"""Encode a checkpoint for a push, as differences to local checkpoints that are also on the remote.
 
-Source: docs/format/remote-v1.md, "Checkpoints". The nearest checkpoint before gives the smallest differences; where
-paths would be too long by it, a blob is encoded against what lies there plain at the end of them, and the difference
-to the nearest goes as a link, for readers that have that one.
+Source: docs/format/remote-v1.md, "Checkpoints". The nearest earlier checkpoint gives the smallest differences. If that
+makes the chain of bases too long, a blob is encoded against the plain blob at the end of the chain. The difference to
+the nearest checkpoint is then pushed as a link, for readers that have that checkpoint.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from ckstore.remote.deltas.spool import Delta, Spool
 from ckstore.remote.keys import Place
 from ckstore.remote.source import ObjectSource
 
-# With less gained the remote would keep a base for it, and every reader would fetch and decode both, for little.
+# If less is saved, the remote would keep a base, and every reader would download and decode two blobs, for little.
 _MOST_SHARE = 1 / 2
-# It was dropped, or is not whole: another one, or none, is no loss.
+# The checkpoint was deleted or is incomplete. Another base, or none, is used instead.
 _NOT_HERE = (NoSuchRef, DamagedBlob, InUse, BytesElsewhere)
 _TRIED_MOST = 2
-# A plain blob that paths end at was pushed at most so many checkpoints ago, or is no longer worth a look.
+# A plain blob at the end of a chain was pushed at most this many checkpoints ago, or is not looked for.
 _LOOKED_AT = 128
-# It comes on top of the form that everyone can read.
+# A link is stored in addition to the form that every reader can decode.
 _LINK_SHARE = 1 / 8
 
 
@@ -51,8 +51,10 @@ def delta_of(
     there: Collection[Place],
     sizes: Mapping[str, Collection[int]],
 ) -> Delta | None:
-    """Encode an open checkpoint against one of those `there`; None: nothing of it would be worth it."""
-    # Where bytes here are damaged nothing may be encoded from them, or against them.
+    """Encode an open checkpoint against one of those in `there`. Return None if that is not worthwhile.
+
+    Damaged local blobs are neither encoded nor used as bases.
+    """
     bases = _nearest_first(context, directory, there)
     if not bases:
         return None
@@ -71,11 +73,11 @@ def delta_of(
 
 
 def _nearest_first(context: Context, directory: CheckpointDirectory, there: Collection[Place]) -> list[CheckpointInfo]:
-    """Return the checkpoints of the run that are here and at the remote."""
+    """Return the checkpoints of the run that are both local and on the remote, the nearest first."""
     of_run, own = infos(context, directory.manifest.run), directory.manifest_id
     at = next((i for i, info in enumerate(of_run) if info.id == own), len(of_run))
     known, parent = {place.id for place in there}, directory.manifest.description.parent
-    # Of those with the same distance the older one first: readers have that.
+    # Of those with the same distance, the older one first: readers are more likely to have it.
     order = sorted(range(len(of_run)), key=lambda i: (of_run[i].id != parent, abs(i - at), i))
     return [of_run[i] for i in order if of_run[i].id in known and of_run[i].id != own]
 
@@ -94,7 +96,7 @@ class _Encoder:
         self._shorter: list[Matcher] | None = None
 
     def begin(self, nearest: CheckpointInfo, remote: ObjectSource, sizes: Mapping[str, Collection[int]]) -> bool:
-        """Take what the remote has as settled; False: the other checkpoint is not to be had here."""
+        """Load the encodings that the remote has. Return False if the nearest checkpoint is not available locally."""
         base = self._opened(nearest)
         if base is None:
             return False
@@ -102,9 +104,9 @@ class _Encoder:
         encoding = remote.encoding(Place(nearest.run, nearest.step, nearest.id))
         blobs = self._directory.manifest.blobs
         self._forms.keep_plain(blob for blob in blobs if blob.nbytes in sizes.get(blob.digest, ()))
-        # In the form that it has there, whatever it is here.
+        # In the form that the remote has, whatever the local form is.
         self._forms.adopt(replace(base.manifest, encoding=encoding))
-        # Whether a path may have it is asked later: where not, the difference is still a link.
+        # Chains are checked later. Where they do not allow the base, the difference still becomes a link.
         self._matcher = self._matcher_of(base, lambda *_: True)
         return True
 
@@ -120,19 +122,19 @@ class _Encoder:
         return Matcher(self._layout, StorageLayout(base.manifest), self._source.sample, may_be_base)
 
     def todo(self) -> list[int]:
-        """Return which blobs the remote does not have in any form."""
+        """Return the indexes of the blobs that the remote has in no form."""
         blobs = self._directory.manifest.blobs
         return [i for i, blob in enumerate(blobs) if not self._forms.is_settled(blob.digest)]
 
     def is_copy(self, blob: int) -> bool:
-        """Whether masters of a blob are to be settled before it."""
+        """Whether other blobs, which this one copies from, must be encoded before it."""
         return self._matcher.is_copy(blob)
 
     def settle(self, index: int) -> None:
-        """Give a blob its form: by the nearest checkpoint, else by one with a shorter path, else as it is."""
+        """Choose the form of a blob: based on the nearest checkpoint, on one with a shorter chain, or plain."""
         blob = self._directory.manifest.blobs[index]
         found, is_allowed = self._tried(self._matcher, index)
-        if found is None:  # what differs much from the nearest one differs more from the others
+        if found is None:  # a large difference to the nearest checkpoint means a larger one to others
             self._forms.keep_plain([blob])
         elif is_allowed:
             self._forms.put(blob.digest, found)
@@ -147,7 +149,7 @@ class _Encoder:
             self._forms.keep_plain([blob])
 
     def _tried(self, matcher: Matcher, index: int) -> tuple[Form | None, bool]:
-        """Return the encoded form of a blob, None if it is not worth it, and whether the paths allow it."""
+        """Return the encoded form of a blob, None if not worthwhile, and whether its chain is short enough."""
         blob = self._directory.manifest.blobs[index]
         segments = matcher.segments(index, alone=False)
         header = header_of(blob, segments)
@@ -158,7 +160,7 @@ class _Encoder:
         return self._spooled(blob, header, data), is_allowed
 
     def _of_shorter_paths(self) -> Iterator[Matcher]:
-        """Give matchers for other checkpoints here that the paths go through, the shortest first."""
+        """Yield matchers for other local checkpoints on the chains, those with the shortest chains first."""
         if self._shorter is None:
             self._shorter = []
             found: list[tuple[int, int, CheckpointInfo]] = []
@@ -167,7 +169,7 @@ class _Encoder:
                     settled = [blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)]
                     length = max((len(self._forms.path([digest])) for digest in settled), default=0)
                     found += [(length, number, info)] if length else []
-                    if length == 1:  # all of it is plain there
+                    if length == 1:  # all of its blobs are plain on the remote
                         break
             for _, _, info in sorted(found)[:_TRIED_MOST]:
                 base = self._opened(info)
@@ -176,7 +178,7 @@ class _Encoder:
         yield from self._shorter
 
     def _encoded(self, blob: BlobRecord, header: Header) -> bytes | None:
-        """Return a blob in encoded form, which was decoded again; None: it is not worth it."""
+        """Return a blob in encoded form, verified by decoding it, or None if that is not worthwhile."""
         most_bytes = _MOST_SHARE * blob.nbytes
         if not self._promises(blob, header):
             return None
@@ -185,12 +187,15 @@ class _Encoder:
             return None
         plain = container.decode_blob(data, self._source.part, where=blob.digest, most_bytes=BLOB_MAX_BYTES)
         if algorithm_of(blob.digest).digest(plain) != blob.digest:
-            # The remote may be all that is left one day (promise P11).
+            # One day the remote may have the only copy (promise P11).
             raise SaveFailed(f"an encoded form of blob {blob.digest} does not decode to it, and was not sent")
         return data
 
     def _promises(self, blob: BlobRecord, header: Header) -> bool:
-        """Whether one tile of the longest run is small enough: most of what is not shows it there."""
+        """Whether encoding a blob is likely worthwhile, judged by one tile of its longest run.
+
+        Most blobs that are not worth encoding already show it in that tile.
+        """
         if blob.nbytes <= 2 * TILE_BYTES:
             return True
         start, longest = 0, (0, header.runs[0])
@@ -211,7 +216,7 @@ class _Encoder:
         return Form(blob.nbytes, BlobRecord(digest, len(data)), header.bases)
 
     def result(self) -> Delta | None:
-        """Return the checkpoint as it is to be; None: as it is here."""
+        """Return the encoded form of the checkpoint, or None if it is pushed as it is stored locally."""
         directory = self._directory
         manifest = directory.manifest
         found = self._forms.encoding(directory.manifest_id, manifest.blobs, 0)

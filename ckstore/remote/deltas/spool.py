@@ -1,4 +1,4 @@
-"""A checkpoint in the form that it is to have at a remote, with the files that are not there yet."""
+"""The encoded form of a checkpoint for a remote, with the files that the remote lacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IN_MEMORY_BYTES = 32 * 2**20
 
 
 class Spool:
-    """Encoded files between their making and their sending: in memory while they are few, then in an unnamed file."""
+    """Holds encoded files until they are pushed: a few of them in memory, more in an unnamed file."""
 
     def __init__(self) -> None:
         self._file = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115 - closed with the push
@@ -22,7 +22,7 @@ class Spool:
         self._mutex = threading.Lock()
 
     def put(self, digest: str, data: bytes) -> None:
-        """Keep a file."""
+        """Store a file under its digest."""
         with self._mutex:
             self._file.seek(self._end)
             self._file.write(data)
@@ -30,7 +30,7 @@ class Spool:
             self._end += len(data)
 
     def get(self, digest: str) -> memoryview:
-        """Return a file."""
+        """Return the bytes of a file."""
         with self._mutex:
             at, nbytes = self._places[digest]
             self._file.seek(at)
@@ -40,17 +40,17 @@ class Spool:
         return digest in self._places
 
     def close(self) -> None:
-        """Forget all."""
+        """Delete all files."""
         self._file.close()
 
 
 @dataclass
 class Delta:
-    """A checkpoint as it is to be at a remote."""
+    """The encoded form of a checkpoint for a remote."""
 
     encoding: Encoding  # how its blobs are stored
-    spool: Spool  # the files that are new
-    # What ``manifest.json`` and ``plain.json`` are to be.
+    spool: Spool  # the files that the remote lacks
+    # The content of ``manifest.json`` and ``plain.json``.
     text: bytes
     plain: bytes
 

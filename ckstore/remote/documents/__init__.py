@@ -1,1 +1,1 @@
-"""Objects of a remote that hold more than one client writes: what the remote is, and what is on its way out of it."""
+"""Documents of a remote that several clients write: its description, claims, owners of runs, and marked blobs."""

@@ -1,7 +1,8 @@
-"""Claims: stores evicted checkpoints and rely on the copies at a remote. Source: docs/format/remote-v1.md, "Evict".
+"""Claims: records of stores that evicted checkpoints and rely on their copies on a remote.
 
-``tests/protocol/claims.py`` is the model of this: a claim that is written before the remote is looked at keeps bytes
-that a store relies on, although other stores remove checkpoints there meanwhile.
+``tests/protocol/claims.py`` models this. A store writes its claim before it checks that the remote has the bytes. So
+they are kept although other stores delete checkpoints on the remote at the same time. Source: docs/format/remote-v1.md,
+"Evict".
 """
 
 from __future__ import annotations
@@ -32,28 +33,31 @@ _MAX_BYTES = 512 * 2**20
 
 
 class Claim(NamedTuple):
-    """A claim as the listing of a remote has it."""
+    """A claim, as its key in the listing of a remote describes it."""
 
     store: str  # uuid of the store that relies on the checkpoint
-    place: Place  # which one
-    uuid: str  # its own, drawn for one eviction
+    place: Place  # the claimed checkpoint
+    uuid: str  # of the claim, random for each eviction
 
     @property
     def key(self) -> str:
-        """The key of its object."""
+        """The key of the claim."""
         return keys.claim(self.store, self.place, self.uuid)
 
 
 class ClaimRecord(NamedTuple):
-    """What a claim says."""
+    """The content of a claim."""
 
     host: str  # name of the machine
-    path: str  # of the store on it
-    blobs: tuple[str, ...]  # digests that the checkpoint needs at the remote
+    path: str  # of the store on that machine
+    blobs: tuple[str, ...]  # blobs that the checkpoint needs on the remote
 
 
 def write_claim(context: Context, objects: Objects, claim: Claim, digests: Iterable[str]) -> None:
-    """Claim a checkpoint for a store. Whatever the store has looked at before, it must look at again."""
+    """Claim a checkpoint for a store.
+
+    The store must repeat every check of the remote that it made before the claim.
+    """
     members = {
         "format": _FORMAT,
         "version": _VERSION,
@@ -65,10 +69,10 @@ def write_claim(context: Context, objects: Objects, claim: Claim, digests: Itera
 
 
 def read_claim(objects: Objects, claim: Claim) -> ClaimRecord | None:
-    """Return what a claim says; None: it was ended.
+    """Return the content of a claim, or None if the claim has ended.
 
     Raises:
-        RemoteError: It cannot be read, so what it needs is unknown.
+        RemoteError: The claim cannot be read, so the blobs that it needs are unknown.
     """
     data = objects.get(claim.key, _MAX_BYTES)
     return None if data is None else read_document(data, _parse, claim.key)
@@ -85,13 +89,13 @@ def _parse(data: bytes, where: str) -> ClaimRecord:
 
 
 def claims_at(objects: Objects) -> list[Claim]:
-    """Return the claims at a remote."""
+    """Return all claims on a remote."""
     listed = (keys.claim_in(one.key) for one in objects.list(keys.CLAIMS))
     return [Claim(*found) for found in listed if found is not None]
 
 
 def who_claims(context: Context, remote: Remote, claims: Iterable[Claim]) -> dict[Place, str]:
-    """Say of each checkpoint with a claim which store relies on it.
+    """Return, for each claimed checkpoint, a sentence that names the store that relies on it.
 
     Raises:
         RemoteError: The remote does not answer.
@@ -108,7 +112,7 @@ def who_claims(context: Context, remote: Remote, claims: Iterable[Claim]) -> dic
 
 
 def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
-    """As `read_claim`; None also for a damaged claim, which counts as well and only cannot say where its store is."""
+    """Read a claim as `read_claim` does. Return None for a damaged claim too; it counts, but its store is unknown."""
     try:
         return read_claim(remote.objects, claim)
     except OF_ALL:
@@ -118,8 +122,8 @@ def _read_if_possible(remote: Remote, claim: Claim) -> ClaimRecord | None:
 
 
 def end_claims(context: Context, remote: Remote) -> list[Claim]:
-    """Remove the claims of this store that nothing here needs any more; return the claims at the remote that stay."""
-    # Listed first: an eviction writes elsewhere.json before its claim, so the file of each listed claim is seen.
+    """Delete those claims of this store that are no longer needed, and return the other claims on the remote."""
+    # Listed first: an eviction writes elsewhere.json before its claim, so the file of each listed claim is found.
     claims = claims_at(remote.objects)
     ended = {claim for claim in claims if claim.store == context.settings.uuid and not _is_needed(context, claim)}
     remote.objects.delete([claim.key for claim in ended])
@@ -137,10 +141,10 @@ def store_claims(context: Context, remote: Remote) -> tuple[StoreClaims, ...]:
 def release_claims(context: Context, remote: Remote, store: str) -> StoreClaims:
     """See `ckstore.remote.remotes.Remotes.release`."""
     if store == context.settings.uuid:
-        raise BadInput(f"{store} is this store, whose claims end when its bytes are back", hint="ckstore pull REF")
+        raise BadInput(f"{store} is this store, whose claims end when its bytes are restored", hint="ckstore pull REF")
     claims = [claim for claim in claims_at(remote.objects) if claim.store == store]
     if not claims:
-        raise BadInput(f"the store {store} has no claim at {remote.name}", hint=f"ckstore remote claims {remote.name}")
+        raise BadInput(f"the store {store} has no claim on {remote.name}", hint=f"ckstore remote claims {remote.name}")
     report = _of_store(context, remote, store, claims)
     remote.objects.delete([claim.key for claim in claims])
     return report
@@ -154,8 +158,8 @@ def _of_store(context: Context, remote: Remote, store: str, claims: list[Claim])
 
 
 def _is_needed(context: Context, claim: Claim) -> bool:
-    """Whether a checkpoint here, listed or dropped, names a claim, or cannot be read."""
-    # Listed ones again at the end: one that is brought back meanwhile leaves trash/ after they were looked at.
+    """Whether a local checkpoint, listed or deleted, names a claim or cannot be read."""
+    # Listed checkpoints are read again at the end: one that is restored during the check leaves trash/.
     places = (_listed(context, claim.place), _dropped(context, claim.place), _listed(context, claim.place))
     return any(_names(path, claim.uuid) for directories in places for path in directories)
 
@@ -170,7 +174,8 @@ def _dropped(context: Context, place: Place) -> Iterator[StorePath]:
     layout = context.layout
     for name in trash.names_in(layout.trash):
         key = trash.former_place(name)
-        # What does not wait cannot be brought back; where other hosts may be at work all waits for a grace.
+        # Without a remaining undo period it cannot be restored; with several hosts, everything waits for the grace
+        # period.
         if key is not None and key.fits(*place) and (context.shared or trash.left_s(layout.trash / name) > 0):
             yield layout.trash / name
 
@@ -181,6 +186,6 @@ def _names(path: StorePath, uuid: str) -> bool:
             document = read_remote_only(lock.fd)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (CkstoreError, OSError):  # it may name it
+    except (CkstoreError, OSError):  # unreadable, so it may name the claim
         return True
     return document is not None and any(holder.claim == uuid for holder in document.remotes)

@@ -1,4 +1,7 @@
-"""``condemned.json``: blobs on their way out, and which name of each counts. Source: docs/format/remote-v1.md."""
+"""``condemned.json``: blobs that are marked for deletion, and the current name of each blob.
+
+Source: docs/format/remote-v1.md.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +26,34 @@ _FORMAT = "ckstore-remote-condemned"
 _VERSION = 1
 MAX_BYTES = 64 * 2**20
 BATCH_NAMES = 20_000
-# What pruners enter at most, so that the object stays below `MAX_BYTES` with the longest names, and condemned names are
-# at most 13 MiB for a push to read.
+# Limits of what pruners enter. They keep the object below `MAX_BYTES` with the longest names, and limit the marked
+# names that a push reads to 13 MiB.
 MOST_CONDEMNED = 131_072
 MOST_BURNT = 500_000
 _UUID = re.compile(r"[0-9a-f]{32}\Z")
-# Each try is lost to another client's change of the object; twenty in a row are no accident.
+# An attempt fails if another client changes the object meanwhile. Twenty failures in a row are no accident.
 TRIES = 20
 PAUSE_S = 0.05
 
 
 class Batch(NamedTuple):
-    """Names that one pruner removes."""
+    """Names of blobs that one pruner deletes."""
 
     names: tuple[str, ...]  # at most `BATCH_NAMES`
-    since: str  # when it began, by the server's clock
+    since: str  # when the deletion began, by the server's clock
 
 
 @dataclass(slots=True)
 class CondemnedNames:
-    """What the object says."""
+    """The content of the object."""
 
-    condemned: dict[str, str] = field(default_factory=dict)  # name of a blob -> since when nothing named it
-    deleting: dict[str, Batch] = field(default_factory=dict)  # uuid -> a batch that a pruner removes
+    condemned: dict[str, str] = field(default_factory=dict)  # name of a blob -> since when it is unreferenced
+    deleting: dict[str, Batch] = field(default_factory=dict)  # uuid -> a batch that a pruner deletes
     retired_names: dict[str, int] = field(
         default_factory=dict
     )  # digest -> number of the first name that may be written
-    # Drawn for each write. Services mark a version by a hash of its bytes: without it a client that slept would take a
-    # later version for the one that it read.
+    # Random for each write. Services derive the tag of a version from its bytes: without this, a client that was
+    # suspended could mistake a later version for the one that it read.
     change: str = field(default="", compare=False)
 
     def name(self, digest: str) -> BlobName:
@@ -58,7 +61,11 @@ class CondemnedNames:
         return BlobName(digest, self.retired_names.get(digest, 0))
 
     def unmark_needed(self, digests: Iterable[str]) -> bool:
-        """Take current names of needed blobs out of it, burn those being removed; return whether that changed it."""
+        """Unmark the current names of needed blobs. Retire the names that a pruner is deleting.
+
+        Returns:
+            Whether this changed the object.
+        """
         going = self.going()
         changed = False
         for digest in digests:
@@ -70,18 +77,18 @@ class CondemnedNames:
         return changed
 
     def going(self) -> set[str]:
-        """Return every name that a pruner removes, perhaps now."""
+        """Return all names that a pruner may be deleting now."""
         return {name for batch in self.deleting.values() for name in batch.names}
 
     def burn(self, names: Iterable[str]) -> None:
-        """Let the blobs with these names go on under the next numbers, wherever a late removal may hit these."""
+        """Retire names, so that their blobs get the next numbers and a late deletion cannot hit them."""
         for name in names:
             found = keys.blob_name(name)
             if found is not None:
                 self.retired_names[found.digest] = max(self.retired_names.get(found.digest, 0), found.number + 1)
 
     def render(self) -> bytes:
-        """Return the content of the object, without its digest."""
+        """Return the content of the object, without its seal."""
         deleting = {one: {"names": list(batch.names), "since": batch.since} for one, batch in self.deleting.items()}
         members = {
             "condemned": self.condemned,
@@ -127,38 +134,45 @@ def _is_name(name: object) -> bool:
 
 
 def read_condemned(objects: Objects) -> CondemnedNames:
-    """Return what the remote says; one that cannot be read stops every push."""
+    """Return the marked and retired names of a remote. If the object cannot be read, no push can run."""
     data = objects.get(keys.CONDEMNED, MAX_BYTES)
     return CondemnedNames() if data is None else read_document(data, _parse, keys.CONDEMNED)
 
 
 def unmark_needed(objects: Objects, digests: Iterable[str], *, cas: bool) -> CondemnedNames:
-    """Keep a pruner from removing these blobs, whose intent is written; return which names of them count."""
+    """Keep pruners from deleting these blobs, whose intent has been written.
+
+    Returns:
+        The content of the object, which gives the current names of the blobs.
+
+    Raises:
+        RemoteUnavailable: Other clients changed the object at every attempt.
+    """
     digests = list(digests)
     for _ in range(TRIES):
         found, version = read_versioned(objects)
-        # Without compare-and-swap no pruner works beside pushes, so nothing can be on its way out.
+        # Without compare-and-swap no pruner runs at the same time as pushes, so no blob can be marked.
         if not cas or version is None or not found.unmark_needed(digests):
             return found
         if swap(objects, found, version) is not None:
             return found
         time.sleep(PAUSE_S)
-    msg = f"{keys.CONDEMNED} was changed by other clients {TRIES} times while this push looked at it"
+    msg = f"{keys.CONDEMNED} was changed by other clients {TRIES} times while this push was reading it"
     raise RemoteUnavailable(msg, hint="push again")
 
 
 def read_versioned(objects: Objects) -> tuple[CondemnedNames, str | None]:
-    """Return what the remote says, and a version for `swap`; None: there was no such object."""
-    # The version before the content: if another client writes in between, the swap fails and all is read again.
+    """Return the content of the object and its version for `swap` (None without an object)."""
+    # The version is read before the content: if another client writes between the two, the swap fails.
     version = objects.head(keys.CONDEMNED)
     return read_condemned(objects), None if version is None else version.tag
 
 
 def swap(objects: Objects, new: CondemnedNames, version: str | None) -> str | None:
-    """Write it over the version that was read, or where there was none.
+    """Replace the version that was read, or create the object if there was none.
 
     Returns:
-        The version written, "" if the object was created: its version is then not known. None if another client has
+        The new version, "" if the object was created, because its version is then unknown. None if another client has
         changed it.
     """
     new.change = uuid.uuid4().hex

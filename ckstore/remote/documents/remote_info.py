@@ -1,4 +1,4 @@
-"""``remote.json``: what a remote is. Source: docs/format/remote-v1.md."""
+"""``remote.json``: the description of a remote. Source: docs/format/remote-v1.md."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _FORMAT = "ckstore-remote"
 _VERSION = 1
 _MAX_BYTES = 2**20
 _SETTLING_S = 2.0
-"""Longer than a client takes between seeing that a remote is missing and making it."""
+"""Longer than a client takes to create a remote after it found none."""
 _READINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteInfo:
-    """What a remote is."""
+    """The description of a remote: its identity, hash and chunk size."""
 
-    uuid: str  # its own
-    store: str  # uuid of the store that made it
-    # Those of that store.
+    uuid: str  # of the remote
+    store: str  # uuid of the store that created it
+    # The same as in that store.
     hash: str
     chunk_bytes: int
     created: str  # UTC, as in a manifest
 
     @classmethod
     def of(cls, settings: StoreSettings, created: str) -> RemoteInfo:
-        """Return what a new remote of a store is."""
+        """Return the description of a new remote that a store creates."""
         return cls(str(uuid.uuid4()), settings.uuid, settings.hash, settings.chunk_bytes, created)
 
     def render(self) -> bytes:
@@ -59,7 +59,7 @@ def _parse(data: bytes, where: str) -> RemoteInfo:
     check_requires(members.get("requires", []), (), where)
     wanted = ("uuid", "store", "hash", "chunk_bytes", "created")
     for name in ("uuid", "store"):
-        check_uuid(members.get(name))  # it is kept in the settings of each store that uses the remote
+        check_uuid(members.get(name))  # each store that uses the remote keeps it in its settings
     algorithm_named(members.get("hash"))
     check_chunk_bytes(members.get("chunk_bytes"))
     check_created(members.get("created"), where)
@@ -67,7 +67,12 @@ def _parse(data: bytes, where: str) -> RemoteInfo:
 
 
 def read_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return the description of a remote. Raises `NoSuchRemote` if none is at that place."""
+    """Return the description of a remote.
+
+    Raises:
+        NoSuchRemote: The place holds no remote.
+        RemoteError: The description cannot be read.
+    """
     data = objects.get(keys.INFO, _MAX_BYTES)
     if data is None:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
@@ -77,27 +82,32 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
 
 
 def agreed_info(objects: Objects, name: str) -> RemoteInfo:
-    """Return what a remote is at a service that lets two clients make it, as soon as two readings agree."""
+    """Return the description of a remote as soon as two reads agree, for services that let two clients create one."""
     found = read_info(objects, name)
     for _ in range(_READINGS):
-        # The client that wrote last has the remote, and the one that wrote before it cannot see that at once.
+        # The last writer wins, and an earlier writer sees that only after a while.
         time.sleep(_SETTLING_S)
         before, found = found, read_info(objects, name)
         if found == before:
             return found
-    msg = f"{name} could not be added: other clients wrote its {keys.INFO} {_READINGS} times meanwhile"
+    msg = f"{name} could not be added: other clients wrote its {keys.INFO} {_READINGS} times at the same time"
     raise RemoteError(msg, hint="add it from one store first, then from the others")
 
 
 def check_uuid_is(found: str, wanted: str, name: str) -> None:
-    """Raise if another remote is where one was added: what is known of that one would be believed of it."""
+    """Raise if the place holds another remote than the one that was added: records about that one would not apply."""
     if wanted and found != wanted:
         msg = f"another remote is at {name}: it has the uuid {found}, and {wanted} was added"
-        raise RemoteError(msg, hint=f"if that is wanted: ckstore remote rm {name}, then add it again")
+        raise RemoteError(msg, hint=f"to use the other one: ckstore remote rm {name}, then add it again")
 
 
 def check_takes(remote: Remote, settings: StoreSettings) -> RemoteInfo:
-    """Return what a remote is, before a store pushes to it; raise if it is another one, or has another hash."""
+    """Return the description of a remote that a store is about to push to.
+
+    Raises:
+        RemoteError: Another remote is at the place.
+        BadInput: The remote uses another hash.
+    """
     info = read_info(remote.objects, remote.name)
     check_uuid_is(info.uuid, remote.uuid, remote.name)
     check_hash(info, settings, remote.name)
@@ -105,7 +115,7 @@ def check_takes(remote: Remote, settings: StoreSettings) -> RemoteInfo:
 
 
 def check_hash(info: RemoteInfo, settings: StoreSettings, name: str) -> None:
-    """Raise if a store and a remote name their blobs by different algorithms."""
+    """Raise `BadInput` if a store and a remote name their blobs by different algorithms."""
     if info.hash != settings.hash:
         msg = f"{name} has blobs that are named by {info.hash}, and this store names them by {settings.hash}"
         raise BadInput(msg, hint="a store and its remote have the same hash: make another remote, or another store")

@@ -19,20 +19,20 @@ _FORMAT, _VERSION = "ckstore-remote-owner", 1
 _MAX_BYTES = 2**20
 _LIFE_LIMITS_S = 60, 86_400
 LIFE_S = 600
-"""So long after it wrote last an owner counts as alive: a node that died keeps its run for ten minutes at most."""
+"""An owner is alive for this long after its last write, so a dead node blocks its run for ten minutes at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What the object says."""
+    """The content of the object."""
 
     run: str
     store: str  # uuid of the store
     host: str  # name of its machine
-    boot: str  # which start of that machine
-    path: str  # of the store on it
-    epoch: int = 1  # how many stores have owned the run, each takeover counted
-    sequence: int = 0  # it brings nothing with a greater number before it wrote that here
+    boot: str  # boot id of that machine
+    path: str  # of the store on that machine
+    epoch: int = 1  # number of stores that have owned the run; each takeover adds one
+    sequence: int = 0  # the owner writes a greater number here before it pushes a checkpoint with it
     life_s: float = LIFE_S
 
     def render(self) -> bytes:
@@ -41,7 +41,7 @@ class Owner:
             "format": _FORMAT,
             "version": _VERSION,
             "boot": self.boot,
-            # Drawn for each write: services mark a version by a hash of its bytes.
+            # Random for each write: services derive the tag of a version from its bytes.
             "change": uuid.uuid4().hex,
             "epoch": self.epoch,
             "host": self.host,
@@ -76,8 +76,8 @@ def _number(members: dict[str, Any], name: str, where: str) -> int:
 
 
 def read_owner(objects: Objects, run: str) -> tuple[Owner, ObjectEntry] | None:
-    """Return who owns a run, and which version says so; None: no store does."""
-    # The version before the content: if another client writes in between, the swap fails and all is read again.
+    """Return the owner of a run and the version of its object, or None if no store owns the run."""
+    # The version is read before the content: if another client writes between the two, the swap fails.
     version = objects.head(keys.owner(run))
     data = None if version is None else objects.get(keys.owner(run), _MAX_BYTES)
     return None if version is None or data is None else (read_document(data, _parse, keys.owner(run)), version)

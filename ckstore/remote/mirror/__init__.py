@@ -1,1 +1,1 @@
-"""The mirror: a remote that gets every checkpoint after it is durable here. It never delays or fails a save."""
+"""The mirror: a remote to which each checkpoint is pushed once it is durable locally. It never delays a save."""

@@ -1,4 +1,4 @@
-"""The place of a mirror as users give it: a URL, a directory, or the name of a remote."""
+"""The address of a mirror as users write it: a URL, a directory, or the name of a remote."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ _NAME = "mirror"
 
 
 def is_name(mirror: str | os.PathLike[str]) -> bool:
-    """Whether it names a remote, and is neither a URL nor a directory."""
+    """Whether the text is the name of a remote, and neither a URL nor a directory."""
     return isinstance(mirror, str) and os.sep not in mirror and "://" not in mirror
 
 
 def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] | None:
-    """Return the hash and the chunk size of what is at a place; None: nothing is there yet, and something can be made.
+    """Return the hash and the chunk size of the store or remote at a place.
+
+    Returns None if the place is empty and a remote can be created there.
 
     Raises:
-        RemoteError: It does not answer: a store that began without what is there would begin the training once more.
-            Or nothing can be made there.
-        BadInput: It is only a name, or the directory of the new store, or nothing can be made there.
+        RemoteError: The place does not answer, or nothing can be written there. A store that was created without the
+            settings of its mirror would start the training from the beginning.
+        BadInput: The address is only a name or the directory of the new store, or no directory can be created there.
     """
     if is_name(mirror):
         msg = f"a new store has no remote named {mirror}"
@@ -40,11 +42,11 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
         if dirfd_stat.resolved(target.path) == dirfd_stat.resolved(root):
             raise BadInput(f"{mirror} is this store itself", hint="name another directory")
         refuse_store(target)
-        if not check_folder(target):  # it is made after the store: where that fails, nothing is left
+        if not check_folder(target):  # it is created after the store, so that a failure leaves nothing behind
             return None
     if (found := settings_there(target, _NAME)) is None:
         objects = open_objects(target)
-        # Where the bucket is missing, or can only be read, no store is to be left without its mirror.
+        # If the bucket is missing or read-only, fail now: no store without its mirror may be left behind.
         key = f"{keys.PROBE}{uuid.uuid4().hex}-new"
         objects.send(key, b"1")
         objects.delete([key])
@@ -52,10 +54,10 @@ def settings_at(root: Path, mirror: str | os.PathLike[str]) -> tuple[str, int] |
 
 
 def entry_of(context: Context, mirror: str | os.PathLike[str]) -> RemoteEntry | None:
-    """Return the remote that is meant, if the store has it; no request is made.
+    """Return the remote at this address, or None if the store has none. No request is made.
 
     Raises:
-        NoSuchRemote: It is a name, and the store has no remote of that name.
+        NoSuchRemote: The address is a name, and the store has no remote of that name.
     """
     if is_name(mirror):
         return entry_named(context.layout, str(mirror))
@@ -64,7 +66,7 @@ def entry_of(context: Context, mirror: str | os.PathLike[str]) -> RemoteEntry | 
 
 
 def free_name(context: Context, mirror: str | os.PathLike[str]) -> str:
-    """Return a name that no remote has, for a mirror that is not a store."""
+    """Return an unused name for a mirror; refuse the directory of a store."""
     refuse_store(parse_target(mirror))
     taken = entries(context.layout)
     names = (_NAME if number == 1 else f"{_NAME}{number}" for number in range(1, len(taken) + 2))
@@ -72,5 +74,5 @@ def free_name(context: Context, mirror: str | os.PathLike[str]) -> str:
 
 
 def learn_mirror(context: Context, name: str) -> None:
-    """Let what a store saves come after all that its new mirror has of its runs."""
+    """Make later saves of a store follow all checkpoints that its new mirror has of its runs, in commit order."""
     learn_order(context, named_remote(context, name, writing=False))

@@ -1,4 +1,4 @@
-"""One step of mirroring: find what the mirror lacks, and push the newest of it; then tags, pins and annotations."""
+"""Mirroring step by step: push the newest checkpoint that the mirror lacks, then tags, pins and annotations."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from ckstore.remote.metadata_sync import MetadataObject
 
 
-# Each look at all that is there costs a listing: with one after each push it would cost more than the push.
+# A prune lists all blobs of the mirror. After each push, that would cost more than the push.
 _PRUNE_PAUSE_S = 600.0
-# A listing of all objects costs a request for each thousand.
+# A listing of all objects takes one request per thousand objects.
 _LOOK_AGAIN_S = 86_400.0
-# After these nothing else would reach the mirror.
+# After these errors, no other push to the mirror would succeed.
 _OF_THE_MIRROR = (*OF_ALL, InsufficientSpace)
 _TIDYING = frozenset({"claims", "keep_local", "keep_remote", "prune"})
 
 
 class Mirror:
-    """What one process has to do for a mirror.
+    """Mirrors a store, on behalf of one process.
 
     Args:
         context: The store.
-        begin: Called with the checkpoint that is pushed next.
-        progress: As with `ckstore.Store.push`.
+        begin: Called with each checkpoint before it is pushed.
+        progress: As for `ckstore.Store.push`.
     """
 
     def __init__(
@@ -70,22 +70,23 @@ class Mirror:
         self._context = context
         self._begin = begin
         self._progress = progress
-        # What could not be pushed since `try_again`, by its name: it must not keep anything else back.
+        # Errors since `try_again`, by the name of what failed. A failed item must not hold up the others.
         self._failed: dict[str, CkstoreError] = {}
         self._known: dict[Place, Candidate] = {}
         self._ownership = Ownership(context)
         self._asked: set[str] = set()
         self._prune_again_s = 0.0
-        # Of each checkpoint what it showed when its annotations were read: each look would read thousands of files.
+        # For each checkpoint: its metrics and notes when its annotations were last read. This avoids reading thousands
+        # of files each time.
         self._annotations: dict[str, tuple[object, list[MetadataObject]]] = {}
 
     @property
     def name(self) -> str | None:
-        """The mirror, as the settings have it now."""
+        """The name of the mirror in the current settings, or None."""
         return setting_of(self._context.layout, MIRROR)
 
     def todo(self) -> list[CheckpointInfo]:
-        """Return what the mirror lacks as far as is known here, the newest first, without what failed."""
+        """Return the checkpoints that the mirror lacks by local records, the newest first, without failed ones."""
         name = self.name
         if name is None:
             return []
@@ -94,17 +95,17 @@ class Mirror:
 
     @property
     def problem(self) -> CkstoreError | None:
-        """What could not be pushed since `try_again`, and why; None if nothing failed."""
+        """The errors of all pushes that failed since `try_again`, as one error; None if nothing failed."""
         return joined(self._failed) if self._failed else None
 
     def try_again(self) -> None:
-        """Let the next steps also do what failed before."""
+        """Clear all failures, so that the next steps retry them."""
         if not _TIDYING.isdisjoint(self._failed):
             self._prune_again_s = 0.0
         self._failed.clear()
 
     def has_work(self) -> bool:
-        """Whether a step would do something; also where that cannot be known, since the step then says why."""
+        """Whether a step has work to do. Also true if that is unknown; the step then raises the reason."""
         try:
             name = self.name
             if name is None:
@@ -114,16 +115,16 @@ class Mirror:
             return True
 
     def step(self) -> bool:
-        """Push the newest checkpoint that the mirror lacks, or metadata of those that it has.
+        """Push the newest checkpoint that the mirror lacks, or else metadata of those that it has.
 
-        What fails for itself, such as a checkpoint that is damaged locally, is passed over: `problem` names it, and
-        `try_again` lets another step push it.
+        An item that cannot be pushed, such as a damaged checkpoint, is skipped. `problem` names it, and `try_again`
+        lets a later step retry it.
 
         Returns:
-            Whether something was pushed; if not, the mirror has everything, but for what failed.
+            Whether something was pushed. If not, the mirror has everything except the items that failed.
 
         Raises:
-            CkstoreError: The mirror did not take it, and would take nothing else; another step tries again.
+            CkstoreError: The mirror refused the push, and would refuse any other. The next step tries again.
         """
         while (name := self.name) is not None:
             uuid, todo = uuid_now(self._context.layout, name), self.todo()
@@ -131,12 +132,12 @@ class Mirror:
                 return self._bring_said(name, uuid)
             there = named_remote(self._context, name)
             if done := self._settled(there, todo):
-                # What was said of them follows: who pushed them may have been killed before it, or a prune ended that
-                # push.
+                # Their metadata is pushed later: the process that pushed them may have been killed before it pushed the
+                # metadata, or the push ended in a prune.
                 self._note(name, uuid, done)
             rest = [info for info in todo if info not in done]
-            # One at a time: what is saved meanwhile comes next, before what is older. Before it is pushed: what this
-            # store saves later comes after all that the mirror has.
+            # One at a time, so that a newer save is pushed before older ones. The run is owned before the push, so that
+            # later saves of this store follow everything on the mirror in commit order.
             if (
                 rest
                 and self._do(_of_run(rest[0].run), partial(self._own, there, rest[0]))
@@ -149,10 +150,10 @@ class Mirror:
         return False
 
     def _bring_said(self, name: str, uuid: str) -> bool:
-        """Push some of the metadata that the mirror lacks as far as is known; return whether any was pushed."""
+        """Push some of the metadata that the mirror lacks according to local records; return whether any was pushed."""
         while True:
             lacking, gone = self._unsaid(name)
-            # Few at a time: a save that comes meanwhile goes before the rest.
+            # A few at a time: a checkpoint that is saved meanwhile is pushed before the rest.
             lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]
             if not lacking:
                 return False
@@ -164,7 +165,7 @@ class Mirror:
                 return True
 
     def _unsaid(self, name: str) -> tuple[list[MetadataObject], set[str]]:
-        """Return what was said of checkpoints that the mirror has and it was not given, and what is said no more."""
+        """Return the metadata that the mirror lacks, of checkpoints that it has, and the keys of removed metadata."""
         known, here = read_mirrored(self._context.layout, name), current_or_named(self._context)
         there = {info.id for info in here if info.id in known.ids or info.elsewhere}
         self._annotations = {info.id: self._annotations[info.id] for info in here if info.id in self._annotations}
@@ -173,7 +174,7 @@ class Mirror:
         return lacking, known.documents.keys() - {one.key for one in said}
 
     def _said(self, infos: list[CheckpointInfo]) -> list[MetadataObject]:
-        """Return what was said of checkpoints."""
+        """Return the metadata of checkpoints."""
         said = [*tags_of(self._context, infos), *pins_of(self._context, infos)]
         for info in infos:
             shown = info.metrics, info.notes
@@ -181,19 +182,19 @@ class Mirror:
                 continue
             if self._annotations.get(info.id, (None,))[0] != shown:
                 own: list[MetadataObject] = []
-                with suppress(CkstoreError):  # `verify` names it, and it keeps nothing else back
+                with suppress(CkstoreError):  # `verify` reports it, and it does not hold up the rest
                     own += annotations_of(self._context, info)
                 self._annotations[info.id] = shown, own
             said += self._annotations[info.id][1]
         return said
 
     def tidy(self) -> None:
-        """Do what the two policies of the mirror say, if it is time to; to be called when nothing is left to push.
+        """Apply the two policies of the mirror if it is time to. Call this when everything has been pushed.
 
-        One of them that fails for itself is named by `problem`, and stops neither the other nor the prune.
+        A policy that fails is named by `problem`; the other one and the prune still run.
 
         Raises:
-            CkstoreError: The mirror did not answer; another call tries again.
+            CkstoreError: The mirror did not answer. A later call tries again.
         """
         name, policy = self.name, policy_of(self._context.layout, KEEP_REMOTE)
         if name is not None:
@@ -202,7 +203,7 @@ class Mirror:
             return
         self._do("keep_local", partial(keep_local, self._context))
         lets_go = policy is not None or policy_of(self._context.layout, KEEP_LOCAL) is not None
-        if not lets_go:  # no request where nothing may be left to do
+        if not lets_go:  # without a policy there is nothing to do, so no request is made
             return
         there = named_remote(self._context, name)
         self._do("claims", partial(end_claims, self._context, there))
@@ -213,7 +214,7 @@ class Mirror:
         self._prune_again_s = time.monotonic() + _PRUNE_PAUSE_S
 
     def _do(self, duty: str, work: Callable[[], object]) -> bool:
-        """Do one duty of several; return whether it was done. An error that concerns it alone is kept for `problem`."""
+        """Run one of several duties and return whether it succeeded. Keep an error that concerns only this one."""
         try:
             work()
         except _OF_THE_MIRROR:
@@ -225,7 +226,7 @@ class Mirror:
         return True
 
     def _look(self, name: str) -> None:
-        """List what the mirror has, once a day: another program may have removed objects there."""
+        """List the objects of the mirror once a day, since another program may have deleted some."""
         context = self._context
         known = read_mirrored(context.layout, name)
         age_s = (now() - time_of_text(known.looked)).total_seconds() if known.looked else _LOOK_AGAIN_S
@@ -240,7 +241,7 @@ class Mirror:
         if not had:
             return
         there = named_remote(context, name, writing=False)
-        # First: other stores do not remove what is listed after it. Where the remote itself is gone, all is missing.
+        # First, since other stores keep checkpoints with a claim. If the remote does not exist, everything is missing.
         with suppress(NoSuchRemote):
             claim_again(context, there)
         missing = missing_at(context, there, had)
@@ -251,32 +252,35 @@ class Mirror:
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
 
     def _settled(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
-        """Return which need no push: another process pushed it, or this one before its end, or it was removed there."""
+        """Return the checkpoints that need no push, according to the remote.
+
+        Another process pushed it, this one did before it was restarted, or it was deleted on the remote.
+        """
         mirrored = read_mirrored(self._context.layout, there.name)
         again = mirrored.missing.keys() | mirrored.pruned
-        # Each is asked for once, and the one that goes next once more: nothing else pushes what is saved here.
+        # Each is looked up once, and the next one to push once more: no other process pushes the saves of this store.
         new = [info for info in todo if info.id not in self._asked]
         new = new or todo[:1]
         self._asked.update(info.id for info in new)
         places = {info.id: place_of(info) for info in new}
         wanted = {key for place in places.values() for key in (place.manifest, place.dropped)}
         found = look(there.objects, wanted, len(self._asked))[0].keys()
-        # What lost a blob there is pushed again although its manifest is there; what the rule removed, although that is
-        # marked there.
+        # A checkpoint that lost a blob is pushed again although its manifest exists on the remote. One that the policy
+        # deleted there is pushed again although it has a deletion mark.
         new = [info for info in new if info.id not in again]
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
     def _own(self, there: Remote, info: CheckpointInfo) -> None:
-        """Own the run of a checkpoint at the mirror, and know the order there."""
+        """Own the run of a checkpoint on the mirror, and follow the mirror's commit order."""
         self._ownership.own(there, info.run, info.sequence)
 
     def _push(self, there: Remote, uuid: str, info: CheckpointInfo) -> None:
         context, name = self._context, there.name
         self._begin(info)
         bytes_s = setting_of(context.layout, MIRROR_BYTES_S)
-        # Before the push, which brings this or what is newer.
+        # Read before the push, which pushes this metadata or a newer version.
         said: list[MetadataObject] = []
-        with suppress(CkstoreError):  # a pin that cannot be read is no reason to leave the checkpoint here
+        with suppress(CkstoreError):  # an unreadable pin must not keep the checkpoint from being mirrored
             said = self._said([info])
         try:
             options: TransferOptions = {"bwlimit": bytes_s, "progress": partial(self._say, there, info)}
@@ -289,8 +293,8 @@ class Mirror:
         note(context, "mirrored", info.key.run_step, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
     def _say(self, there: Remote, info: CheckpointInfo, done_bytes: int, all_bytes: int) -> None:
-        """Say how far a push is, and stay the owner of its run: a large checkpoint takes longer than an owner lives."""
-        with suppress(RemoteUnavailable):  # the push itself finds whether the mirror is away
+        """Report progress and stay the owner of the run: a large push can take longer than ownership lasts."""
+        with suppress(RemoteUnavailable):  # the push itself notices whether the mirror is unavailable
             self._own(there, info)
         if self._progress is not None:
             self._progress(done_bytes, all_bytes)
@@ -308,10 +312,10 @@ class Mirror:
 
 
 def _of_run(run: str) -> str:
-    """Return the name of a run among what failed: none of its checkpoints is pushed."""
+    """Return the name under which the failure of a whole run is recorded."""
     return f"run {run}"
 
 
 def _item(info: CheckpointInfo) -> str:
-    """Return the name of a checkpoint among what failed: a later save of its step is another one."""
+    """Return the name under which a failed checkpoint is recorded. It has the id, since a step may be saved again."""
     return f"{info.name} ({short_id(info.id)})"

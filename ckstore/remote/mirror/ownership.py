@@ -1,6 +1,6 @@
-"""Which runs the mirror of a store writes, and which numbers its later saves have. Source: docs/format/remote-v1.md.
+"""Which runs the mirror of a store writes, and which sequence numbers later saves of the store get.
 
-``tests/protocol/owners.py`` is the model of this.
+``tests/protocol/owners.py`` models this. Source: docs/format/remote-v1.md.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ckstore.remote.source import ObjectSource
 
 
 class _OwnerVersion(NamedTuple):
-    """What this process wrote last of the owner of a run."""
+    """The version of a run's owner object that this process wrote last."""
 
     owner: Owner
-    tag: str  # the service's mark of it
-    at_s: float  # by the clock of `Ownership`, before it was sent
+    tag: str  # the service's tag of the version
+    at_s: float  # by `Ownership.clock`, before it was sent
 
 
 @dataclass(slots=True)
 class Ownership:
-    """What one process knows of the runs that its store mirrors.
+    """The runs that this process owns for the mirror of its store.
 
     Attributes:
         context: The store.
-        clock: Seconds that also pass while the machine sleeps.
+        clock: A clock in seconds that also advances while the machine is suspended.
     """
 
     context: Context
@@ -51,18 +51,19 @@ class Ownership:
     _owned: dict[str, _OwnerVersion] = field(default_factory=dict)  # by the run
 
     def own(self, remote: Remote, run: str, sequence: int, *, by_name: bool = False) -> None:
-        """Own a run, and promise a sequence number, before a checkpoint that has it is pushed.
+        """Own a run and publish a sequence number for it, before a checkpoint with that number is pushed.
 
         Args:
             remote: The mirror.
-            run: Which.
-            sequence: The greatest number that is pushed next.
-            by_name: A user said that this store takes the run over.
+            run: The run to own.
+            sequence: The greatest sequence number of the next push.
+            by_name: Whether a user asked this store to take the run over.
 
         Raises:
-            RunIsOwned: Another store mirrors the run, and is alive as far as is known.
+            RunIsOwned: Another store mirrors the run, and is alive according to the remote.
             RemoteUnavailable: Another store took the run over at the same moment, or the remote does not answer.
-            RemoteError: The remote has a number that no later one would count after; or it is another remote.
+            RemoteError: The remote has a sequence number that later saves cannot exceed, or another remote is at its
+                place.
         """
         written = self._write_again(remote, run, sequence)
         if written is None:
@@ -73,25 +74,25 @@ class Ownership:
             else:
                 written = self._take(remote, *found, sequence, by_name=by_name)
         if written is None:
-            msg = f"another store took the run {run} at {remote.name} at this moment"
-            raise RemoteUnavailable(msg, hint="the next try says which store has the run")
+            msg = f"another store is just taking over the run {run} on {remote.name}"
+            raise RemoteUnavailable(msg, hint="the next attempt names the store that has the run")
         self._owned[run] = written
 
     def _write_again(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
-        """Return what says that this process owns a run, written again if it is time to; None: it does not own it."""
+        """Return the owner object if this process owns a run, after renewing it if necessary; otherwise None."""
         begun_s, known = self.clock(), self._owned.pop(run, None)
         if known is None:
             return None
         if sequence <= known.owner.sequence and begun_s - known.at_s < known.owner.life_s / 4:
             return known
-        if not remote.cas:  # it is read first: a user may have had another store take the run over
+        if not remote.cas:  # read it first: a user may have had another store take the run over
             return None
         own = replace(known.owner, sequence=max(sequence, known.owner.sequence))
         tag = remote.objects.update(keys.owner(run), own.render(), known.tag)
         return None if tag is None else _OwnerVersion(own, tag, begun_s)
 
     def _begin(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
-        """Own a run that no store owns; None: another store was faster."""
+        """Own a run that has no owner. Return None if another store was faster."""
         begun_s = self.clock()
         there = _greatest(self.context, remote, run)
         raise_order(self.context, there, remote.name)
@@ -104,14 +105,14 @@ class Ownership:
     def _take(
         self, remote: Remote, owner: Owner, listed: ObjectEntry, sequence: int, *, by_name: bool
     ) -> _OwnerVersion | None:
-        """Own a run that this store owns already, or another one does not need any more; None: another was faster."""
+        """Own a run that this store already owns, or whose owner is dead. Return None if another store was faster."""
         begun_s, mine = self.clock(), self._mine(owner.run)
         is_own = owner.store == mine.store
         if not is_own and not by_name:
             self._check_dead(remote, owner, listed)
         epoch = owner.epoch if is_own else owner.epoch + 1
         own = replace(mine, epoch=epoch, sequence=max(sequence, owner.sequence))
-        # Before the run is taken: what is saved from then on is above all that the former owner ever brings.
+        # Before the run is taken over: later saves then get numbers above all that the former owner can push.
         raise_order(self.context, owner.sequence, remote.name)
         key, data = keys.owner(owner.run), own.render()
         tag = remote.objects.update(key, data, listed.tag) if remote.cas else remote.objects.send(key, data)
@@ -129,16 +130,16 @@ class Ownership:
             return
         who = f"the store {there.path} on {there.host} ({there.store})"
         msg = f"{who} mirrors the run {there.run} to {remote.name}, and did so {max(0.0, age_s):.0f} s ago"
-        when = f"{there.life_s:.0f} s after it stopped" if remote.cas else "never by itself at this service"
-        hint = f"this store takes the run over {when}; or now: ckstore remote take-over {remote.name} {there.run}"
-        raise RunIsOwned(msg, hint=f"{hint}; if both trainings go on, give one another run")
+        when = f"{there.life_s:.0f} s after it stopped" if remote.cas else "only on request with this service"
+        hint = f"this store takes the run over {when}, or now by: ckstore remote take-over {remote.name} {there.run}"
+        raise RunIsOwned(msg, hint=f"{hint}; if both trainings continue, save one of them to another run")
 
 
 def learn_order(context: Context, there: Remote) -> None:
-    """Let later saves of a store come after all that a mirror has of its runs.
+    """Make later saves of a store follow all checkpoints that a mirror has of its runs, in commit order.
 
     Raises:
-        RemoteError: The mirror does not answer, or has a number that no later one would count after.
+        RemoteError: The mirror does not answer, or has a sequence number that later saves cannot exceed.
     """
     greatest = 0
     for run in context.layout.runs():
@@ -148,28 +149,31 @@ def learn_order(context: Context, there: Remote) -> None:
 
 
 def raise_order(context: Context, sequence: int, name: str) -> None:
-    """Let every later save of a store have a greater number than one that a mirror has."""
+    """Raise the sequence numbers of later saves of a store above `sequence`, which a mirror has."""
     own = max(setting_of(context.layout, LEAST_SEQUENCE), sequence_limit(context))
     if sequence > own + WIDEST_GAP:
         msg = f"{name} has a checkpoint with the number {sequence} in the order of commits"
-        raise RemoteError(f"{msg}, more than 2^32 beyond all numbers here", hint="which other program writes there?")
+        raise RemoteError(f"{msg}, more than 2^32 beyond all numbers in this store", hint="which program wrote it?")
     if sequence > own:
         edit(context.layout, LEAST_SEQUENCE.name, lambda found: max(found or 0, sequence))
 
 
 def _greatest(context: Context, remote: Remote, run: str) -> int:
-    """Return the greatest number that counts of the checkpoints that a run has at a remote."""
+    """Return the greatest valid sequence number among the checkpoints of a run on a remote."""
     source = ObjectSource(remote.objects, remote.name)
     facts = facts_of(source, source.places(f"{run}/"), context.layout.hash_prefix)
     return greatest_in_order(info.sequence for info in facts.values())
 
 
 def _is_gone(owner: Owner) -> bool:
-    """Whether a store was on this machine, since its last start, and another store or nothing is at its path now."""
+    """Whether a store on this machine no longer exists, although it ran since the last boot.
+
+    Its path is then empty or holds another store.
+    """
     if (owner.host, owner.boot) != (socket.gethostname(), machine.boot_id()):
         return False
     path = Path(owner.path)
     try:
         return dirfd_stat.find(path) is None or read_settings(path).uuid != owner.store
-    except (CkstoreError, OSError):  # it cannot be looked at, such as another user's: it may be alive
+    except (CkstoreError, OSError):  # unreadable, for example because it belongs to another user: it may be alive
         return False

@@ -1,1 +1,1 @@
-"""Removing from a remote: blobs that nothing names, and what dead pushes left. Source: docs/format/remote-v1.md."""
+"""Deleting from a remote: unreferenced blobs, and leftovers of dead pushes. Source: docs/format/remote-v1.md."""

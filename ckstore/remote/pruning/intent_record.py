@@ -29,11 +29,11 @@ _LIFE_S = (60, 86_400)
 
 @dataclass(frozen=True, slots=True)
 class IntentRecord:
-    """An intent that was read.
+    """An intent that was read from the remote.
 
     Attributes:
-        listed: The version that was listed; what was read is that, or a later one.
-        members: All of them, also those that are not known here.
+        listed: The listed version. The content is of that version or a later one.
+        members: All members of the document, including unknown ones.
     """
 
     listed: ObjectEntry
@@ -46,7 +46,7 @@ class IntentRecord:
 
     @property
     def blobs(self) -> tuple[str, ...]:
-        """The digests that the push needs."""
+        """The digests of the blobs that the push needs."""
         return tuple(self.members["blobs"])
 
     @property
@@ -56,7 +56,7 @@ class IntentRecord:
 
     @property
     def life_s(self) -> float:
-        """After so long without a renewal it is stale."""
+        """The seconds without a renewal after which the intent is stale."""
         return float(self.members["life_s"])
 
     def render(self) -> bytes:
@@ -70,10 +70,10 @@ def is_intent(key: str) -> bool:
 
 
 def read_intent(objects: Objects, listed: ObjectEntry) -> IntentRecord | None:
-    """Return an intent; None if it is gone.
+    """Return an intent, or None if it no longer exists.
 
     Raises:
-        CkstoreError: It cannot be read, so what it needs is unknown.
+        CkstoreError: It cannot be read, so the blobs that it needs are unknown.
     """
     data = objects.get(listed.key, _MAX_BYTES)
     if data is None:
@@ -98,18 +98,18 @@ def _parse(data: bytes, where: str) -> IntentRecord:
 
 
 def void(objects: Objects, record: IntentRecord) -> bool:
-    """Take a stale intent away from its push, if it is still as it was listed; False: the push lives."""
+    """Void a stale intent if it is still the version that was listed. Return False if its push is alive."""
     gone = replace(record, members={**record.members, "state": "void"})
     return objects.update(record.listed.key, gone.render(), record.listed.tag) is not None
 
 
 def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
-    """Do the last steps of a push that had all its blobs there; whether a manifest was still missing.
+    """Publish the missing manifests of a push that had sent all its blobs; return whether any was missing.
 
     Raises:
-        RemoteError: A manifest in it is not that of its place.
+        RemoteError: A manifest in the intent does not belong to its checkpoint.
     """
-    # All are looked at before one is written: of an intent that is wrong nothing is believed.
+    # All are checked before one is written: an intent with an error is not applied at all.
     follow = [_following(objects, one, record.listed.key, hash_prefix) for one in record.members["checkpoints"]]
     missing = [
         (place, data)
@@ -123,10 +123,10 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
 
 
 def _following(objects: Objects, members: dict[str, Any], where: str, hash_prefix: str) -> tuple[Place, bytes]:
-    """Return the place of a checkpoint whose manifest follows, and that."""
+    """Return the location of a checkpoint whose manifest is still to be written, and the manifest."""
     run, step, manifest_id, manifest = (members.get(name) for name in ("run", "step", "id", "manifest"))
     if not isinstance(manifest, str) or not manifest.isascii() or not isinstance(run, str) or not is_run(run):
-        raise RemoteError(f"{where} says that its manifest follows, and has none that can be written")
+        raise RemoteError(f"{where} is being committed, but contains no valid manifest")
     data = manifest.encode("ascii")
     wanted = None
     if isinstance(step, int) and isinstance(manifest_id, str) and is_digest(manifest_id):
@@ -135,7 +135,7 @@ def _following(objects: Objects, members: dict[str, Any], where: str, hash_prefi
     def plain() -> bytes:
         found = None if wanted is None else objects.get(wanted.plain, MANIFEST_MAX_BYTES)
         if found is None:
-            raise RemoteError(f"{where} says that an encoded checkpoint follows, and its manifest is missing")
+            raise RemoteError(f"{where} commits an encoded checkpoint, but its plain manifest is missing")
         return found
 
     try:
@@ -144,5 +144,5 @@ def _following(objects: Objects, members: dict[str, Any], where: str, hash_prefi
         raise RemoteError(error.message, hint=error.hint) from error
     place = Place(info.run, info.step, info.id)
     if place != wanted:
-        raise RemoteError(f"{where} says {run}@{step}, and its manifest says {info.name}")
+        raise RemoteError(f"{where} names {run}@{step}, but its manifest names {info.name}")
     return place, data

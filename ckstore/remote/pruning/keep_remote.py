@@ -1,9 +1,9 @@
-"""Which checkpoints the mirror keeps: `keep_remote`, for the runs that this store has.
+"""The policy `keep_remote`: which checkpoints of this store's runs the mirror keeps.
 
-What goes is dropped here first where the store only lists it, and then there: a checkpoint without bytes anywhere must
-not stay listed. What the store has whole stays whole, whatever becomes of it at the mirror.
+A checkpoint that this store only lists is dropped locally before it is deleted on the mirror: a checkpoint whose bytes
+do not exist must not stay listed. Checkpoints with local bytes stay complete, whatever happens on the mirror.
 
-``tests/protocol/two_stores.py`` is a model of this, with another store that mirrors the same run.
+``tests/protocol/two_stores.py`` models this together with another store that mirrors the same run.
 """
 
 from __future__ import annotations
@@ -49,38 +49,39 @@ from ckstore.remote.source import ObjectSource, read_manifest
 
 @dataclass
 class KeepRemote:
-    """Applies a policy at a mirror.
+    """Applies a policy to a mirror.
 
     Attributes:
         context: The store.
         remote: Its mirror.
-        policy: Which checkpoints stay there.
-        known: Facts of checkpoints there that the store does not list; a process that mirrors reads each once.
+        policy: Which checkpoints the mirror keeps.
+        known: Facts about checkpoints on the mirror that the store does not list. A mirroring process reads each once.
     """
 
     context: Context
     remote: Remote
     policy: RetentionPolicy
     known: dict[Place, Candidate] = field(default_factory=dict)
-    # Ids of checkpoints there whose step another one has by now, and that one.
+    # Ids of checkpoints on the mirror whose step has a newer checkpoint, and the location of that one.
     _replaced: dict[str, Place] = field(default_factory=dict, init=False)
     _notes: list[str] = field(default_factory=list, init=False)
 
     def plan(self) -> RetentionPlan:
-        """Say which checkpoints of the mirror stay, and why.
+        """Return which checkpoints the mirror keeps, and why.
 
         Raises:
-            CkstoreError: A tag, a pin or a manifest there cannot be read: then nothing can be said.
+            CkstoreError: A tag, a pin or a manifest on the mirror cannot be read, so the plan is unknown.
         """
         here = {info.id: info for info in infos(self.context, superseded=True)}
         self._notes.clear()
         source = ObjectSource(self.remote.objects, self.remote.name)
-        # Listed before the owners are read: a store that takes a run over pushes only after that, so where one of its
-        # checkpoints is listed, it is seen to own the run.
+        # Listed before the owners are read. A store that takes a run over pushes only after that, so if one of its
+        # checkpoints is listed, it is also the recorded owner.
         listed = source.places()
         runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}
         places = [place for place in listed if place.run in runs]
-        # Checkpoints that are not pushed yet do not count: the policy would remove older ones in their favour.
+        # Checkpoints that are not pushed yet do not count: otherwise the policy would delete older ones in their
+        # favour.
         pushed = {place.id for place in places}
         stays = dict(self._stays_for_here([info for info in here.values() if info.id in pushed]))
         meant, replaced = self._candidates(source, places, here, stays)
@@ -89,7 +90,7 @@ class KeepRemote:
         return replace(made, entries=tuple(by_order), notes=(*made.notes, *self._notes))
 
     def apply(self) -> RetentionReport:
-        """Remove at the mirror what the policy does not keep there."""
+        """Delete from the mirror the checkpoints that the policy does not keep."""
         self.context.check_writable()
         made = self.plan()
         skipped: list[Skipped] = []
@@ -106,21 +107,21 @@ class KeepRemote:
         dropped = self._remove(self.remote, going, skipped)
         reasons = {entry.info.id: "; ".join(entry.reasons) for entry in going}
         for info in dropped:
-            why = f"at {self.remote.name} by keep_remote: {reasons[info.id]}"
+            why = f"deleted from {self.remote.name} by keep_remote: {reasons[info.id]}"
             note(self.context, "pruned", info.key.run_step, id=info.id, why=why)
         return RetentionReport(made, tuple(dropped), tuple(skipped))
 
     def _remove(self, remote: Remote, going: list[PlanEntry], skipped: list[Skipped]) -> list[CheckpointInfo]:
-        """Remove checkpoints at object storage on which no store relies; return those that went."""
-        # Claims of this store for what it has just forgotten end here.
+        """Delete checkpoints on which no store relies from object storage; return the deleted ones."""
+        # This also ends this store's claims on checkpoints that it has just dropped.
         claimed = who_claims(self.context, remote, end_claims(self.context, remote)) if going else {}
         chosen: dict[Place, CheckpointInfo] = {}
-        # Those that were replaced first, while what has their step is there.
+        # Replaced ones first, while the checkpoint that has their step is still there.
         for entry in sorted(going, key=lambda entry: entry.info.id not in self._replaced):
             place, newer = place_of(entry.info), self._replaced.get(entry.info.id)
             why = claimed.get(place, "")
             if not why and newer is not None and not _is_there(remote, newer):
-                why = f"the checkpoint that has its step was removed meanwhile: {newer.id}"
+                why = f"the newer checkpoint of its step was deleted meanwhile: {newer.id}"
             if why:
                 skipped.append(Skipped(entry.info, why))
             else:
@@ -131,31 +132,31 @@ class KeepRemote:
         return [info for place, info in chosen.items() if place not in stay]
 
     def _stays_for_here(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
-        """Give the ids of checkpoints of this store that stay there because of what it says of them, and why."""
+        """Yield the ids of checkpoints that the mirror keeps because of local facts, and the reasons."""
         pins = pins_by_id(self.context, datetime.now(UTC))
-        # Also by the order here: what an earlier life of the run left there may have greater numbers.
+        # The policy is also applied to the local order: an earlier use of the run may have left greater numbers there.
         current = [Candidate(info) for info in listed if not info.superseded]
         wanted = {entry.info.id for entry in plan(self.policy, current, datetime.now(UTC)).kept}
         newest = {info.run: info for info in sorted(listed, key=lambda info: info.order)}
         for info in listed:
-            # A tag or a pin may have been made here after the push.
+            # A tag or a pin may have been added locally after the push.
             if info.tags:
-                yield info.id, f"it has the tag {info.tags[0]} here"
+                yield info.id, f"it has the tag {info.tags[0]} in this store"
             elif info.id in pins:
-                yield info.id, f"it is pinned here: {pins[info.id][0]}"
+                yield info.id, f"it is pinned in this store: {pins[info.id][0]}"
             elif newest[info.run] is info:
-                yield info.id, f"it is the newest checkpoint of this store there, of the run {info.run}"
+                yield info.id, f"it is the newest checkpoint of the run {info.run} that this store pushed"
             elif info.id in wanted:
                 yield info.id, "keep_remote keeps it among the checkpoints of this store"
 
     def _candidates(
         self, source: ObjectSource, places: list[Place], here: dict[str, CheckpointInfo], stays: dict[str, str]
     ) -> tuple[list[Candidate], list[PlanEntry]]:
-        """Return the checkpoint that is meant by each step there, and what becomes of the others at these steps."""
+        """Return the newest checkpoint of each step on the mirror, and plan entries for the others at these steps."""
         remote = self.remote
         self._learn(source, [place for place in places if place.id not in here and place not in self.known])
         tags: dict[str, list[str]] = {}
-        # Nothing goes while one of them cannot be read: it may be the one that protects a checkpoint.
+        # While a tag or pin cannot be read, nothing is deleted: it may protect a checkpoint.
         for name, tag in read_tags(remote.objects, strict=True).items():
             tags.setdefault(tag.id, []).append(name)
         now = datetime.now(UTC)
@@ -170,7 +171,7 @@ class KeepRemote:
         for place in places:
             info = here.get(place.id)
             candidate = self.known.get(place) if info is None else Candidate(info)
-            if candidate is None:  # it was removed there meanwhile
+            if candidate is None:  # it was deleted from the mirror meanwhile
                 continue
             if self.policy.budget is not None and not candidate.blobs:
                 candidate = replace(candidate, blobs=self._blobs(source, place))
@@ -183,7 +184,7 @@ class KeepRemote:
             found.setdefault(place.run_step, []).append(candidate)
         meant, replaced = [], []
         for several in found.values():
-            # Of several ids at one step the newest is meant.
+            # The newest of several checkpoints at a step is current.
             *older, newest = sorted(several, key=lambda candidate: candidate.info.order)
             meant.append(newest)
             self._replaced.update((candidate.info.id, place_of(newest.info)) for candidate in older)
@@ -192,13 +193,13 @@ class KeepRemote:
         return meant, replaced
 
     def _judges(self, remote: Remote, run: str) -> bool:
-        """Whether the policy of this store counts for a run: no other store mirrors it."""
+        """Whether this store's policy applies to a run: no other store mirrors the run."""
         found = read_owner(remote.objects, run)
         if found is None or found[0].store == self.context.settings.uuid:
             return True
         owner = found[0]
         self._notes.append(
-            f"the run {run} is mirrored by the store {owner.path} on {owner.host}, and judged there alone"
+            f"the run {run} is mirrored by the store {owner.path} on {owner.host}, whose policy applies to it"
         )
         return False
 
@@ -215,7 +216,7 @@ class KeepRemote:
         return {} if found is None else {blob.digest: blob.nbytes for blob in found[0].blobs}
 
     def _forget_here(self, info: CheckpointInfo | None, entry: PlanEntry, uuid: str) -> str:
-        """Drop a checkpoint here if its bytes are at this mirror alone; return why it must stay there, or nothing."""
+        """Drop a checkpoint locally if only this mirror has its bytes. Return why the mirror must keep it, or ""."""
         if info is None or not info.elsewhere:
             return ""
         context = self.context
@@ -225,14 +226,14 @@ class KeepRemote:
                 if not _is_only_at(uuid, manifest, directory.lock):
                     return ""
             make_kept_durable(context, info.run)
-            why = f"it is only at {self.remote.name}, and goes there by keep_remote: {'; '.join(entry.reasons)}"
+            why = f"its bytes are only on {self.remote.name}, where keep_remote deletes it: {'; '.join(entry.reasons)}"
             dropped = drop(context, info, why, last=partial(_check_only_at, uuid, manifest))
         except InUse as error:
             return error.message
-        except (FileNotFoundError, NoSuchRef):  # it is gone here
+        except (FileNotFoundError, NoSuchRef):  # it was deleted locally
             return ""
-        except (CkstoreError, OSError) as error:  # one that cannot be dropped must not keep the others
-            return f"it could not be dropped here: {why_of(error)}"
+        except (CkstoreError, OSError) as error:  # one that cannot be dropped must not hold up the others
+            return f"it could not be dropped from this store: {why_of(error)}"
         reclaim.free_unused(context, dropped.digests)
         return ""
 
@@ -246,7 +247,7 @@ def _check_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> 
 def _is_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> bool:
     """Whether a locked checkpoint lacks bytes in this store that only the remote with this UUID has."""
     document = read_remote_only(lock.fd)
-    # An eviction that was killed before it moved the blobs has written the document, and the blobs are complete.
+    # An eviction that was killed before it moved the blobs has written the document, but all blobs are still local.
     is_lacking = bool(judge_blobs(lock.inside, lock.fd, manifest).elsewhere)
     return is_lacking and document is not None and all(holder.uuid == uuid for holder in document.remotes)
 
@@ -256,13 +257,13 @@ def _spared(entry: PlanEntry, why: str) -> PlanEntry:
 
 
 def _of_replaced(candidate: Candidate, newest: Candidate, *, is_here: bool) -> PlanEntry:
-    """Say what becomes of a checkpoint whose step another one has by now."""
+    """Return the plan entry of a checkpoint whose step has a newer one."""
     kept = [f"it has the tag {tag}" for tag in candidate.tags]
     kept += [f"it is pinned: {pin}" for pin in candidate.pins]
     kept += [candidate.wanted_by] if candidate.wanted_by else []
-    # This store has not taken the newer one, as where two trainings share a run by mistake.
-    kept += ["it is what this store has at its step"] if is_here else []
-    reasons = tuple(kept) or (f"its step was saved again: {newest.info.id} is meant by it",)
+    # This store does not have the newer one, for example if two trainings share a run by mistake.
+    kept += ["this store has it as the newest of its step"] if is_here else []
+    reasons = tuple(kept) or (f"its step was saved again: it now names {newest.info.id}",)
     return PlanEntry(candidate.info, bool(kept), reasons, protected=bool(kept))
 
 
@@ -271,10 +272,10 @@ def _is_there(remote: Remote, place: Place) -> bool:
 
 
 def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim], dict[Place, str]]:
-    """Remove checkpoints from a remote; their blobs stay until a prune finds that nothing names them.
+    """Delete checkpoints from a remote. Their blobs remain until a prune finds them unreferenced.
 
     Returns:
-        The claims on those that stay, since a store relies on them by now; and why others could not be removed.
+        The claims that protect some of them, since stores rely on those; and why others could not be deleted.
     """
     failed: dict[Place, str] = {}
 
@@ -282,13 +283,13 @@ def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim]
         for place in of:
             try:
                 remove(place)
-            except OF_ALL:  # nor would the next one be removed
+            except OF_ALL:  # the next one could not be deleted either
                 raise
             except RemoteError as error:
                 failed[place] = error.message
 
-    # The mark first: a client that has this checkpoint sees that it was removed, and does not push it again; one that
-    # lets go of its bytes looks for it after it wrote its claim.
+    # The deletion mark is written first. A client that has this checkpoint then sees the mark and does not push it
+    # again, and an eviction looks for the mark after it wrote its claim.
     each(places, lambda place: remote.objects.send(place.dropped, b"{}"))
     claims = [claim for claim in claims_at(remote.objects) if claim.place in places] if places else []
     each({*places} - {claim.place for claim in claims} - failed.keys(), partial(remove_documents, remote.objects))

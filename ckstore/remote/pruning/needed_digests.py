@@ -1,4 +1,4 @@
-"""What a remote needs: every digest that a checkpoint or a push names. Intents first, manifests after them."""
+"""The blobs that a remote needs: all that a checkpoint, a push or a claim references."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ckstore.remote.source import ObjectSource, read_manifest
 
 @dataclass(slots=True)
 class RemoteSurvey:
-    """Looks at a remote for one pruner, again and again; manifests are read once, since they never change.
+    """Finds the referenced blobs of a remote for one pruner, repeatedly. Manifests never change, and are read once.
 
     Attributes:
-        remote: Where.
-        hash_prefix: Of its digests.
-        now: By the server's clock.
-        grace_s: How long a push that stopped is left alone.
-        changes: Whether intents of dead pushes are voided, finished and removed; else they count as alive.
-        voided, finished: Intents of which that was done.
+        remote: The remote.
+        hash_prefix: The prefix of its digests.
+        now: The time by the server's clock.
+        grace_s: How long leftovers of a dead push are kept.
+        changes: Whether intents of dead pushes may be voided, finished and deleted. Otherwise they count as alive.
+        voided, finished: Keys of the intents that were voided and finished.
     """
 
     remote: Remote
@@ -35,16 +35,17 @@ class RemoteSurvey:
     voided: set[str] = field(default_factory=set)
     finished: set[str] = field(default_factory=set)
     _blobs_of: dict[Place, tuple[str, ...]] = field(default_factory=dict)
-    # Checkpoints whose removal ended behind its mark, as they were listed last.
+    # Checkpoints whose deletion stopped after its mark was written, from the last listing.
     _half_removed: list[Place] = field(default_factory=list)
 
     def named(self) -> set[str]:
-        """Return every digest that is needed.
+        """Return the digests of all referenced blobs.
 
         Raises:
-            CkstoreError: Something that names blobs cannot be read; a pruner must stop.
+            CkstoreError: An object that references blobs cannot be read, so a pruner must stop.
         """
-        # A push writes its manifest before it removes its intent: in this order one of the two is seen.
+        # Intents are read before manifests: a push writes its manifest before it deletes its intent, so one of them is
+        # found.
         found: set[str] = set()
         for record in self._intents():
             found.update(record.blobs)
@@ -54,7 +55,7 @@ class RemoteSurvey:
         for_each(lambda place: self._read(source, place), unread, threads=THREADS)
         for place in places:
             found.update(self._blobs_of.get(place, ()))
-        # A removal that slept may have hit a checkpoint that a push brought back, and on which a store relies.
+        # A suspended deletion may have hit a checkpoint that was pushed again and on which a store relies.
         there = {*places}
         for claim in claims_at(self.remote.objects):
             said = None if claim.place in there else read_claim(self.remote.objects, claim)
@@ -62,9 +63,9 @@ class RemoteSurvey:
         return found
 
     def finish_removals(self) -> None:
-        """Remove what is left of checkpoints whose removal was cut off; those that are pushed again stay."""
-        # Intents after that listing, and the mark after the intents: a push has its intent until it is whole, and takes
-        # the mark away before that. Claims after the mark, as every removal does.
+        """Delete the leftovers of checkpoints whose deletion was interrupted, except of those that are pushed again."""
+        # Order: that listing, then intents, marks and claims. A push keeps its intent until its checkpoint is complete,
+        # and deletes the mark before that. Claims are read after the mark, as every deletion does.
         objects = self.remote.objects
         records = self._records() if self._half_removed else []
         pushed = [place for record in records for place in record.places]
@@ -75,7 +76,10 @@ class RemoteSurvey:
                 remove_documents(objects, place)
 
     def end_intents(self) -> list[IntentRecord]:
-        """Finish or remove every intent of a dead push, where nothing else writes; return those that are not stale."""
+        """Finish or delete all intents of dead pushes, if nothing else writes; return intents that are not stale.
+
+        If there is one that is not stale, nothing is changed.
+        """
         live = [record for record in self._records() if record.state == "uploading" and not self._is_stale(record)]
         for record in [] if live else self._records():
             if record.state != "committing":
@@ -96,7 +100,7 @@ class RemoteSurvey:
         return [record for record in records if record is not None]
 
     def _intents(self) -> list[IntentRecord]:
-        """Return the intents that count, after what is to be done with those of dead pushes."""
+        """Return the intents that count, after those of dead pushes have been handled."""
         return [record for record in self._records() if not self._is_dead(record)]
 
     def _is_dead(self, record: IntentRecord) -> bool:
@@ -111,7 +115,7 @@ class RemoteSurvey:
         if record.state == "committing":
             if old and finish(objects, record, self.hash_prefix):
                 self.finished.add(key)
-            return False  # its blobs count in this look; its manifest names them in the next
+            return False  # its blobs count in this survey; its manifest references them in the next one
         if self._is_stale(record) and void(objects, record):
             self.voided.add(key)
             return True
@@ -125,6 +129,6 @@ class RemoteSurvey:
 
 
 def remove_documents(objects: Objects, place: Place) -> None:
-    """Remove the documents of a checkpoint that has the mark that it was removed."""
-    objects.delete([place.manifest])  # first: a reader that finds it finds the others, too
+    """Delete the documents of a checkpoint that has a deletion mark."""
+    objects.delete([place.manifest])  # first: a reader that finds the manifest also finds the other documents
     objects.delete([place.plain, place.annotations])

@@ -1,7 +1,7 @@
-"""Removes from a remote what nothing names: condemned first, removed after a grace. Source: docs/format/remote-v1.md.
+"""Garbage-collects a remote: unreferenced blobs are marked, then deleted after a grace period.
 
-``tests/protocol/remote.py`` is the model of this: what is read before what, and which swap is on which version, is
-what keeps blobs that a push relies on.
+``tests/protocol/remote.py`` models this. The order of the reads, and the version on which each swap depends, protect
+the blobs that a push relies on. Source: docs/format/remote-v1.md.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from ckstore.remote.objects import ObjectEntry, Remote
 from ckstore.remote.pruning.needed_digests import RemoteSurvey
 
 GRACE_S = 86_400.0
-# Longer than a request lives at any service, so that a usual call needs no second look at what it condemned itself.
+# Longer than a request can be under way at any service, so that a call rarely has to check blobs that it marked itself.
 LEAST_GRACE_S = 60.0
-# What one request removes, and so the names that are burnt where its answer is lost.
+# Names deleted by one request. If its response is lost, these names are retired.
 REQUEST_NAMES = 1000
 _PROBES_S = 86_400.0
 
@@ -44,23 +44,23 @@ _PROBES_S = 86_400.0
 def prune(
     remote: Remote, algorithm: Algorithm, *, grace_s: float, dry_run: bool = False, exclusive: bool = False
 ) -> RemotePruneReport:
-    """Remove the blobs of a remote that no checkpoint and no push names.
+    """Delete the blobs of a remote that no checkpoint and no push references.
 
     Args:
-        remote: Which.
-        algorithm: Of its digests.
-        grace_s: How long what nothing names stays, by the server's clock.
-        dry_run: Change nothing; say what would be removed.
-        exclusive: The caller vouches that nothing else writes to the remote.
+        remote: The remote to prune.
+        algorithm: The hash algorithm of its digests.
+        grace_s: The grace period of unreferenced blobs, by the server's clock.
+        dry_run: Change nothing, and report what would be deleted.
+        exclusive: The caller guarantees that no other process writes to the remote.
 
     Raises:
-        RemoteError: The service does not compare before it writes, and the remote is not the caller's alone.
-        InUse: It is said to be the caller's alone, and a push is under way.
-        CkstoreError: Something that names blobs cannot be read; nothing more is removed.
+        RemoteError: The service does not support compare-and-swap, and `exclusive` is False.
+        InUse: `exclusive` is True, but a push is under way.
+        CkstoreError: An object that references blobs cannot be read. Nothing further is deleted.
     """
     read_info(remote.objects, remote.name)
     if not remote.cas and not exclusive:
-        msg = f"{remote.name} changes an object whatever version is there, so a prune cannot work beside pushes"
+        msg = f"{remote.name} does not support compare-and-swap, so a prune cannot run at the same time as pushes"
         raise RemoteError(
             msg,
             hint="when no other process uses the remote: exclusive=True",
@@ -87,13 +87,13 @@ class _Prune:
     remote: Remote
     survey: RemoteSurvey
     report: RemotePruneReport
-    _blobs: dict[str, ObjectEntry] = field(default_factory=dict)  # by their names, without those that it removed
-    _own: set[str] = field(default_factory=set)  # ids of the batches that it began
+    _blobs: dict[str, ObjectEntry] = field(default_factory=dict)  # by name, without deleted ones
+    _own: set[str] = field(default_factory=set)  # ids of the batches of this call
     _begun_s: float = field(default_factory=time.monotonic)
-    _sent: tuple[str, ...] = ()  # names whose removal was sent and is not acknowledged
+    _sent: tuple[str, ...] = ()  # names whose deletion was requested and not yet acknowledged
 
     def look(self) -> None:
-        """Say what a prune would do."""
+        """Report what a prune would do."""
         said, _ = read_versioned(self.remote.objects)
         named = self.survey.named()
         self._list_blobs()
@@ -102,24 +102,24 @@ class _Prune:
         self._count_kept(self._next(said, named, (), fresh), fresh)
 
     def beside_pushes(self) -> None:
-        """Condemn, and remove what was condemned before, batch by batch."""
+        """Mark blobs, and delete those whose grace period has passed, batch by batch."""
         try:
             self._rounds()
         except CkstoreError:
-            # Best effort: a later prune burns every name of a batch that stays in the object.
+            # Best effort: a later prune retires all names of a batch that remains in the object.
             with suppress(CkstoreError):
                 self._end_batches()
             raise
 
     def _rounds(self) -> None:
-        lost_count = 0  # swaps that other clients were faster at; each one that succeeds leaves less to do
+        lost_count = 0  # failed swaps; each swap of another client leaves less to do
         while lost_count < TRIES:
-            # The version before the lists: a push that takes a blob back after them changes it, and the swap fails.
+            # The version is read before the lists: if a push unmarks a blob after them, the swap fails.
             said, version = read_versioned(self.remote.objects)
             named = self.survey.named()
             if not self._blobs:
-                # Once a call, since it has a page for each thousand blobs. An old listing may have blobs that are gone
-                # or were written again, and condemning such a one removes nothing.
+                # Once per call, since it takes a request per thousand blobs. An old listing may contain blobs that were
+                # deleted or written again; marking such a blob deletes nothing.
                 self._list_blobs()
             ripe, fresh, stale = self._judged(said, named)
             self._remove_keys(stale)
@@ -127,27 +127,29 @@ class _Prune:
             if done is None:
                 lost_count += 1
                 time.sleep(PAUSE_S)
-            # Without a grace what was condemned just now is ripe; it needs intents and manifests that are read later.
+            # Without a grace period, newly marked blobs are due at once, but only after intents and manifests are read
+            # again.
             elif not self._is_past(self.survey.now) or done.condemned.keys().isdisjoint(fresh):
                 self.survey.finish_removals()
                 self._count_kept(done, fresh)
                 return
         msg = f"{keys.CONDEMNED} at {self.remote.name} was changed by other clients {TRIES} times"
-        raise RemoteUnavailable(msg, hint="prune again later; what was removed stays removed")
+        raise RemoteUnavailable(msg, hint="prune again later; the blobs deleted so far remain deleted")
 
     def _carry_out(
         self, said: CondemnedNames, version: str | None, named: set[str], ripe: list[str], fresh: list[str]
     ) -> CondemnedNames | None:
-        """Remove what is ripe in batches, then condemn; return what the remote says, None if another client changed it.
+        """Delete the due blobs in batches, then mark others, all by the same lists.
 
-        All of it goes by the same lists.
+        Returns:
+            The new content of the object, or None if another client changed it.
         """
         for start in range(0, len(ripe) + BATCH_NAMES, BATCH_NAMES):
             batch = tuple(ripe[start : start + BATCH_NAMES])
             new = self._next(said, named, batch, fresh)
             if new != said:
-                # On the version that was read before the lists, or that this call wrote last: before any other one a
-                # push may have taken a blob out that the lists do not name.
+                # Replaces the version that was read before the lists, or the last one of this call. With any other
+                # version, a push may have unmarked a blob that the lists do not reference.
                 version = swap(self.remote.objects, new, version)
                 if version is None:
                     return None
@@ -156,7 +158,7 @@ class _Prune:
         return said
 
     def alone(self) -> None:
-        """Remove what nothing names, where the caller vouched that nothing else writes.
+        """Delete unreferenced blobs. The caller guarantees that no other process writes.
 
         Raises:
             InUse: A push is under way.
@@ -174,7 +176,7 @@ class _Prune:
         self._count_kept(CondemnedNames(), [])
 
     def tidy(self) -> None:
-        """Remove what probes left."""
+        """Delete leftovers of probes."""
         listed = self.remote.objects.list(keys.PROBE)
         old_s = max(_PROBES_S, self.survey.grace_s)
         old = [one.key for one in listed if self.survey.now - one.modified > timedelta(seconds=old_s)]
@@ -186,7 +188,7 @@ class _Prune:
         self._blobs = {str(name): one for one in listed if (name := keys.blob_in(one.key)) is not None}
 
     def _judged(self, said: CondemnedNames, named: set[str]) -> tuple[list[str], list[str], list[str]]:
-        """Return the names to remove, those to condemn, and those that do not count."""
+        """Return the names to delete, the names to mark, and retired names that still have a blob."""
         ripe, fresh, stale = [], [], []
         going = said.going()
         for name, one in sorted(self._blobs.items()):
@@ -202,7 +204,7 @@ class _Prune:
         return ripe, fresh, stale
 
     def _next(self, said: CondemnedNames, named: set[str], batch: tuple[str, ...], fresh: list[str]) -> CondemnedNames:
-        """Return what is to be said next: with this batch, or with what is condemned now where there is none."""
+        """Return the next content of the object: with this batch, or with newly marked names if the batch is empty."""
         leaving = {*batch}
         condemned = {
             name: since
@@ -211,10 +213,10 @@ class _Prune:
         }
         new = CondemnedNames(condemned, dict(said.deleting), dict(said.retired_names))
         for own in self._own:
-            new.deleting.pop(own, None)  # all its removals were acknowledged
+            new.deleting.pop(own, None)  # all its deletions were acknowledged
         for other, dead in [*new.deleting.items()]:
             if self._is_past(time_of_text(dead.since)):
-                # Its pruner may only sleep: a removal that it sends later must hit nothing that counts.
+                # Its pruner may only be suspended: a late deletion must hit no current name.
                 new.burn(dead.names)
                 del new.deleting[other]
         going_count = len(new.going())
@@ -224,14 +226,14 @@ class _Prune:
             return new
         if len(new.retired_names) + going_count + len(batch) > MOST_BURNT:
             msg = (
-                f"{keys.CONDEMNED} at {self.remote.name} has {len(new.retired_names):,} names "
-                "that must not be used again, and "
-                f"{going_count + len(batch):,} more could follow; it takes {MOST_BURNT:,}, so nothing more was removed"
+                f"{keys.CONDEMNED} at {self.remote.name} has {len(new.retired_names):,} retired names, "
+                "and "
+                f"{going_count + len(batch):,} more could follow; its limit is {MOST_BURNT:,}, so pruning stopped"
             )
-            raise RemoteError(msg, hint="push the checkpoints to another prefix, and remove this one")
+            raise RemoteError(msg, hint="push the checkpoints to another prefix, and delete this one")
         batch_id = uuid.uuid4().hex
         self._own.add(batch_id)
-        # The time of the batch, not of the call: another pruner takes it for dead a grace later.
+        # The time of the batch, not of the call: another pruner considers the batch dead after a grace period.
         since = self.survey.now + timedelta(seconds=time.monotonic() - self._begun_s)
         new.deleting[batch_id] = Batch(batch, text_of_time(since))
         return new
@@ -244,19 +246,19 @@ class _Prune:
         self._sent = ()
 
     def _end_batches(self) -> None:
-        """Take the batches of this call out after an error."""
+        """Remove the batches of this call from the object, after an error."""
         for _ in range(TRIES):
             said, version = read_versioned(self.remote.objects)
             if not [said.deleting.pop(own) for own in self._own if own in said.deleting]:
-                return  # none is left, or another pruner took this one for dead, and burnt its names
-            # Of the others each removal was acknowledged, or was not sent.
+                return  # none is left, or another pruner considered this one dead and retired its names
+            # Each other deletion was acknowledged or never sent.
             said.burn(self._sent)
             if swap(self.remote.objects, said, version) is not None:
                 return
             time.sleep(PAUSE_S)
 
     def _remove_keys(self, names: list[str]) -> None:
-        """Remove names that are never written again, or of a remote that is the caller's alone."""
+        """Delete names that are never written again, or any names if no other process writes."""
         if names:
             self.remote.objects.delete([keys.blob(name) for name in names])
             self._count_removed(names)
