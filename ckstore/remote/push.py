@@ -499,7 +499,7 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memory
 def _checked(directory: CheckpointDirectory, blob: BlobRecord, data: memoryview) -> memoryview:
     found = algorithm_of(blob.digest).digest(data)
     if found != blob.digest:
-        msg = f"{directory.path}: blob {blob.digest} is damaged: its bytes have the digest {found}. It was not sent"
+        msg = f"{directory.path}: blob {blob.digest} is damaged and was not sent. The digest of its bytes is {found}"
         raise DamagedBlob(
             msg,
             hint="repair the store: blobs with an intact copy are healed",

@@ -1,4 +1,4 @@
-"""Which place a caller means by the name of a remote; a live store in a directory is read, and never pushed to."""
+"""Resolves the names of remotes. A store in a directory can be read as a remote, and is never pushed to."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from ckstore.remote.source import ObjectSource, Source
 class OtherStore:
     """A store in another directory."""
 
-    name: str  # what users call it
-    context: Context  # it, open
+    name: str  # as users write it
+    context: Context  # the open store
 
 
 RemoteLike = str | os.PathLike[str]
-"""Name of a remote, or the directory of another store, from which checkpoints are only read."""
+"""Name of a remote, or the directory of another store, which is only read."""
 
 
 def open_source(context: Context, remote: RemoteLike | None) -> Remote | OtherStore:
-    """Return the remote or store that a caller names, for reading. If None, it is the only remote of the store.
+    """Return the remote or store that a caller names, for reading. If None, the only remote of the store.
 
     Raises:
-        RemoteError: There is none of that name.
-        BadInput: It is this store itself.
+        RemoteError: No remote has that name.
+        BadInput: The name is that of this store itself.
     """
     name = _name_of(context, remote)
     if isinstance(name, Path):
@@ -56,11 +56,11 @@ def open_source(context: Context, remote: RemoteLike | None) -> Remote | OtherSt
 
 
 def named_remote(context: Context, remote: RemoteLike | None, *, writing: bool = True) -> Remote:
-    """Return the remote that a caller names, for acts that a store does not take, such as a push.
+    """Return the remote that a caller names, for calls that need a remote and not a store, such as a push.
 
     Raises:
-        RemoteError: There is none of that name.
-        BadInput: It is a store.
+        RemoteError: No remote has that name.
+        BadInput: The name is that of a store.
     """
     name = _name_of(context, remote)
     if isinstance(name, Path):
@@ -72,33 +72,33 @@ def _name_of(context: Context, remote: RemoteLike | None) -> str | Path:
     """Return the name of a remote, or the directory of a store."""
     if remote is None or (isinstance(remote, str) and os.sep not in remote):
         return remote or ""
-    # A URL is not looked for as a directory of that name.
+    # A URL is not taken for a directory of that name.
     target = parse_target(remote)
     there = [one.name for one in entries(context.layout).values() if one.target == target]
     if there:
         return there[0]
     if target.kind == "directory" and is_store(target.path):
-        # By its absolute path: what is read because of it is looked for there from anywhere.
+        # As an absolute path: later reads may start in another working directory.
         return resolved(target.path)
     msg = f"the store {context.layout.path} has no remote at {target}"
     raise NoSuchRemote(msg, hint=f"ckstore remote add NAME {target.address}")
 
 
 def open_remote(context: Context, name: str, *, writing: bool = False) -> Remote:
-    """Return the remote that the settings of the store have under a name; "": the only one."""
+    """Return the remote that the settings have under a name; "" is the only one."""
     entry = entry_named(context.layout, name)
     if entry.target.kind == "store":
         raise _is_store(entry.name, entry.target.path)
     if writing:
         check_takes_pushes(entry)
-    # Entered by a probe; a service that was never tried is taken to compare nothing.
+    # From a probe. A service that was never probed is treated as one without compare-and-swap.
     seen = entry.abilities or Abilities(cas="no", checks_bodies=None)
     objects = open_objects(entry.target, entry.abilities)
     return Remote(entry.name, objects, seen.cas != "no", seen.checks_bodies is True, entry.uuid)
 
 
 def refuse_store(target: Target) -> None:
-    """Raise if a directory that is to take checkpoints is that of a store."""
+    """Raise `BadInput` if a directory that is to become a remote holds a store."""
     if target.kind != "url" and is_store(target.path):
         raise _is_store(str(target.path), target.path)
 
@@ -123,26 +123,26 @@ def _other_store(context: Context, path: Path, name: str) -> OtherStore:
 
 
 def source_of(remote: Remote | OtherStore, near: Near = nothing_near) -> Source:
-    """Return what reads from a remote; it decodes with the blobs that are near."""
+    """Return a source that reads from a remote and decodes with local blobs from `near`."""
     if isinstance(remote, Remote):
         return ObjectSource(remote.objects, remote.name, near)
     return StoreSource(remote.name, remote.context)
 
 
 def near(layout: Layout) -> Near:
-    """Return what gives the plain blobs of a store."""
+    """Return a function that reads the plain blobs of a store."""
 
     def read(digest: str) -> Buffer | None:
         try:
             return files.read_file(layout.blob(digest), most_bytes=BLOB_MAX_BYTES, is_blob=True)
-        except (OSError, DamagedBlob):  # a base that is not here comes from where the rest comes from
+        except (OSError, DamagedBlob):  # a base that is not local is downloaded
             return None
 
     return read
 
 
 def uuid_of(remote: Remote | OtherStore) -> str:
-    """Return the uuid of what is at a remote; another one under its name is another remote."""
+    """Return the uuid of the remote or store. With another uuid, the name stands for another remote."""
     if isinstance(remote, Remote):
         return read_info(remote.objects, remote.name).uuid
     return remote.context.settings.uuid

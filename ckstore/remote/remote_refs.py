@@ -1,4 +1,4 @@
-"""A ref becomes a checkpoint of a source, by the rules of refs in a store."""
+"""Resolves refs to checkpoints of a source, by the rules for refs in a store."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from ckstore.remote.source import RemovedCheckpoint, Source
 
 
 def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: str) -> Place:
-    """Return the checkpoint that a ref names at a source."""
+    """Return the checkpoint that a ref names at a source.
+
+    `latest-valid` is the same as `latest`: all that is read from a source is verified.
+    """
     # ``latest-valid`` is the latest there: what is read from it is verified, or the reading fails.
     ref = parse_ref(text)
     tags = source.tags() if ref.kind == "tag" else {}
     if ref.kind == "tag" and ref.value in tags:
         return _of_tag(source, ref, tags[ref.value])
-    if ref.kind not in ("tag", "id"):  # those name one checkpoint of the whole remote, as in a store
+    if ref.kind not in ("tag", "id"):  # tags and ids name one checkpoint of the whole remote, as in a store
         ref = replace(ref, run=ref.run or run)
     if ref.kind in ("latest", "latest-valid"):
         ref = Ref(ref.run, "latest", "latest")
@@ -36,7 +39,7 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
         if there and not healthy:
             raise NoSuchRef(f"{ref}: each checkpoint at {source.name} is unhealthy", hint="latest names the newest one")
         return _newest(source, healthy, Ref(ref.run, "latest", "latest"), hash_prefix)
-    if ref.kind == "best":  # by the metrics of the manifests: a person waits for it, and asks rarely
+    if ref.kind == "best":  # by the metrics of the manifests, which is slow; only users ask for it, and rarely
         there = facts_of(source, source.places("" if ref.run is None else f"{ref.run}/"), hash_prefix)
         best = resolve(ref, [*there.values()], {})
         return next(place for place in there if place.id == best.id)
@@ -59,7 +62,7 @@ def _of_tag(source: Source, ref: Ref, place: Place) -> Place:
 
 
 def _newest(source: Source, places: Sequence[Place], ref: Ref, hash_prefix: str) -> Place:
-    """Return the newest of some checkpoints, by the order of commits; that needs their manifests."""
+    """Return the newest of some checkpoints in commit order, which requires their manifests."""
     runs = sorted({place.run for place in places})
     if ref.run is None and len(runs) > 1:
         msg = f"{ref}: {source.name} has {len(runs)} runs: {', '.join(runs[:5])}"
@@ -76,10 +79,10 @@ def _newest(source: Source, places: Sequence[Place], ref: Ref, hash_prefix: str)
 
 
 def newest_of_steps(source: Source, places: Sequence[Place], hash_prefix: str) -> list[Place]:
-    """Return of several checkpoints at one step the newest, then those that a tag or a pin names."""
+    """Return the newest checkpoint of each step, followed by older ones that a tag or a pin names."""
     count = Counter(place.run_step for place in places)
     several = [place for place in places if count[place.run_step] > 1]
-    facts = facts_of(source, several, hash_prefix)  # which is the newest is in the manifests
+    facts = facts_of(source, several, hash_prefix)  # the order is in the manifests
     newest = {place.run_step: place for place in sorted(facts, key=lambda place: facts[place].order)}
     older = [place for place in several if newest.get(place.run_step, place) != place]
     named = named_at(source) if older else set()
@@ -87,7 +90,7 @@ def newest_of_steps(source: Source, places: Sequence[Place], hash_prefix: str) -
 
 
 def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[Place, CheckpointInfo]:
-    """Return what the manifests of checkpoints say; those that are gone meanwhile are left out."""
+    """Return the facts from the manifests of checkpoints. Checkpoints deleted meanwhile are left out."""
     found: dict[Place, CheckpointInfo] = {}
 
     def look(place: Place) -> None:
@@ -111,5 +114,5 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
 
 
 def _stub(place: Place) -> CheckpointInfo:
-    # Steps stand in for the order of commits: it only chooses which neighbours a message names.
+    # Steps replace the commit order here: the order only decides which neighbours a message suggests.
     return CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "")

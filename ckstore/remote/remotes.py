@@ -29,7 +29,7 @@ from ckstore.remote.service.target import Target, parse_target
 
 
 class Remotes:
-    """The remotes of a store, by name; they are read from ``config.json`` each time."""
+    """The remotes of a store, by name. They are read from ``config.json`` each time."""
 
     __slots__ = ("_context",)
 
@@ -47,7 +47,7 @@ class Remotes:
 
     @api_call
     def list(self) -> tuple[RemoteEntry, ...]:
-        """Return all remotes, by their names."""
+        """Return all remotes, sorted by name."""
         return tuple(entries(self._context.layout).values())
 
     @api_call
@@ -55,7 +55,7 @@ class Remotes:
         """Return the remote of that name.
 
         Raises:
-            NoSuchRemote: There is none.
+            NoSuchRemote: The store has no such remote.
         """
         return entry_named(self._context.layout, name)
 
@@ -63,19 +63,19 @@ class Remotes:
     def add(
         self, name: str, target: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None
     ) -> RemoteEntry:
-        """Give a place a name, after trying what it does; what makes it a remote is written there if it is missing.
+        """Add a remote under a name, after probing its service. A remote is created at the place if none exists.
 
-        Credentials come from the environment, a profile or a role whenever the remote is used, and are never kept.
+        Credentials come from the environment, a profile or a role whenever the remote is used. They are never stored.
 
         Args:
-            name: 1 to 100 of the characters A-Z a-z 0-9 . _ -, beginning with neither a dot nor a dash.
-            target: A URL of object storage, such as ``s3://BUCKET/PREFIX``; a directory, which is made if it is
-                missing; or the directory of a store, to read from that.
-            endpoint: URL of an S3-compatible service; None: that of the environment, or the provider's own.
-            region: Of the bucket; None: that of the environment.
+            name: 1 to 100 of the characters A-Z a-z 0-9 . _ -, not beginning with a dot or a dash.
+            target: A URL of object storage, such as ``s3://BUCKET/PREFIX``, or a directory, which is created if it is
+                missing. The directory of a store is also possible; that store is then only read.
+            endpoint: URL of an S3-compatible service. If None, that of the environment, or the provider's default.
+            region: The region of the bucket. If None, that of the environment.
 
         Raises:
-            BadInput: The name is taken by another place, the address is invalid, the remote has another hash, or the
+            BadInput: The name belongs to another place, the address is invalid, the remote has another hash, or the
                 directory holds other files.
             RemoteError: The place cannot be reached or used.
         """
@@ -94,11 +94,11 @@ class Remotes:
 
     @api_call
     def probe(self, name: str) -> RemoteEntry:
-        """Try again what a remote does, and remember it.
+        """Probe the service of a remote again, and store the result.
 
         Raises:
-            NoSuchRemote: There is none of that name, or no remote at its place any more.
-            RemoteError: The place cannot be reached or used, or another remote is there.
+            NoSuchRemote: No remote has that name, or its place no longer holds a remote.
+            RemoteError: The place cannot be reached or used, or it holds another remote.
         """
         from ckstore.remote.documents.remote_info import check_uuid_is
 
@@ -111,12 +111,12 @@ class Remotes:
 
     @api_call
     def remove(self, name: str) -> None:
-        """Forget a remote; nothing at its place is touched.
+        """Remove a remote from the settings. Nothing at its place is changed.
 
-        Where checkpoints have their bytes there alone, a `CkstoreWarning` says how many.
+        If only this remote has the bytes of some checkpoints, a `CkstoreWarning` gives their number.
 
         Raises:
-            NoSuchRemote: There is none of that name.
+            NoSuchRemote: No remote has that name.
         """
         self._context.check_writable()
         entry = entry_named(self._context.layout, name)
@@ -132,32 +132,35 @@ class Remotes:
         )
         if count := sum(entry.name in holder_names_at(place) for place in places):
             have = f"{counted(count, 'checkpoint')} of {self._context.layout.path}"
-            warn(f"{have} cannot be loaded until {entry.target} is added again as {entry.name}: it alone has the bytes")
+            warn(
+                f"{have} cannot be loaded until {entry.target} is added again as {entry.name}, which has the only copy"
+            )
 
     @api_call
     def prune(
         self, name: str, *, dry_run: bool = False, exclusive: bool = False, grace: float | str | timedelta = GRACE_S
     ) -> RemotePruneReport:
-        """Remove from a remote the blobs that none of its checkpoints names, and no push under way.
+        """Garbage-collect a remote: delete blobs that none of its checkpoints and no push under way reference.
 
-        Of the mirror of the store the checkpoints go first that `StoreConfig.keep_remote` does not keep there.
+        If the remote is the mirror of the store, checkpoints that `StoreConfig.keep_remote` does not keep are deleted
+        first.
 
-        A blob that is found so is condemned, and removed by a later call when the grace is over: so long a reader may
-        go on with a checkpoint that was removed. Pushes and other prunes may work at the same time. One call condemns
-        at most 131,072 blobs; the next call condemns the rest.
+        An unreferenced blob is first marked, and deleted by a later call after the grace period. Until then, readers of
+        a deleted checkpoint can continue. Pushes and other prunes may run at the same time. One call marks at most
+        131,072 blobs; the next call marks the rest.
 
         Args:
-            name: Of the remote; "": the only one.
-            dry_run: Change nothing; return what would be removed.
-            exclusive: Says that no other process writes to the remote. Needed where the service does not compare an
-                object's version before it writes; then blobs older than the grace are removed at once.
-            grace: At least a minute; seconds, or text such as ``12h``.
+            name: The name of the remote. "" stands for the only one.
+            dry_run: Change nothing, and return what would be deleted.
+            exclusive: The caller guarantees that no other process writes to the remote. Required if the service does
+                not support compare-and-swap. Blobs older than the grace period are then deleted at once.
+            grace: The grace period in seconds, or as text such as ``12h``. At least one minute.
 
         Raises:
-            NoSuchRemote: There is none of that name.
-            InUse: `exclusive` was given, and a push is under way.
-            RemoteError: The service compares nothing, and `exclusive` was not given; or it does not answer.
-            BadInput: It is a store, which `Store.gc` prunes.
+            NoSuchRemote: No remote has that name.
+            InUse: `exclusive` is True, but a push is under way.
+            RemoteError: The service does not support compare-and-swap, and `exclusive` is False. Or it does not answer.
+            BadInput: The name is that of a store, which `Store.gc` cleans up.
         """
         from ckstore.remote.documents.claims import end_claims
         from ckstore.remote.pruning.keep_remote import KeepRemote
@@ -181,7 +184,7 @@ class Remotes:
                 retention = RetentionReport(keep.plan()) if dry_run else keep.apply()
             except OF_ALL:
                 raise
-            except CkstoreError as error:  # blobs that no checkpoint names there can still go
+            except CkstoreError as error:  # unreferenced blobs can still be deleted
                 failure = error
         report = prune(remote, self._context.algorithm, grace_s=grace_s, dry_run=dry_run, exclusive=exclusive)
         if failure is not None:
@@ -190,35 +193,35 @@ class Remotes:
 
     @api_call
     def claims(self, name: str) -> tuple[StoreClaims, ...]:
-        """Return which stores rely on checkpoints at a remote, because they evicted their own copies.
+        """Return the stores that rely on checkpoints of a remote because they evicted their local copies.
 
-        No store removes such a checkpoint there, neither by `StoreConfig.keep_remote` nor by `prune`.
+        No store deletes such a checkpoint from the remote, neither by `StoreConfig.keep_remote` nor by `prune`.
 
         Raises:
-            NoSuchRemote: There is none of that name.
-            BadInput: It is a store.
-            RemoteError: It does not answer.
+            NoSuchRemote: No remote has that name.
+            BadInput: The name is that of a store.
+            RemoteError: The remote does not answer.
         """
         from ckstore.remote.documents.claims import store_claims
         from ckstore.remote.documents.remote_info import read_info
         from ckstore.remote.remote_opener import open_remote
 
         remote = open_remote(self._context, name)
-        read_info(remote.objects, remote.name)  # of a bucket that was emptied nothing is known
+        read_info(remote.objects, remote.name)  # raises if the bucket was emptied, since its claims are then unknown
         return store_claims(self._context, remote)
 
     @api_call
     def release(self, name: str, store: str) -> StoreClaims:
-        """End the claims of a store that is gone for good; what it relied on may be removed at the remote from then on.
+        """End the claims of a store that no longer exists. Its evicted checkpoints may then be deleted from the remote.
 
         Args:
-            name: Of the remote.
-            store: The uuid of that store, as `claims` says it.
+            name: The name of the remote.
+            store: The uuid of that store, as `claims` returns it.
 
         Raises:
-            NoSuchRemote: There is none of that name.
-            BadInput: It is this store, whose claims end by themselves; or that store has no claim there.
-            RemoteError: It does not answer.
+            NoSuchRemote: No remote has that name.
+            BadInput: It is this store, whose claims end by themselves. Or that store has no claim on the remote.
+            RemoteError: The remote does not answer.
         """
         from ckstore.remote.documents.claims import release_claims
         from ckstore.remote.remote_opener import open_remote
@@ -228,18 +231,18 @@ class Remotes:
 
     @api_call
     def take_over(self, name: str, run: str) -> None:
-        """Let the mirror of this store bring a run to a remote from now on, where another store does so.
+        """Make this store the one that mirrors a run to a remote, instead of another store.
 
-        The other store keeps what it saves from then on to itself, and says so; nothing that it brought is touched.
+        The other store no longer mirrors its later saves, and reports that. Checkpoints that it pushed are not changed.
 
         Args:
-            name: Of the remote.
-            run: Which.
+            name: The name of the remote.
+            run: The name of the run.
 
         Raises:
-            NoSuchRemote: There is none of that name.
-            BadInput: It is a store, or the name of the run is invalid.
-            RemoteError: It does not answer.
+            NoSuchRemote: No remote has that name.
+            BadInput: The name is that of a store, or the name of the run is invalid.
+            RemoteError: The remote does not answer.
         """
         from ckstore.remote.mirror.ownership import Ownership
         from ckstore.remote.remote_opener import open_remote
@@ -249,21 +252,21 @@ class Remotes:
 
     @api_call
     def convert(self, name: str, new: str, directory: str | os.PathLike[str]) -> TransferReport:
-        """Copy a store that an earlier draft of ckstore pushed to into a remote, which takes its place here.
+        """Copy a store that an earlier draft of ckstore pushed to into a new remote, which replaces it in the settings.
 
-        What was evicted to the store is read from the remote then, and the remote is the mirror if the store was. The
-        store itself is not changed. Stopped anywhere, it is called again.
+        Evicted checkpoints are then read from the remote. If the store was the mirror, the remote becomes the mirror.
+        The store itself is not changed. An interrupted call can be repeated.
 
         Args:
-            name: Of the remote that is a store.
-            new: What the remote is called; see `add`.
-            directory: Where it is made; see `add`.
+            name: The name of the remote that is a store.
+            new: The name of the new remote, as in `add`.
+            directory: The directory of the new remote, as in `add`.
 
         Raises:
-            NoSuchRemote: There is none of that name.
-            BadInput: `name` is no store, or as in `add`.
+            NoSuchRemote: No remote has that name.
+            BadInput: `name` is not a store, or `add` raised it.
             RemoteError: The directory cannot be used.
-            CkstoreError: Some checkpoints could not be copied; those are still read from the store.
+            CkstoreError: Some checkpoints could not be copied. Those are still read from the store.
         """
         from ckstore.remote.remote_only.store_conversion import convert
         from ckstore.remote.remote_opener import OtherStore, open_remote, open_source
@@ -284,7 +287,7 @@ class Remotes:
         config_file.edit(self._context.layout, MEMBER, lambda found: {**(found or {}), entry.name: entry.setting()})
 
     def _tried(self, name: str, target: Target, *, make: bool) -> RemoteEntry:
-        """Return what is at a place, after trying it; `make`: a remote, if there is none."""
+        """Return the entry of a remote after probing its place. With `make`, create a remote if none exists."""
         if target.kind == "store":
             return RemoteEntry(name, target, self._store_at(target))
         if target.kind == "directory" and make:
@@ -298,7 +301,8 @@ class Remotes:
         if make and abilities.writes and objects.head(keys.INFO) is None:
             created = text_of_time(now or datetime.now(UTC))
             objects.create(keys.INFO, RemoteInfo.of(settings, created).render())
-        # Read back, also after it was written: of two clients that make one remote, both take the one that is there.
+        # Read back even after it was written: if two clients create a remote at the same time, both use the one that
+        # exists.
         is_shared = make and abilities.writes and abilities.cas == "no"
         info = agreed_info(objects, name) if is_shared else read_info(objects, name)
         check_hash(info, settings, name)

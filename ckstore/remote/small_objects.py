@@ -1,4 +1,4 @@
-"""Small objects of a remote that may change: tags, pins, annotations. Source: docs/format/remote-v1.md."""
+"""Small objects of a remote that may change: tags, pins and annotations. Source: docs/format/remote-v1.md."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ T = TypeVar("T")
 _FORMAT = "ckstore-remote-tag"
 _VERSION = 1
 TAG_MAX_BYTES = 2**20
-# Each try is lost to another client that wrote the same small object in the same moment.
+# An attempt fails if another client writes the same small object at the same moment.
 _TRIES = 10
 _PAUSE_S = 0.05
 
 
 def read_document(data: bytes, parse: Callable[[bytes, str], T], where: str) -> T:
-    """Return what a small object says; what cannot be read is the remote's fault, not an argument's."""
+    """Parse a small object. An invalid one raises `RemoteError`, since no argument of the caller is wrong."""
     try:
         return read(data, parse, where)
     except (BadInput, DamagedBlob) as error:
-        failure = RemoteError(error.message, hint="read it again; if it stays so, look at who else writes there")
+        failure = RemoteError(
+            error.message, hint="try again; if the error persists, check who else writes to the remote"
+        )
     raise failure
 
 
 def read_pin(data: bytes, name: str, source: str) -> Pin:
-    """Return what a pin at a source says."""
+    """Parse a pin of a source."""
     return read(data, partial(parse_pin, name), f"the pin {name} at {source}")
 
 
@@ -58,7 +60,7 @@ def _parse_tag(data: bytes, where: str) -> Place:
 
 
 def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, Place]:
-    """Return what each tag names; those that cannot be read are left out, or raise with `strict`."""
+    """Return the target of each tag. Unreadable tags are left out, or raise with `strict`."""
     found = {name: listed.key for listed in objects.list(keys.TAGS) if (name := keys.tag_in(listed.key))}
     tags: dict[str, Place] = {}
     for name, key in found.items():
@@ -66,21 +68,24 @@ def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, Place]:
         try:
             if data is not None:
                 tags[name] = read(data, _parse_tag, key)
-        except CkstoreError:  # a tag of another checkpoint must not keep this one from being found
+        except CkstoreError:  # a tag of another checkpoint must not hide this one
             if strict:
                 raise
     return tags
 
 
 def change(remote: Remote, key: str, make: Callable[[bytes | None], bytes | None], *, most_bytes: int) -> str | None:
-    """Give a small object the content that `make` returns for what is there; return the mark of the version there now.
+    """Replace a small object by the result of `make`, given its present content; return the tag of its version.
 
-    `make` gets None if nothing is there, may be called several times, and leaves it by returning None. It is written by
-    compare-and-swap where that works; `RemoteError`: others changed it again and again.
+    `make` gets None if the object does not exist. It may be called several times, and returns None to change nothing.
+    The object is written by compare-and-swap if the service supports that.
+
+    Raises:
+        RemoteError: Other clients changed the object at every attempt.
     """
     objects = remote.objects
     for _ in range(_TRIES):
-        # The version first: what is read is that or a newer one, and then the swap fails.
+        # The version is read before the content: if the content is newer, the swap fails.
         found = objects.head(key)
         version = None if found is None else found.tag
         present = None if version is None else objects.get(key, most_bytes)

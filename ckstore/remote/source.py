@@ -1,4 +1,4 @@
-"""What checkpoints are read from: a remote, or another store in a directory. Nothing that comes of it is believed."""
+"""Sources of checkpoints: a remote, or another store in a directory. Nothing that a source returns is trusted."""
 
 from __future__ import annotations
 
@@ -24,60 +24,60 @@ _MOST_PLACES = 1_000_000
 
 
 class RemovedCheckpoint(Exception):
-    """A checkpoint was removed at a source while it was read."""
+    """A checkpoint was deleted from a source while it was read."""
 
 
 class Source(Protocol):
-    """What a pull and a read of evicted blobs ask for. Every method may be called by several threads."""
+    """The calls of pulls and of reads of evicted blobs. Threads may share a source."""
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """The name of the source for users."""
 
     def places(self, under: str = "") -> list[Place]:
         """Return the checkpoints whose run, step and id, joined by slashes, begin with `under`."""
 
     def manifest(self, place: Place) -> bytes | None:
-        """Return the bytes of a manifest; None if the checkpoint is not there."""
+        """Return the bytes of a manifest, or None if the checkpoint does not exist."""
 
     def plain(self, place: Place) -> bytes:
         """Return the plain manifest of a checkpoint whose `manifest` is an encoding, or raise `RemovedCheckpoint`."""
 
     def annotations(self, place: Place) -> bytes | None:
-        """Return the bytes of what was added to a checkpoint; None: nothing."""
+        """Return the bytes of the annotations of a checkpoint, or None if it has none."""
 
     def tags(self) -> dict[str, Place]:
-        """Return what each tag names."""
+        """Return the checkpoint that each tag names."""
 
     def pins(self) -> dict[str, bytes]:
         """Return the bytes of each pin, by its name."""
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
-        """Fill memory with the bytes of a blob of a checkpoint, not verified; return how many came; None: missing."""
+        """Fill memory with unverified bytes of a blob of a checkpoint. Return the bytes received, None if missing."""
 
     def read_any(self, digest: str, into: memoryview) -> bool:
-        """Fill memory with a plain blob that no checkpoint there need have, so that it may be freed; not verified."""
+        """Fill memory with an unverified plain blob, which may be unreferenced and freed at any time."""
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
-        """Turn an old piece into one of a blob, in its place; None: there is no difference between the two there."""
+        """Turn an old piece into one of a blob, in place. Return None if the source has no difference between them."""
 
     def mending(self, place: Place, digest: str = "") -> str:
-        """Say what mends a blob of a checkpoint that is damaged there, or its manifest."""
+        """Return what repairs a damaged blob of a checkpoint on the source, or its damaged manifest."""
 
     def close(self) -> None:
-        """End the waits of all threads, and refuse further calls, where there are any to wait for."""
+        """End the waits of all threads and refuse further calls, if there are any waits."""
 
 
 class Listing(NamedTuple):
-    """The checkpoints that a remote lists."""
+    """The checkpoints in a listing of a remote."""
 
-    places: list[Place]  # those that exist
-    half_removed: list[Place]  # removed ones of which documents are left
-    keys: dict[Place, list[str]]  # of the documents of each
+    places: list[Place]  # existing checkpoints
+    half_removed: list[Place]  # deleted ones that still have documents
+    keys: dict[Place, list[str]]  # keys of the documents of each
 
 
 class ObjectSource:
-    """A remote on object storage as a source."""
+    """A remote on object storage, as a source."""
 
     def __init__(self, objects: Objects, name: str, near: Near = nothing_near) -> None:
         self.name = name
@@ -85,10 +85,10 @@ class ObjectSource:
         self._names: dict[str, str] = {}
         self._decoding = Decoding(self._read_file, near, name)
         self._encodings: dict[Place, Encoding | None] = {}
-        self._unannotated: set[Place] = set()  # of the checkpoints that were listed last
+        self._unannotated: set[Place] = set()  # of the checkpoints in the last listing
 
     def use(self, digest: str, name: str) -> None:
-        """Read a blob by this name of it."""
+        """Set the name under which a blob is read."""
         self._names[digest] = name
 
     def close(self) -> None:
@@ -104,19 +104,19 @@ class ObjectSource:
         return self.listed(under).places
 
     def listed(self, under: str = "") -> Listing:
-        """Return what is listed of the checkpoints whose run, step and id begin with `under`.
+        """Return the listed checkpoints whose run, step and id begin with `under`.
 
-        One that has the mark of a removal and a claim was not removed: a store relies on it.
+        A checkpoint with a deletion mark and a claim still exists, since a store relies on it.
         """
         found: dict[Place, list[str]] = {}
         for listed in self._objects.list(f"{keys.CHECKPOINTS}{under}"):
             if (place := keys.place_in(listed.key, keys.OF_PLACE)) is not None:
                 found.setdefault(place, []).append(listed.key)
-            if len(found) > _MOST_PLACES:  # what is listed is kept, and costs a liar nothing
+            if len(found) > _MOST_PLACES:  # the listing is kept in memory, and costs a malicious remote nothing
                 raise RemoteError(f"{self.name} lists more than {_MOST_PLACES:,} checkpoints")
         dropped = {place for place, there in found.items() if place.dropped in there}
         if any(place.manifest in found[place] for place in dropped):
-            # After the mark was seen: who wrote it looks for claims only then.
+            # Claims are read after the mark: the process that wrote the mark also looks for claims afterwards.
             dropped -= {claim.place for claim in claims_at(self._objects)}
         places = [place for place, there in found.items() if place.manifest in there and place not in dropped]
         self._unannotated = {place for place, there in found.items() if place.annotations not in there}
@@ -138,10 +138,10 @@ class ObjectSource:
         return data
 
     def encoding(self, place: Place) -> Encoding | None:
-        """Return how the blobs of a checkpoint are stored there; None: as they are, or it is gone."""
+        """Return how the blobs of a checkpoint are stored. Return None if they are plain, or if it does not exist."""
         if place not in self._encodings:
             head = memoryview(bytearray(HEAD_BYTES))
-            # Most are plain, and their manifests are long.
+            # Most checkpoints are plain, and their manifests are long.
             is_one = self._objects.read_into(place.manifest, 0, head) and begins_one(bytes(head))
             self._note(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
         return self._encodings[place]
@@ -160,7 +160,7 @@ class ObjectSource:
 
     def annotations(self, place: Place) -> bytes | None:
         """See `Source`."""
-        # Of most checkpoints nothing was said, as the last listing shows.
+        # Most checkpoints have no annotations, as the last listing shows.
         return None if place in self._unannotated else self._objects.get(place.annotations, ANNOTATIONS_MAX_BYTES)
 
     def tags(self) -> dict[str, Place]:
@@ -190,11 +190,11 @@ class ObjectSource:
         return None if encoding is None else self._decoding.advance(encoding, digest, offset, into, old)
 
     def _read_file(self, digest: str, offset: int, into: memoryview) -> bool:
-        """Fill memory with bytes of a blob by its own digest, plain or an encoded form."""
+        """Fill memory with bytes of a file, plain or encoded, by the digest of the file."""
         name = self._names.get(digest, digest)
         if self._objects.read_into(keys.blob(name), offset, into):
             return True
-        # The bare name may have been burnt: then it goes on under a number, and the greatest counts.
+        # The bare name may be retired. The blob then has a number, and the greatest one counts.
         for other in self._others(digest):
             if self._objects.read_into(keys.blob(other), offset, into):
                 self._names[digest] = other
@@ -208,17 +208,22 @@ class ObjectSource:
 
 
 class SourceManifest(NamedTuple):
-    """A manifest at a source."""
+    """A manifest on a source."""
 
-    manifest: Manifest  # what it says
-    id: str  # its id
+    manifest: Manifest  # the parsed manifest
+    id: str  # the id of the checkpoint
     data: bytes  # its bytes
-    encoding: Encoding | None  # how the blobs are stored there; None: as they are
+    encoding: Encoding | None  # how the blobs are stored; None if they are plain
 
 
 def read_manifest(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:
-    """Return the manifest of a checkpoint at a source; None if it is not there any more."""
-    # It is read by the reader of every manifest, with its bounds, and must be the checkpoint that its place says.
+    """Return the manifest of a checkpoint on a source, or None if it no longer exists.
+
+    It is parsed with the limits of every manifest, and must belong to the checkpoint at `place`.
+
+    Raises:
+        RemoteError: The manifest is damaged, or belongs to another checkpoint.
+    """
     data = source.manifest(place)
     if data is None:
         return None

@@ -1,4 +1,4 @@
-"""Push and pull as callers mean them: which checkpoints, where to, how fast."""
+"""Push and pull with the arguments of callers: which checkpoints, which remote, which limits."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Refs = AnyRef | Iterable[AnyRef] | None
 
 
 def _manner(options: TransferOptions) -> TransferLimits:
-    """Return how a transfer goes."""
+    """Return the limits of a transfer."""
     bwlimit = options.get("bwlimit")
     bytes_s = parse_size(bwlimit) if isinstance(bwlimit, str) else bwlimit
     if bytes_s is not None and bytes_s <= 0:
-        raise BadInput(f"bwlimit is a number of bytes a second above 0, got {bwlimit!r}")
+        raise BadInput(f"bwlimit must be a number of bytes per second above 0, got {bwlimit!r}")
     return TransferLimits(bytes_s, options.get("progress"))
 
 
@@ -54,17 +54,17 @@ def push(
     *,
     lacks_all: bool = False,
 ) -> TransferReport:
-    """See `ckstore.Store.push`; `lacks_all`: the remote has none of them, as the caller has just seen."""
+    """See `ckstore.Store.push`. `lacks_all`: the caller has just checked that the remote has none of them."""
     how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
     return pushing.push(context, infos, named_remote(context, remote), how)
 
 
 def push_metadata(context: Context, remote: RemoteLike, said: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
-    """Push metadata of checkpoints that a remote has; return why some of it could not be pushed, by its key.
+    """Push metadata of checkpoints that a remote has. Return the errors by key.
 
     Raises:
-        CkstoreError: The remote takes none of it.
+        CkstoreError: The remote accepts none of it.
     """
     return pushing.push_metadata(context, named_remote(context, remote), said)
 
@@ -100,7 +100,7 @@ def evict(
     choice = Choice(refs, options)
     if rule:
         if choice.refs is not None or choice.by_rule() or remote is not None:
-            raise BadInput("keep_local and the mirror say which checkpoints go, and others were named as well")
+            raise BadInput("keep_local selects the checkpoints and the mirror is the remote, but others were given")
         return evicting.evict_by_rule(context, dry_run=dry_run)
     if choice.refs is None and not choice.by_rule():
         raise BadInput("no checkpoint was named", **HINT)
@@ -109,13 +109,13 @@ def evict(
 
 
 def _check_is_remote(there: Remote | OtherStore) -> None:
-    """Raise if a remote is not at its place any more: one without checkpoints would say that there is none."""
+    """Raise if a remote is no longer at its place: an empty place would look like a remote without checkpoints."""
     if isinstance(there, Remote):
         read_info(there.objects, there.name)
 
 
 def _places(context: Context, source: Source, choice: Choice) -> list[Place]:
-    """Return the checkpoints of a source that a caller names."""
+    """Return the checkpoints of a source that the caller selected."""
     if choice.by_rule():
         run = choice.run if choice.run is not None else context.run
         places = source.places("" if run is None else f"{run}/")

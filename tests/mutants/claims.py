@@ -275,7 +275,7 @@ CLAIMS = [
         "a store that cannot be inspected may be alive",
         "unseen-store-is-gone",
         "ownership._is_gone",
-        "    except (CkstoreError, OSError):  # unreadable, for example because it belongs to another user: it may be alive\n"
+        "    except (CkstoreError, OSError):  # unreadable, such as another user's: it may be alive\n"
         "        return False\n",
         "    except (CkstoreError, OSError):\n        return True\n",
         f"{_OWNERS}::test_a_store_on_this_machine_is_gone_only_if_that_can_be_seen",
@@ -294,7 +294,7 @@ CLAIMS = [
         "a deleted checkpoint that can be undeleted is also claimed again",
         "lost-claims-of-listed-only",
         "lost_claims._evicted",
-        "    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be brought back\n",
+        "    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be restored\n",
         "",
         f"{_LISTING}::test_a_remote_restored_from_before_an_eviction_gets_claims_notes_and_checkpoints_again",
         "assert",

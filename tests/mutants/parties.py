@@ -117,8 +117,8 @@ PARTIES = [
         "evict-touched-late",
         "evict._let_go",
         "        touch(lock)\n"
-        "        # One rename: its directory has all of its blobs, or none and the word where they are.\n",
-        "        # One rename: its directory has all of its blobs, or none and the word where they are.\n",
+        "        # By one rename: the directory has all of its blobs, or none and a document that says where they are.\n",
+        "        # By one rename: the directory has all of its blobs, or none and a document that says where they are.\n",
         f"{_KILLED}[_evict]",
         "assert",
     ),

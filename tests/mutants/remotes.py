@@ -357,7 +357,7 @@ REMOTES = [
         "an endless listing is an error instead of a shorter listing",
         "listing-endless",
         "ServiceObjects.list",
-        "            if count > MOST_LISTED:  # else a service that makes up names would be listened to for ever\n",
+        "            if count > MOST_LISTED:  # otherwise a service that invents names would be read forever\n",
         "            if count > MOST_LISTED:\n                return\n",
         f"{_SERVICE}::test_names_without_end_are_given_up",
         "DID NOT RAISE",

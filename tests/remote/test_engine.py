@@ -476,7 +476,7 @@ def test_a_full_bucket_is_told_from_wrong_credentials(through: Target, service: 
 
     assert (
         raised.value.hint
-        == "raise its quota, or free space there: ckstore remote prune NAME, which writes a little first"
+        == "raise its quota, or free space by ckstore remote prune NAME, which first needs a little space"
     )
     assert raised.value.exit_status == 6
     with pytest.raises(RemoteFull):

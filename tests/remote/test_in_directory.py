@@ -321,7 +321,7 @@ def test_a_filesystem_that_does_not_tell_upper_case_from_lower_is_refused(tmp_pa
     (tmp_path / "real").mkdir()
     with shared_folder(tmp_path / "real", tmp_path / "mnt", "smb", lacks="case") as mounted:
         store = Store.init(tmp_path / "store")
-        with pytest.raises(RemoteError, match="does not tell A from a"):
+        with pytest.raises(RemoteError, match="does not distinguish A from a"):
             store.remotes.add("m", mounted / "m")
         store.close()
 

@@ -118,7 +118,7 @@ def test_a_checkpoint_at_another_remote_of_that_name_is_missing(mirroring: tuple
     other = new_remote(Store.init(store.path.parent / "other").settings)[0].held[keys.INFO]
     REMOTES[name] = remote
     objects.held[keys.INFO] = other
-    assert "another remote has this name" in store.verify().elsewhere[0].missing
+    assert "another remote now has this name" in store.verify().elsewhere[0].missing
     objects.held[keys.INFO] = held[keys.INFO]
     assert store.verify().ok
 

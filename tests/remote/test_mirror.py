@@ -317,8 +317,8 @@ def test_where_no_mirror_can_be_made_no_store_is_left_either(
     mirror, error, says = {
         "no bucket": ("s3://no-such/run", RemoteError, "NoSuchBucket"),
         "read-only": ("s3://ck-test/run", RemoteDenied, "AccessDenied"),
-        "no directory": (str(tmp_path / "no" / "m"), BadInput, "no remote could be made"),
-        "a file": (str(tmp_path / "full" / "file"), BadInput, "no remote could be made"),
+        "no directory": (str(tmp_path / "no" / "m"), BadInput, "no remote could be created"),
+        "a file": (str(tmp_path / "full" / "file"), BadInput, "no remote could be created"),
         "a file in it": (str(tmp_path / "full"), BadInput, "holds other files"),
         "the store": (str(tmp_path / "a"), BadInput, "this store itself"),
     }[place]

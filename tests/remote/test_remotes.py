@@ -59,7 +59,7 @@ def test_each_ability_is_said_in_plain_words() -> None:
     weak = Abilities(create=False, cas="no", ranges=False, lists_writes=False, checks_bodies=False)
 
     assert not set(Abilities(checks_bodies=True).lines()) & set(weak.lines())
-    assert Abilities(writes=False).lines() == ["cannot be written with these credentials: it can be pulled from"]
+    assert Abilities(writes=False).lines() == ["cannot be written with these credentials: only pulls are possible"]
     for abilities in (weak, Abilities(), Abilities(writes=False), Abilities(cas="unquoted", checks_bodies=True)):
         assert Abilities.from_json(abilities.to_json(), "x") == abilities
     with pytest.raises(BadInput):
@@ -225,7 +225,7 @@ def test_what_breaks_the_engine_is_an_error_of_ckstore() -> None:
     def call() -> None:
         raise Panic("request valid")
 
-    with pytest.raises(RemoteError, match="the engine broke: request valid"):
+    with pytest.raises(RemoteError, match="the engine crashed: request valid"):
         CallThreads().call(call)
 
 
@@ -234,7 +234,7 @@ def test_what_breaks_the_engine_is_an_error_of_ckstore() -> None:
     [
         ("s3:/bucket/run", "with two slashes"),
         ("gs:bucket", "with two slashes"),
-        ("http://127.0.0.1:9000/bucket/run", "its URL as the endpoint"),
+        ("http://127.0.0.1:9000/bucket/run", "URL of the service as the endpoint"),
     ],
 )
 def test_an_address_that_was_mistyped_is_not_a_directory(store: Store, text: str, hint: str) -> None:
@@ -307,7 +307,7 @@ def test_a_directory_is_a_remote(store: Store, tmp_path: Path) -> None:
     (tmp_path / "full" / "notes").touch()
     with pytest.raises(BadInput, match="holds other files, such as notes"):
         store.remotes.add("x", tmp_path / "full")
-    with pytest.raises(BadInput, match="no remote could be made"):
+    with pytest.raises(BadInput, match="no remote could be created"):
         store.remotes.add("x", tmp_path / "no" / "m")
     with pytest.raises(BadInput, match="three slashes"):
         store.remotes.add("x", "file://host/m")

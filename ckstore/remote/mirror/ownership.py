@@ -175,5 +175,5 @@ def _is_gone(owner: Owner) -> bool:
     path = Path(owner.path)
     try:
         return dirfd_stat.find(path) is None or read_settings(path).uuid != owner.store
-    except (CkstoreError, OSError):  # unreadable, for example because it belongs to another user: it may be alive
+    except (CkstoreError, OSError):  # unreadable, such as another user's: it may be alive
         return False

@@ -1,1 +1,1 @@
-"""Bytes that only a remote has: let go, listed, and read through."""
+"""Checkpoints whose bytes only a remote has: eviction, listing and reading."""

@@ -1,6 +1,6 @@
-"""Clone: a new store that lists what a remote has, at once; bytes are fetched when they are read.
+"""Clone: a new store that lists all checkpoints of a remote at once. Bytes are downloaded when they are read.
 
-Manifests alone are brought, each by the protocol of every save, with ``elsewhere.json`` beside it.
+Only manifests are downloaded. Each is published by the protocol of every save, together with an ``elsewhere.json``.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from ckstore.remote.service.remote_entries import entries
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import Source, SourceManifest, read_manifest
 
-# Read side by side, since each answer takes its time; kept until they are published.
+# Manifests read concurrently, to hide the latency; they are kept in memory until they are published.
 _BATCH = 16
 _SAID = 5
 POLL_S = 5.0
-"""So often a remote is asked: an evaluation takes longer, and twelve requests a minute cost next to nothing."""
+"""Interval of polls of a remote. An evaluation takes longer, and twelve requests a minute cost next to nothing."""
 
 
 def new_settings(
     source: str | os.PathLike[str], name: str, *, endpoint: str | None, region: str | None
 ) -> tuple[str, int]:
-    """Return the hash and the chunk size of a store that is to have what is at a place; nothing is made there."""
+    """Return the hash and the chunk size for a new clone of a store or remote at a place; nothing is created there."""
     target = parse_target(source, endpoint=endpoint, region=region)
     found = settings_there(target, name)
     if found is None and target.kind != "url":
@@ -82,7 +82,7 @@ def new_settings(
 def has_remote(
     context: Context, name: str, source: str | os.PathLike[str], endpoint: str | None, region: str | None
 ) -> bool:
-    """Whether a store has this place under this name, and the same remote is there: then nothing has to be tried."""
+    """Whether a store has this place under this name, and it still holds the same remote. It then needs no probe."""
     target = target_at(parse_target(source, endpoint=endpoint, region=region))
     entry = entries(context.layout).get(name)
     return entry is not None and entry.target == target and uuid_of(open_source(context, name)) == entry.uuid
@@ -91,7 +91,16 @@ def has_remote(
 def list_remote(
     context: Context, remote: Remote | OtherStore, places: Iterable[Place] | None = None
 ) -> tuple[int, list[str]]:
-    """Let a store list every checkpoint of a remote that it lacks; return how many, and what the user should know."""
+    """List in a store every checkpoint of a remote that it lacks.
+
+    Args:
+        context: The store.
+        remote: The remote or other store to list.
+        places: Only these checkpoints. If None, all of the remote.
+
+    Returns:
+        The number of checkpoints that were added, and messages for the user.
+    """
     context.check_writable()
     holder = RemoteHolder(uuid_of(remote), remote.name)
     require(context, settings.ELSEWHERE)
@@ -117,19 +126,21 @@ def list_remote(
             except RemoteError as error:  # a damaged one must not keep the others from being listed
                 unlisted.append(f"{place.name} was not listed: {error.message}")
                 return
-            if found is not None:  # else it was removed there meanwhile
+            if found is not None:  # otherwise it was deleted meanwhile
                 read.append((CheckpointInfo.of(found.manifest, found.id), found, pull.annotations_of(place)))
 
         batch = waiting[start : start + _BATCH]
         for_each(fetch, batch, threads=pull.manner.threads, stopping=MemoryBudget().ending(source.close))
-        # Of several at one step the newest counts, and comes first; of the others those that a tag or a pin names.
+        # The newest of several checkpoints at a step is published first. Older ones are listed only if a tag or pin
+        # names them.
         read.sort(key=lambda one: one[0].order, reverse=True)
         for info, found, said in read:
             is_alone = info.key.run_step not in taken
             of_step = [] if is_alone else published_of_step(context.layout, info.run, info.step, context.of_step)
             if info.id not in named and any(one.order > info.order for one in of_step):
                 continue
-            # What is here and not at this remote stays what its step names. Nothing is dropped: gc does it.
+            # A local checkpoint that this remote lacks remains the current one of its step. Nothing is dropped; gc does
+            # that.
             may_join = all(one.order > info.order or _is_only_at(context, one, holder) for one in of_step)
             rule: Rule = "beside" if may_join and not is_alone else "keep"
             key = publish_manifest(context, found, said, document, rule=rule)
@@ -138,9 +149,9 @@ def list_remote(
     pull.warnings += unlisted[:_SAID]
     if len(unlisted) > _SAID:
         pull.warnings.append(f"{len(unlisted) - _SAID} more of {source.name} were not listed: they are damaged there")
-    # Once for all: a transaction for each of thousands would take longer than the rest.
+    # Once for all: a transaction for each of thousands of checkpoints would take longer than everything else.
     catch_up(context, "all")
-    # Of those too that an earlier call listed: it may have been killed before it came to their names.
+    # Also for checkpoints that an earlier call listed: it may have been killed before it took their tags and pins.
     ids = {place.id for place in places}
     take_names(
         context, source, [info for info in infos(context, superseded=True) if info.id in ids], pull.warnings, new=listed
@@ -149,14 +160,14 @@ def list_remote(
 
 
 def _read_twice(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:
-    # One bit may be another on the way: a store that is made from a mirror lists it once, and would begin earlier.
+    # A bit may flip during the transfer. A store that is created from a mirror lists once, and would resume too early.
     with suppress(RemoteError):
         return read_manifest(source, place, hash_prefix)
     return read_manifest(source, place, hash_prefix)
 
 
 def _is_only_at(context: Context, published: Published, holder: RemoteHolder) -> bool:
-    """Whether a remote has all of a checkpoint, and no other one and not this store."""
+    """Whether this remote has all blobs of a checkpoint, and neither this store nor another remote has any."""
     try:
         with locks.lock_shared(context.layout.checkpoint(published.key)) as lock:
             there = read_remote_only(lock.fd)
@@ -175,9 +186,15 @@ def publish_manifest(
     rule: Rule,
     drops: bool = False,
 ) -> CheckpointKey | None:
-    """Publish a checkpoint without blobs; None if another one of its step counts instead.
+    """Publish a checkpoint without blobs. Return None if another one of its step is current instead.
 
-    With `drops` those that it supersedes are dropped at once, else gc drops them.
+    Args:
+        context: The store.
+        found: The manifest.
+        annotations: The annotations of the checkpoint, if any.
+        document: States which remotes have the blobs.
+        rule: What to do if the step has another checkpoint.
+        drops: Whether superseded checkpoints are dropped at once. Otherwise gc drops them.
     """
     manifest = found.manifest
     staging = Staging.create(context.layout, manifest.run, manifest.step)
@@ -196,14 +213,14 @@ def publish_manifest(
     if outcome.existing is not None:
         reclaim.discard(context, staging)
         return None
-    # Else the next one would list the run again.
+    # Otherwise the next publication would list the run again.
     context.known.directories.changed(outcome.key, staging.inode, outcome.change)
     staging.lock.release()
     if drops and outcome.older:
         info = CheckpointInfo.of(manifest, found.id, directory=outcome.key.directory)
         for text in drop_older(context, info, outcome.older):
             warn(text)
-        with suppress(CkstoreError):  # what is not done in time the next opening does
+        with suppress(CkstoreError):  # the next opener catches up on the rest
             for key in outcome.older:
                 reconcile_one(context, key, timeout_s=CATALOG_TIMEOUT_S)
         reclaim.free_unused(context)
@@ -211,7 +228,7 @@ def publish_manifest(
 
 
 class News:
-    """Lists in a store what a remote has of a run, or of all; asking costs one listing, each `poll_s` at most."""
+    """Lists new checkpoints of a remote in a store, of one run or all. It asks at most every `poll_s` seconds."""
 
     def __init__(self, context: Context, remote: RemoteLike, run: str | None, poll_s: float) -> None:
         context.check_writable()
@@ -224,7 +241,7 @@ class News:
         self._again_s = 0.0
 
     def __call__(self) -> None:
-        """Ask, if it is time to."""
+        """Ask for new checkpoints, if it is time to."""
         if time.monotonic() < self._again_s:
             return
         try:
@@ -233,6 +250,6 @@ class News:
                 for text in list_remote(self._context, self._there, sorted(new))[1]:
                     warn(text)
             self._seen = places
-        except RemoteUnavailable as error:  # a network that fails for a while must not end an evaluator
+        except RemoteUnavailable as error:  # a temporary network failure must not end an evaluator
             warn(f"{self._source.name} was not asked for new checkpoints: {error.message}")
         self._again_s = time.monotonic() + self._poll_s

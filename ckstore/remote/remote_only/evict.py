@@ -1,10 +1,10 @@
-"""Evict: let go of local bytes that a remote has. The checkpoint stays listed, and its bytes are fetched when read.
+"""Evict: free local bytes that a remote has. The checkpoint stays listed, and its bytes are downloaded when read.
 
-Nothing is let go before it is elsewhere (P11), and stays there. ``elsewhere.json`` is made durable, then the checkpoint
-is claimed at the remote, so that no store removes it there. After that every blob is looked at: it was sent in a way
-that the service checks, or read back and compared, and the remote still lists it. Then, under the lock of who takes a
-directory apart: ``blobs/`` goes to trash by one rename; the collector frees what no other checkpoint uses. A kill
-between any two of these leaves a checkpoint that reads as before. Source: docs/format/remote-v1.md, "Evict".
+No bytes are freed before the remote has them and keeps them (P11). First, ``elsewhere.json`` is made durable. Then the
+checkpoint is claimed on the remote, so that no store deletes it there. After that every blob is verified: it was sent
+in a way that the service checks, or was read back and compared, and the remote still lists it. Then, under an exclusive
+lock, one rename moves ``blobs/`` to the trash, and the collector frees blobs that no other checkpoint uses. A kill at
+any point leaves a checkpoint that can still be read. Source: docs/format/remote-v1.md, "Evict".
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _RUN_TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class Eviction:
-    """A checkpoint that is about to lose its bytes here.
+    """The eviction of one checkpoint.
 
     Attributes:
-        info: Which.
+        info: The checkpoint.
         blobs: Its blobs.
-        holder: What has them, with the claim on it.
+        holder: The remote that has them, with the claim.
     """
 
     info: CheckpointInfo
@@ -77,14 +77,20 @@ def evict(
     dry_run: bool = False,
     why: Mapping[str, str] = MappingProxyType({}),
 ) -> EvictReport:
-    """Let go of the blobs of checkpoints that a remote has; see `ckstore.Store.evict`.
+    """Free the local blobs of checkpoints that a remote has; see `ckstore.Store.evict`.
 
-    What fails for one stops no other; the error at the end names each that failed.
+    A failure of one does not stop the others. The error at the end names each that failed.
+
+    Args:
+        context: The store.
+        infos: The checkpoints.
+        remote: The remote that has them.
+        dry_run: Change nothing, and report what would be freed.
+        why: Reasons for the journal, by names of checkpoints. A missing one becomes "by hand".
     """
-    # `why`: names of checkpoints -> why they go, for the journal; by hand, if it is not said.
     if not dry_run:
         context.check_writable()
-        # Before the first checkpoint without blobs is there: a reader that does not know them would take it for torn.
+        # Before the first checkpoint without blobs exists: an older reader would consider it torn.
         require(context, ELSEWHERE)
     uuid, attest = read_info(remote.objects, remote.name).uuid, PresenceCheck(context, remote, TransferLimits())
     evicted: list[CheckpointInfo] = []
@@ -96,7 +102,8 @@ def evict(
         for info in infos:
             step = partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run)
             _tried(step, info, skipped, failures)
-        # Only now: what is seen there before the claims may be removed, since no store relies on it.
+        # After all claims: bytes that were found on the remote before its claim may be deleted, since no store relied
+        # on them.
         if not dry_run:
             attest.claim([(place_of(one.info), one.holder.claim, one.blobs) for one in going])
         for one in [*going]:
@@ -110,12 +117,12 @@ def evict(
                 reason = why.get(one.info.name, "by hand")
                 note(context, "evicted", one.info.key.run_step, id=one.info.id, why=f"{remote.name} has it; {reason}")
     finally:
-        # Also after an error: what was read back is not read again, and checkpoints that keep their bytes say so.
+        # Also after an error: blobs read back are not read again, and checkpoints that keep their bytes are not marked.
         if not dry_run:
             for one in going:
-                with suppress(CkstoreError, OSError):  # a word too many only names one place more to read from
+                with suppress(CkstoreError, OSError):  # a wrong entry only names one more place to read from
                     _take_back(context, one, attest)
-            with suppress(CkstoreError, OSError):  # it only saves work, and must not hide the first error
+            with suppress(CkstoreError, OSError):  # records only save work, and must not hide the first error
                 attest.keep()
             reclaim.free_unused(context, digests)
     if failures:
@@ -134,12 +141,12 @@ def evict(
 def _tried(
     step: Callable[[], str], info: CheckpointInfo, skipped: list[Skipped], failures: dict[str, CkstoreError]
 ) -> bool:
-    """Whether a step of an eviction was done; if not, why is noted, and the others may go."""
+    """Whether a step of an eviction succeeded. If not, the reason is recorded, and the others continue."""
     try:
         problem = step()
-    except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or not to be read
+    except (NoSuchRef, DamagedBlob, InUse) as error:  # dropped meanwhile, or unreadable
         problem = error.message
-    except OF_ALL:  # nor would the next one be looked at
+    except OF_ALL:  # the next one would fail as well
         raise
     except (CkstoreError, OSError) as error:
         failures[info.name] = failure_of(f"evicting {info.name}", error)
@@ -159,16 +166,20 @@ def _begin(  # noqa: PLR0917
     *,
     dry_run: bool,
 ) -> str:
-    """Say in a checkpoint that a remote has it, while its bytes are still here; return why it keeps them, if so."""
+    """Record in a checkpoint with local bytes that a remote has it, and append its eviction to `going`.
+
+    Returns:
+        Why it keeps its bytes, or "".
+    """
     with open_directory(context, info) as directory:
         blobs = directory.manifest.blobs
         judged = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
         if judged.problem or marks.read_mark(directory.lock.fd) is not None:
             return judged.problem or "it is marked as damaged: verify it first"
         if directory.manifest.encoding is not None:
-            return "it was compacted, and no remote has the files that it is decoded from"
+            return "it was compacted, and no remote has its encoded files"
         if not blobs or len(judged.elsewhere) == len(blobs):
-            return "it has no bytes here"
+            return "it has no local bytes"
     try:
         if not attest.finds(place_of(info)):
             return f"{remote.name} does not have it"
@@ -182,12 +193,12 @@ def _begin(  # noqa: PLR0917
 
 
 def say_elsewhere(context: Context, one: Eviction) -> None:
-    """Say in a checkpoint that a remote has it, before it is claimed there."""
-    # Before the claim: who ends claims looks for this file after it listed them.
+    """Record in a checkpoint that a remote has it, before it is claimed there."""
+    # Before the claim: a process that ends claims lists them, and then looks for this file.
     with alone(context, one.info) as lock:
         before = read_remote_only(lock.fd)
         had = () if before is None else before.remotes
-        # A claim that it has there already is written again.
+        # An existing claim on the remote is written again.
         claim = next((holder.claim for holder in had if holder.uuid == one.holder.uuid), "")
         one.holder = replace(one.holder, claim=claim or one.holder.claim)
         since = text_of_time(datetime.now(UTC)) if before is None else before.since
@@ -196,10 +207,10 @@ def say_elsewhere(context: Context, one: Eviction) -> None:
 
 
 def _take_back(context: Context, one: Eviction, attest: PresenceCheck) -> None:
-    """Say no more that a remote has a checkpoint that kept all its bytes, and end its claim."""
+    """Remove the record that a remote has a checkpoint, if it kept all its bytes, and end its claim."""
     with alone(context, one.info) as lock:
         document = read_remote_only(lock.fd)
-        if document is None or document.remotes != (one.holder,):  # others had it before
+        if document is None or document.remotes != (one.holder,):  # other remotes had it before
             return
         here = {*trash.names_in(lock.inside / BLOBS)}
         if not here.issuperset(blob.digest for blob in one.blobs):
@@ -209,7 +220,7 @@ def _take_back(context: Context, one: Eviction, attest: PresenceCheck) -> None:
 
 
 def _go(context: Context, one: Eviction, attest: PresenceCheck, *, dry_run: bool) -> str:
-    """Let go of the bytes of one checkpoint; return why it keeps them, empty if it does not."""
+    """Free the bytes of one checkpoint. Return why it keeps them, or "" if they were freed."""
     try:
         problem = attest.lacks(place_of(one.info), one.blobs, read=not dry_run)
     except RemoteError as error:
@@ -219,7 +230,7 @@ def _go(context: Context, one: Eviction, attest: PresenceCheck, *, dry_run: bool
 
 @contextmanager
 def alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
-    """Hold the run and the checkpoint; the run first, as savers do."""
+    """Lock the run and the checkpoint exclusively, the run first, as savers do."""
     layout = context.layout
     path = layout.checkpoint(info.key)
     with ExitStack() as held:
@@ -244,23 +255,24 @@ def _let_go(context: Context, one: Eviction) -> str:
         document = read_remote_only(lock.fd)
         if document is None or one.holder not in document.remotes:
             return "another process evicts it"
-        # Also before the rename: a kill after it leaves rows that count blobs, and gc would never free them.
+        # Also before the rename: after a kill in between, rows would still count the blobs, and gc would never free
+        # them.
         touch(lock)
-        # One rename: its directory has all of its blobs, or none and the word where they are.
+        # By one rename: the directory has all of its blobs, or none and a document that says where they are.
         target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")
         links.rename(path / BLOBS, target)
         links.make_directory(path / BLOBS)
-        # The new parent first; only then may the collector unlink what is below it (rule F).
+        # The new parent first; only then may the collector unlink anything below it (rule F).
         files.sync_directory(layout.trash)
         files.sync_open_directory(lock.fd)
         touch(lock)
-    with suppress(CkstoreError, OSError):  # the next opener does it: the times of the manifest say so
+    with suppress(CkstoreError, OSError):  # the next opener does it, since the times of the manifest changed
         reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
     return ""
 
 
 def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
-    """Let go of the bytes that `keep_local` does not keep here, of checkpoints that the mirror has."""
+    """Free local bytes of checkpoints that `keep_local` does not keep and that the mirror has."""
     policy, mirror = policy_of(context.layout, KEEP_LOCAL), setting_of(context.layout, MIRROR)
     if policy is None:
         raise BadInput(
@@ -273,19 +285,19 @@ def evict_by_rule(context: Context, *, dry_run: bool = False) -> EvictReport:
     plan = plan_local(context, policy, mirror)
     going = [entry.info for entry in plan.dropped]
     why = {entry.info.name: f"keep_local: {'; '.join(entry.reasons)}" for entry in plan.dropped}
-    if not going:  # as after most pushes; then no request is made
+    if not going:  # as after most pushes; no request is made
         return EvictReport(mirror, dry_run, (), (), 0, 0, plan)
     there = named_remote(context, mirror)
     return replace(evict(context, going, there, dry_run=dry_run, why=why), plan=plan)
 
 
 def evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictReport:
-    """Let go of the bytes of checkpoints that the mirror has, for a save that lacks space."""
+    """Free local bytes of checkpoints that the mirror has, for a save that lacks space."""
     mirror = setting_of(context.layout, MIRROR) or ""
     why = "a save needed the space"
     return evict(context, infos, named_remote(context, mirror), why={info.name: why for info in infos})
 
 
 def keep_local(context: Context) -> EvictReport | None:
-    """As `evict_by_rule`, after a push; None: there is no such policy."""
+    """Apply `evict_by_rule` after a push, or return None if there is no such policy."""
     return None if policy_of(context.layout, KEEP_LOCAL) is None else evict_by_rule(context)

@@ -1,4 +1,4 @@
-"""What a remote lists of checkpoints that it is believed to have: another program may have removed objects there."""
+"""Checks by listings whether a remote still has checkpoints, since another program may have deleted objects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckstore.remote.source import ObjectSource
 
 
 def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[CheckpointInfo]) -> dict[str, str]:
-    """Return which of these checkpoints a remote lacks or has in part, by id, and why; no byte of a blob is read.
+    """Return, by id, why a remote lacks some of these checkpoints, or parts of them. No blob is read.
 
     Raises:
         RemoteError: The remote does not answer.
@@ -45,7 +45,7 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
         place = place_of(info)
         documents = checkpoints.keys.get(place, ())
         if place not in places:
-            # A checkpoint that a rule or a user removed there, and that has its bytes here, is not missing.
+            # A checkpoint with local bytes that a policy or a user deleted from the remote is not missing.
             if info.elsewhere or place.dropped not in documents:
                 found[info.id] = "it is not there"
             continue
@@ -53,12 +53,12 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
         try:
             with open_directory(context, info) as directory:
                 needed[info.id] = directory.manifest.blobs if encoding is None else encoding.files
-        except CkstoreError:  # dropped meanwhile, or damaged here, which `verify` reports by itself
+        except CkstoreError:  # dropped meanwhile, or damaged locally, which `verify` reports
             continue
     known = read_record(context.layout, there.name)
     lacking = {blob.digest for blobs in needed.values() for blob in blobs}
     sizes: dict[str, Collection[int]] = {}
-    for _ in range(2):  # once more: a push may have sent a blob under another name since it was looked for
+    for _ in range(2):  # twice, since a push may have sent a blob under another name meanwhile
         sizes |= sizes_there(there, read_condemned(there.objects), lacking, known)
         every = (blob for blobs in needed.values() for blob in blobs)
         lacking = {blob.digest for blob in every if blob.nbytes not in sizes.get(blob.digest, ())}
@@ -71,7 +71,7 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
 
 
 def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
-    """Say in a report what remotes list of the checkpoints whose bytes are there alone."""
+    """Add to a report what remotes list of the checkpoints whose bytes only remotes have."""
     away = {(info.run, info.key.directory): info for info in infos(context, superseded=True) if info.elsewhere}
     by_holder: defaultdict[RemoteHolder, list[CheckpointInfo]] = defaultdict(list)
     for info in filter(None, (away.get((one.run, one.directory)) for one in report.elsewhere)):
@@ -94,7 +94,7 @@ def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
     def looked(one: Away) -> Away:
         info = away.get((one.run, one.directory))
         if info is None:
-            return replace(one, unasked="it was brought back or dropped meanwhile")
+            return replace(one, unasked="it was restored or dropped meanwhile")
         if info.id in whole:
             return replace(one, as_of=at)
         if info.id in lacks and info.id not in unasked:
@@ -108,8 +108,8 @@ def _missing_at_holder(context: Context, holder: RemoteHolder, listed: Sequence[
     there = open_source(context, holder.name)
     try:
         uuid = uuid_of(there)
-    except NoSuchRemote as error:  # the place answered, and holds no remote any more
+    except NoSuchRemote as error:  # the place answered, but holds no remote any more
         return {info.id: error.message for info in listed}
     if uuid != holder.uuid:
-        return {info.id: "another remote has this name by now" for info in listed}
+        return {info.id: "another remote now has this name" for info in listed}
     return missing_at(context, there, listed)

@@ -1,4 +1,4 @@
-"""Restores the claims of this store that a remote has lost, for example when it was emptied or restored from a backup.
+"""Restores claims of this store that a remote has lost, for example because it was emptied or restored from a backup.
 
 Without its claim another store may remove the only copy of an evicted checkpoint. Source: docs/format/remote-v1.md,
 "Evict".
@@ -26,7 +26,7 @@ from ckstore.remote.remote_only.remote_presence import PresenceCheck
 
 
 def claim_again(context: Context, remote: Remote) -> int:
-    """Claim again the checkpoints evicted to a remote whose claims it has lost, and return their number.
+    """Write the lost claims on checkpoints evicted to a remote again, and return their number.
 
     Checkpoints that the remote no longer has are skipped.
 
@@ -57,7 +57,7 @@ def _evicted(context: Context) -> Iterator[StorePath]:
     layout = context.layout
     yield from (layout.checkpoint(info.key) for info in infos(context, superseded=True) if info.elsewhere)
     dropped = (layout.trash / name for name in trash.names_in(layout.trash))
-    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be brought back
+    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be restored
 
 
 def _lacking(
@@ -67,7 +67,7 @@ def _lacking(
         try:
             with CheckpointDirectory.at(path, context.layout.hash_prefix) as directory:
                 manifest, id = directory.manifest, directory.manifest_id
-        except (CkstoreError, OSError):  # dropped meanwhile, or damaged here, which `verify` reports
+        except (CkstoreError, OSError):  # dropped meanwhile, or damaged locally, which `verify` reports
             continue
         place = Place(manifest.run, manifest.step, id)
         try:
@@ -75,5 +75,5 @@ def _lacking(
                 yield place, claim, manifest.blobs
         except OF_ALL:
             raise
-        except RemoteError:  # its manifest is damaged there, which reads report
+        except RemoteError:  # its manifest on the remote is damaged, which reads report
             continue

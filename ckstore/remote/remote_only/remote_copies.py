@@ -1,6 +1,6 @@
-"""Right bytes of blobs and manifests from any remote of a store: what a repair, and a load that meets damage, ask for.
+"""Intact copies of blobs and manifests, from any remote of a store, for repairs and for loads that find damage.
 
-Nothing that comes is believed: a blob counts if it has its digest, a manifest if it has its id.
+A blob is used only if it has its digest, and a manifest only if it has its id.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from ckstore.remote.service.remote_entries import RemoteEntry, entries, open_obj
 from ckstore.remote.service.target import parse_target
 from ckstore.remote.source import ObjectSource, Source, read_manifest
 
-# A flipped bit on the way is read again; what is wrong twice is wrong at the remote.
+# After a mismatch, a blob is read again: a bit may have flipped on the way. The second time, it is damaged there.
 _READS = 2
 CONTACT_S = 30.0
-"""A remote that gives no first answer within this time is not waited for any longer."""
+"""The time to wait for the first response of a remote."""
 AGAIN_S = 60.0
-"""A remote that did not answer is not asked again for so long: a load waits for it once, not once a blob."""
+"""A remote that did not answer is not asked again for this long: a load waits for it once, and not once per blob."""
 
 
 class _LazySource:
-    """One remote: how it is opened, and what came of that."""
+    """One remote: how it is opened, and the open source or the last error."""
 
     def __init__(self, name: str, open_source: Callable[[], Source], check: Callable[[], None] | None = None) -> None:
         self.name = name
         self._open = open_source
         self._check = check
-        self._mutex = threading.RLock()  # a signal handler may load while this thread holds it
+        self._mutex = threading.RLock()  # reentrant, since a signal handler may load while this thread has it
         self._source: Source | None = None
         self._problem = ""
         self._failed_s = 0.0
 
     @property
     def problem(self) -> str:
-        """Why it is not asked now; empty if it is."""
+        """Why the remote is not asked now; empty if it is asked."""
         return self._problem if self._problem and time.monotonic() - self._failed_s < AGAIN_S else ""
 
     def source(self) -> Source:
-        """Return it, open; the first of several threads opens it."""
-        # A child that was forked while it was held waits for no longer than an answer may take.
+        """Return the open source. The first of several threads opens it."""
+        # A child that was forked while the lock was held waits no longer than a response may take.
         if not self._mutex.acquire(timeout=CONTACT_S):
             raise RemoteUnavailable(f"another thread is still opening {self.name}")
         try:
@@ -61,17 +61,17 @@ class _LazySource:
             self._mutex.release()
 
     def fail(self, error: CkstoreError) -> None:
-        """Do not ask it again for a while."""
+        """Record an error, so that the remote is not asked for a while."""
         self._problem, self._failed_s, self._source = error.message, time.monotonic(), None
 
 
 class RemoteCopies:
-    """Asks the remotes of an open store, and those at these URLs, which come first; for several threads."""
+    """Asks the remotes at the given URLs, then those of an open store. Threads may share it."""
 
     def __init__(self, context: Context, urls: Sequence[str] = ()) -> None:
         self._context = context
         self._urls = {url: _LazySource(url, lambda url=url: _opened_url(context, url)) for url in urls}  # type: ignore[misc]
-        for asked in self._urls.values():  # given by the caller, who hears at once that it cannot be used
+        for asked in self._urls.values():  # the caller gave these, and learns at once if one cannot be used
             asked.source()
         self._asked: dict[str, _LazySource] = {}
 
@@ -79,7 +79,7 @@ class RemoteCopies:
         return len(self._all())
 
     def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
-        """Return the bytes of a blob of the checkpoints at `places` (run, step and id), which have its digest."""
+        """Return the verified bytes of a blob that the checkpoints at `places` (run, step and id) have."""
         problems: list[str] = []
         for asked in self._all():
             data = self._ask(asked, problems, lambda source: _read_blob(source, blob, places))
@@ -88,7 +88,7 @@ class RemoteCopies:
         return RemoteAnswer(None, "", tuple(problems))
 
     def manifest(self, key: CheckpointKey) -> RemoteAnswer:
-        """Return the bytes of the manifest of the checkpoint that belongs into a directory, by the id in its name."""
+        """Return the bytes of the manifest that belongs in the directory of `key`, by the id in its name."""
         problems: list[str] = []
         for asked in self._all():
             data = self._ask(asked, problems, lambda source: self._read_manifest(source, key))
@@ -105,7 +105,7 @@ class RemoteCopies:
     def _ask(
         self, asked: _LazySource, problems: list[str], read: Callable[[Source], bytearray | str]
     ) -> bytearray | None:
-        """Return what a remote has; else add to `problems` what it says."""
+        """Return the bytes that a remote has. If it has none, append the reason to `problems`, and return None."""
         if asked.problem:
             problems.append(f"{asked.name}: {asked.problem}")
             return None
@@ -124,11 +124,11 @@ class RemoteCopies:
         return found
 
     def _all(self) -> list[_LazySource]:
-        """Return the remotes in the order in which they are asked; the settings are read each time."""
+        """Return the remotes in the order in which they are asked. The settings are read each time."""
         found = [*self._urls.values()]
         try:
             listed = entries(self._context.layout)
-        except CkstoreError:  # what needs the settings says why
+        except CkstoreError:  # operations that need the settings report the error
             listed = {}
         for name, entry in listed.items():
             if name not in self._asked:
@@ -138,7 +138,7 @@ class RemoteCopies:
 
 
 def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> bytearray | str:
-    """Return a blob that a checkpoint there has, or the remote without one; else what is to be said of it."""
+    """Read a blob from a checkpoint on a remote, or from the remote itself. Return the reason if it cannot be used."""
 
     def of_checkpoint(place: tuple[str, int, str], into: memoryview) -> bool:
         return source.read_into(Place(*place), blob.digest, 0, into) is not None
@@ -153,7 +153,7 @@ def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int
                 break
             if algorithm_of(blob.digest).digest(data) == blob.digest:
                 return data
-            said = f"has other bytes under the name of blob {blob.digest}: it is damaged there"
+            said = f"has a damaged copy of blob {blob.digest}, with other bytes"
     return said
 
 
@@ -162,7 +162,7 @@ def _opened(context: Context, entry: RemoteEntry) -> Source:
     source = remote_opener.source_of(remote, remote_opener.near(context.layout))
     with _answering(source):
         found = remote_opener.uuid_of(remote)
-    # Another remote under that name may have other checkpoints of the same run and step.
+    # Another remote of the same name may have other checkpoints of the same run and step.
     if found != entry.uuid:
         raise RemoteError(f"another remote is at its place: its uuid is {found}, wanted {entry.uuid}")
     return source
@@ -178,7 +178,7 @@ def _opened_url(context: Context, url: str) -> Source:
 
 @contextmanager
 def _answering(source: Source) -> Iterator[None]:
-    """End the wait for the first answer of a remote after a while, whatever the service does."""
+    """Limit the wait for the first response of a remote to `CONTACT_S`."""
     timer = threading.Timer(CONTACT_S, source.close)
     timer.daemon = True
     timer.start()

@@ -1,7 +1,7 @@
-"""Whether a remote has every byte of a checkpoint: compared by digest, never by the word of the service alone.
+"""Checks whether a remote has every byte of a checkpoint, by digests and never only by the word of the service.
 
-A blob counts if this store sent it in a request whose body the service was seen to check, or read it back, and the
-remote lists that very version now. Any other is read back here.
+A blob counts if this store sent it in a request whose body the service checks, or read it back, and the remote still
+lists that version. All other blobs are read back.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from ckstore.remote.source import ObjectSource, read_manifest
 
 
 class PresenceCheck:
-    """Says what a remote has."""
+    """Checks which checkpoints a remote has."""
 
     def __init__(self, context: Context, remote: Remote, manner: TransferLimits) -> None:
-        self.read_back_bytes = 0  # bytes that were read to compare them
+        self.read_back_bytes = 0  # bytes that were read back for comparison
         self._manner = manner
         self._context, self._remote = context, remote
         self._record = record.read_record(context.layout, remote.name)
         self._source = ObjectSource(remote.objects, remote.name)
-        # Asked for, or listed once: what is not there by then is not relied on.
+        # Looked up once, or listed. Blobs that were missing then are not relied on.
         self._listed: dict[str, ObjectEntry] = {}
         self._asked_count = 0
         self._has_all = False
         self._condemned = read_condemned(remote.objects)
-        # Manifests never change: of one that was read it is only asked whether it is still there.
+        # Manifests never change. Of one that was read, only the existence is checked again.
         self._encodings: dict[Place, Encoding | None] = {}
 
     def finds(self, place: Place) -> bool:
-        """Whether a remote has a manifest of a checkpoint: a first look, before it is claimed."""
+        """Whether a remote has the manifest of a checkpoint: a first check, before the claim."""
         there = read_manifest(self._source, place, self._context.layout.hash_prefix)
         if there is not None:
             self._encodings[place] = there.encoding
         return there is not None
 
     def claim(self, wanted: Sequence[tuple[Place, str, Sequence[BlobRecord]]]) -> None:
-        """Claim checkpoints, with the uuids of the claims; `lacks` relies on nothing that was seen before."""
+        """Claim checkpoints under the given claim uuids. All earlier checks of the remote are forgotten."""
         objects, store = self._remote.objects, self._context.settings.uuid
         needed: set[str] = set()
 
@@ -65,13 +65,16 @@ class PresenceCheck:
         self._listed, self._asked_count, self._has_all = {}, 0, False
 
     def end_claim(self, place: Place, uuid: str) -> None:
-        """End a claim that the store did not rely on."""
+        """Delete a claim on which the store does not rely."""
         self._remote.objects.delete([Claim(self._context.settings.uuid, place, uuid).key])
 
     def lacks(self, place: Place, blobs: Sequence[BlobRecord], *, read: bool) -> str:
-        """Return why a remote does not have a checkpoint, one sentence; empty if it has.
+        """Return why a remote does not have a checkpoint, as one sentence; empty if it has.
 
-        With `read` what is not attested yet is read and compared; without, it is believed by its size.
+        Args:
+            place: The checkpoint.
+            blobs: Its blobs.
+            read: Whether unverified blobs are read back and compared. If not, only their sizes are checked.
         """
         objects, name = self._remote.objects, self._remote.name
         if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:
@@ -81,7 +84,7 @@ class PresenceCheck:
         self._look([keys.blob(str(self._condemned.name(digest))) for digest in sorted(needed)])
         unknown = []
         for blob in blobs:
-            # Of one that is encoded there, all that it is decoded with.
+            # Of an encoded blob, all files that it is decoded from.
             files = _files_of(blob, encoding)
             for file in files:
                 current = str(self._condemned.name(file.digest))
@@ -98,7 +101,7 @@ class PresenceCheck:
         return ""
 
     def _read_back(self, place: Place, blobs: Sequence[BlobRecord]) -> None:
-        """Read blobs, several at once, and compare them."""
+        """Read blobs back concurrently, and compare them."""
         budget = MemoryBudget()
 
         def read(blob: BlobRecord) -> None:
@@ -109,7 +112,7 @@ class PresenceCheck:
         for_each(read, blobs, threads=self._manner.threads, stopping=budget.ending(self._source.close))
 
     def _look(self, wanted: Sequence[str]) -> None:
-        """Know what the remote lists of some keys."""
+        """Find some keys on the remote, by lookups or by a listing of all blobs, whichever is cheaper."""
         new = [] if self._has_all else [key for key in wanted if key not in self._listed]
         self._asked_count += len(new)
         if is_asked(self._asked_count, self._record.blob_count):
@@ -129,7 +132,7 @@ class PresenceCheck:
         return seen.how == "read" or self._remote.checks_bodies
 
     def keep(self) -> None:
-        """Keep what was seen."""
+        """Save the record of the remote."""
         if not self._context.readonly:
             record.write_record(self._context.layout, self._remote.name, self._record)
 

@@ -1,4 +1,4 @@
-"""Reads through to remotes: a range of a blob that is elsewhere. Who reads compares it with the digest of its piece."""
+"""Reads ranges of evicted blobs from remotes. The caller compares them with the digests of their pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckstore.remote.source import Source
 
 
 class RemoteReader:
-    """Fetches ranges for the readers of one open store; may be called by several threads."""
+    """Downloads ranges for the readers of one open store. Threads may share it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -33,8 +33,22 @@ class RemoteReader:
         old: OldPiece | None,
         again: bool,  # noqa: FBT001 - the form of `Context.fetch`
     ) -> int | None:
-        """Fill memory with a range of a blob of an open checkpoint; return how many bytes came."""
-        # With `old`, which is what is in that memory, only the difference is read. `again`: what came before was wrong.
+        """Fill memory with a range of a blob of an open checkpoint; return the number of bytes received.
+
+        Args:
+            directory: The open checkpoint.
+            blob: The blob.
+            offset: Where the range begins.
+            into: The memory to fill.
+            old: The piece that the memory already holds. Only the difference to it is downloaded.
+            again: Whether the bytes of an earlier call were wrong.
+
+        Returns:
+            The number of bytes, 0 if they were in the cache. With `old`, None if no remote has the difference.
+
+        Raises:
+            BytesElsewhere: No remote has the range.
+        """
         if again:
             self._fetched.forget(blob.digest, offset, len(into))
         elif old is None and self._fetched.read_into(blob.digest, offset, into):
@@ -43,7 +57,7 @@ class RemoteReader:
         place = Place(manifest.run, manifest.step, directory.manifest_id)
         document = read_remote_only(directory.lock.fd)
         problems = []
-        hint = "is the remote there? ckstore push from a store that has it brings it back"
+        hint = "check the remote; ckstore push from a store that has the checkpoint restores it"
         for holder in () if document is None else document.remotes:
             try:
                 source = self._source(holder)
@@ -64,16 +78,16 @@ class RemoteReader:
                     hint = error.hint
         if old is not None:
             return None
-        msg = f"blob {blob.digest} of {manifest.name} is elsewhere, and was not fetched: {'; '.join(problems)}"
+        msg = f"blob {blob.digest} of {manifest.name} is only on a remote and was not fetched: {'; '.join(problems)}"
         raise BytesElsewhere(msg, hint=hint)
 
     def _source(self, holder: RemoteHolder) -> Source:
         found = self._sources.get(holder)
         if found is not None:
             return found
-        # Without a lock: it would be held over requests, and a child that is forked meanwhile would wait for ever.
+        # Without a lock: it would be held during requests, and a child forked meanwhile would wait forever.
         remote = open_source(self._context, holder.name)
-        # Another remote under that name may have other checkpoints of the same run and step.
+        # Another remote of the same name may have other checkpoints of the same run and step.
         if uuid_of(remote) != holder.uuid:
             msg = f"another remote has the name {holder.name}: its uuid is not {holder.uuid}"
             raise RemoteError(msg)

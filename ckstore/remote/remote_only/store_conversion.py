@@ -1,4 +1,4 @@
-"""Copy a store that an earlier draft pushed to into a remote, and read evicted checkpoints from the remote."""
+"""Copies a store, to which an earlier draft pushed, into a remote, and has evicted checkpoints read from the remote."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ckstore.remote.remote_opener import OtherStore
 
 
 def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
-    """Push all checkpoints of the store `old` to a remote, and let those evicted to `old` be read from the remote.
+    """Push all checkpoints of the store `old` to a remote, and have those evicted to `old` read from the remote.
 
     A call that was killed can be repeated. The store `old` is not changed.
 
     Raises:
-        CkstoreError: Some checkpoints could not be copied, or are incomplete on the remote; those are still read from
+        CkstoreError: Some checkpoints could not be copied, or are incomplete on the remote. Those are still read from
             `old`.
     """
     uuid = check_takes(new, context.settings).uuid
@@ -79,12 +79,12 @@ def _begin(  # noqa: PLR0917
 
 
 def _end(context: Context, one: Eviction, old_uuid: str, attest: PresenceCheck) -> None:
-    """Remove the store from those places, after every byte on the remote was verified."""
+    """Remove the old store from these places, after every byte on the remote was verified."""
     if problem := attest.lacks(place_of(one.info), one.blobs, read=True):
         raise RemoteError(problem, hint="convert it again")
     with alone(context, one.info) as lock:
         document = read_remote_only(lock.fd)
-        if document is None:  # its bytes were brought back meanwhile
+        if document is None:  # its bytes were restored meanwhile
             return
         rest = tuple(holder for holder in document.remotes if holder.uuid != old_uuid)
         write_remote_only(context.layout, lock, replace(document, remotes=rest))

@@ -1,4 +1,4 @@
-"""The temporary directory of a remote that is opened by its URL; those of processes that were killed are removed."""
+"""The temporary directory of a remote that is opened by its URL. Directories of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from ckstore.errors import InUse
 from ckstore.fs import locks
 
-# Another process may remove a new directory before it is locked, since it looks like that of a killed one.
+# Another process may remove a new directory before it is locked, since it looks like one of a killed process.
 _TRIES = 20
 
 
 def make_temporary() -> tuple[Path, Callable[[], None]]:
-    """Make a directory that lives as long as this process at most; return it, and what removes it.
+    """Create a directory for the lifetime of this process at most. Return it, and a function that removes it.
 
-    A process holds a shared `flock` on its directory, so that others can tell it from one that a kill left behind.
+    A process holds a shared `flock` on its directory, so that others can tell it from one of a killed process.
     """
     _sweep()
     for _ in range(_TRIES):
@@ -33,7 +33,7 @@ def make_temporary() -> tuple[Path, Callable[[], None]]:
     made_by = os.getpid()
 
     def remove() -> None:
-        if os.getpid() == made_by:  # a child that was forked runs this as well, and the parent reads on
+        if os.getpid() == made_by:  # a forked child also runs this, while the parent still reads
             shutil.rmtree(folder, ignore_errors=True)
             lock.release()
 
@@ -41,16 +41,16 @@ def make_temporary() -> tuple[Path, Callable[[], None]]:
 
 
 def _prefix() -> str:
-    # With the host: a temporary directory on a shared filesystem does not show the locks of other hosts.
+    # With the host name: on a shared filesystem, a temporary directory does not show the locks of other hosts.
     return f"ckstore-remote-{os.uname().nodename}-"
 
 
 def _sweep() -> None:
-    """Remove the directories of processes of this user and host that are gone."""
+    """Remove the directories of ended processes of this user and host."""
     try:
         with os.scandir(tempfile.gettempdir()) as entries:
             mine = [entry.path for entry in entries if entry.name.startswith(_prefix()) and _is_own(entry)]
-    except PermissionError:  # a directory that only takes new names: nothing in it can be found
+    except PermissionError:  # a directory that cannot be listed
         return
     for path in mine:
         lock = locks.try_exclusive(Path(path))

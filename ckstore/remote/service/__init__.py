@@ -1,1 +1,1 @@
-"""Object storage behind `ckstore.remote.objects`: the engine, and what a service was seen to do."""
+"""Object storage behind `ckstore.remote.objects`: the engine, and probes of the features of a service."""

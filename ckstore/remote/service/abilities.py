@@ -1,4 +1,4 @@
-"""What a service was seen to do; nothing is believed from its documentation."""
+"""The features of a service, according to a probe and not to its documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckstore.model.brief import brief
 from ckstore.model.document import refuse
 
 Cas = Literal["no", "yes", "unquoted"]
-"""Whether an object can be changed in one version alone; ``unquoted``: its mark is sent without quotes."""
+"""Whether the service supports compare-and-swap; ``unquoted`` if it expects version tags without quotes."""
 
 _CAS: tuple[Cas, ...] = ("no", "yes", "unquoted")
 
@@ -17,16 +17,16 @@ _CAS: tuple[Cas, ...] = ("no", "yes", "unquoted")
 @brief()
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What a probe saw.
+    """The features of a service, according to a probe.
 
     Attributes:
-        writes: An object was written and removed again. If not, the other answers are unknown, and False.
-        create: A second create of a key was refused, and the first object stayed.
-        cas: An update under a wrong version was refused, and one under the right version was made: ``yes``, or
-            ``unquoted`` where the mark of the version has to be sent without its quotes. Else ``no``.
-        ranges: A range of an object can be read; if not, whole objects are read.
-        lists_writes: A listing showed an object just after it was written, and not just after it was removed.
-        checks_bodies: A body that differs from its signed digest was refused; None: that could not be tried.
+        writes: An object was written and deleted. If not, the other answers are unknown, and False.
+        create: Creating a key twice was refused, and the first object remained.
+        cas: ``yes`` if an update of a wrong version was refused, and one of the right version was made. ``unquoted`` if
+            that requires the version tag without its quotes. Otherwise ``no``.
+        ranges: A range of an object can be read. If not, whole objects are read.
+        lists_writes: A listing showed an object just after it was written, and not just after it was deleted.
+        checks_bodies: A body that differs from its signed digest was refused. None if this could not be tried.
     """
 
     writes: bool = True
@@ -40,31 +40,31 @@ class Abilities:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return what was seen, and what follows from it, a sentence each."""
+        """Return the results and their consequences, one sentence each."""
         if not self.writes:
-            return ["cannot be written with these credentials: it can be pulled from"]
+            return ["cannot be written with these credentials: only pulls are possible"]
         bodies = {
             True: "refuses a body that was changed on the way",
             False: "takes a body that was changed on the way: pushed bytes count as safe only after they are read back",
-            None: "whether it refuses a body that was changed on the way was not tried",
+            None: "not tried whether it refuses a body that was changed on the way",
         }
         return [
             "refuses to create an object twice" if self.create else "creates an object over another one",
-            "changes an object only in the version that it was read in: prune may run beside pushes"
+            "changes only the expected version of an object: prune may run at the same time as pushes"
             if self.cas != "no"
-            else "changes an object in any version: prune needs --exclusive",
+            else "changes any version of an object: prune needs --exclusive",
             "reads ranges of objects" if self.ranges else "does not read ranges of objects: whole objects are read",
-            "lists each write at once" if self.lists_writes else "lists writes late: it cannot be pushed to",
+            "lists each write at once" if self.lists_writes else "lists writes late: pushes are not possible",
             bodies[self.checks_bodies],
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``config.json`` keeps of it."""
+        """Return the value that ``config.json`` stores."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> Abilities:
-        """Return what ``config.json`` says; `where` is for messages."""
+        """Parse the value in ``config.json``; `where` names the file in errors."""
         if not isinstance(value, dict):
             refuse(where, "abilities", "an object", value)
         members: dict[str, Any] = {name: value.get(name) for name in cls.__slots__}

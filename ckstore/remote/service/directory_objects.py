@@ -1,8 +1,8 @@
-"""`Objects` in a directory: each object is a file under its key. Source: docs/format/remote-v1.md, "In a directory".
+"""`Objects` in a directory: each object is a file under its key.
 
-An object is written under a name of its own, synced, renamed, and its directories are synced: what was acknowledged
-survives a power cut, and no reader sees half of it. Versions are compared under a lock that reaches every host, or not
-at all.
+An object is written to a temporary file, synced and renamed, and its directories are synced. So an acknowledged write
+survives a power cut, and no reader finds half of it. Versions are compared under a lock that reaches every host, or not
+at all. Source: docs/format/remote-v1.md, "In a directory".
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ckstore.remote.service.target import Target
 
 T = TypeVar("T")
 _INCOMING, _LOCK = ".incoming", ".lock"
-"""What the directory holds beside objects; no key begins with a dot."""
+"""Other entries of the directory; no key begins with a dot."""
 _LOCK_S = 60.0
-# A directory is removed when it is empty, perhaps just before an object gets its name in it.
+# An empty directory is removed, possibly just before an object gets its name in it.
 _TRIES = 100
 _READ_BYTES = 4 * 2**20
 _BATCH = 1000
-# What a writer that died left there is removed a day after it was written last.
+# Leftovers of a dead writer are deleted a day after their last write.
 _LEFT_S = 86400.0
 _NO_LINKS = (*links.CANNOT_LINK, errno.ENOSYS)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -49,7 +49,7 @@ _MOST_LEVELS = 16
 class DirectoryObjects:
     """Objects in a directory; see `Objects`. Threads may share it, and so may a forked child."""
 
-    # The directory is opened for each call, so that its filesystem can be unmounted between two.
+    # The directory is opened for each call, so that its filesystem can be unmounted between two calls.
 
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         self._target = target
@@ -69,14 +69,14 @@ class DirectoryObjects:
         return f"<objects of {self._target}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise RemoteError(f"objects of {self._target} cannot be pickled", hint="pickle the target, and open it there")
+        raise RemoteError(f"objects of {self._target} cannot be pickled", hint="pickle and open the target")
 
     def close(self) -> None:
         """End the waits of all threads; see `Objects`."""
         self._workers.stop()
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
-        """Return a whole small object; see `Objects`."""
+        """Return a small object; see `Objects`."""
 
         def read(top: StorePath) -> bytes | None:
             self._refresh(top, key)
@@ -98,12 +98,12 @@ class DirectoryObjects:
             return self.head(key) is not None
         filled = 0
         while filled < len(into):
-            # Copied by this thread: a worker that was left behind must not write into the caller's memory.
+            # This thread copies: an abandoned worker must not write into the caller's memory.
             part = self._call(partial(_read, key, offset + filled, min(_READ_BYTES, len(into) - filled)), what)
             if part is None and not filled:
                 return False
             if not part:
-                msg = f"{key} at {self._target} ends {len(into) - filled} bytes before what was to be read from it"
+                msg = f"{key} at {self._target} ends {len(into) - filled} bytes before the end of the range to read"
                 raise RemoteError(msg)
             into[filled : filled + len(part)] = part
             filled += len(part)
@@ -114,7 +114,7 @@ class DirectoryObjects:
         return self.put(key, data).tag
 
     def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
-        """Write an object and look at it; see `Objects`."""
+        """Write an object and return its entry; see `Objects`."""
 
         def place(top: StorePath, fresh: StorePath) -> ObjectEntry:
             with self._locked(top, key, exclusive=False):
@@ -123,7 +123,7 @@ class DirectoryObjects:
         return self._written(key, data, place)
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
-        """Write an object that is not there; see `Objects`."""
+        """Create an object; see `Objects`."""
 
         def place(top: StorePath, fresh: StorePath) -> bool | None:
             target = _at(top, key)
@@ -139,7 +139,7 @@ class DirectoryObjects:
                 else:
                     return True
                 if not self._locks:
-                    msg = f"{self._target} has neither hardlinks nor locks, so an object may be created twice"
+                    msg = f"{self._target} has neither hardlinks nor locks, so two processes could create one object"
                     raise RemoteError(msg)
             with self._locked(top, key, exclusive=True):
                 if dirfd_stat.exists(target):
@@ -150,7 +150,7 @@ class DirectoryObjects:
         return self._written(key, data, place)
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
-        """Write an object over one version of it; see `Objects`."""
+        """Replace one version of an object; see `Objects`."""
         if not self._locks:
             msg = f"locks on {self._target} are not known to reach other hosts, so no version can be compared"
             raise RemoteError(msg)
@@ -166,21 +166,21 @@ class DirectoryObjects:
         return found if isinstance(found, str) else None
 
     def list(self, prefix: str) -> Iterator[ObjectEntry]:
-        """Yield objects by their keys; see `Objects`."""
+        """Yield objects in the order of their keys; see `Objects`."""
         folder, slash, _ = prefix.rpartition("/")
         yield from self._below(folder + slash, prefix, 0)
 
     def _below(self, folder: str, prefix: str, level: int) -> Iterator[ObjectEntry]:
-        """Yield the objects of a folder, whose key is empty or ends with a slash, that begin with a prefix."""
+        """Yield the objects of a folder whose keys begin with a prefix. The folder is "" or ends with a slash."""
 
         def look(top: StorePath) -> Sequence[tuple[str, os.stat_result]]:
             found = dirfd_stat.statuses(_at(top, folder[:-1]) if folder else top)
-            # As keys compare: a folder by its name with the slash.
+            # Sorted as keys: a folder by its name with a slash.
             named = ((name + "/" * stat.S_ISDIR(status.st_mode), status) for name, status in found)
             return sorted((name, status) for name, status in named if folder or not name.startswith("."))
 
         if level > _MOST_LEVELS:
-            raise RemoteError(f"{self._target} has directories below {folder} that no remote has: remove them")
+            raise RemoteError(f"{self._target} has directories below {folder} that no remote uses: delete them")
         for name, status in self._call(look, f"listing {prefix or 'all'}"):
             key = folder + name
             if name.endswith("/"):
@@ -190,11 +190,11 @@ class DirectoryObjects:
                 yield _listed(key, status)
 
     def head(self, key: str) -> ObjectEntry | None:
-        """Return what is known of an object; see `Objects`."""
+        """Return the entry of an object; see `Objects`."""
         return self._call(lambda top: self._find(top, key), f"looking at {key}")
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; see `Objects`."""
+        """Delete objects; see `Objects`."""
         every = [*keys]
         for start in range(0, len(every), _BATCH):
             batch = every[start : start + _BATCH]
@@ -210,17 +210,17 @@ class DirectoryObjects:
         for folder in folders:
             with suppress(FileNotFoundError):
                 _sync(folder)
-            # The uppermost ones stay; one that is not empty stays, and so do those above it.
+            # The top folders are kept. A folder that is not empty is kept, and so are those above it.
             with suppress(OSError):
                 while len(folder.parts) > 1:
                     links.remove_directory(folder)
                     folder = folder.parent  # noqa: PLW2901
 
     def _find(self, top: StorePath, key: str) -> ObjectEntry | None:
-        """Return what is known of an object; on a shared filesystem what the server knows."""
+        """Return the entry of an object; on a shared filesystem, as the server has it."""
         try:
             self._refresh(top, key)
-            # Opened, since that asks the server; a look by name may be what this host remembers.
+            # Opened, since that asks the server; a lookup by name may use a cache of this host.
             fd, status = files.open_with_status(_at(top, key))
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -233,16 +233,16 @@ class DirectoryObjects:
                 statx.refresh(_at(top, key).parent)
 
     def _locked(self, top: StorePath, key: str, *, exclusive: bool) -> AbstractContextManager[object]:
-        """Keep updates of other processes out for the time of a `with` block."""
-        # No blob is updated: each write of a name has the same bytes.
+        """Keep updates of other processes out during a `with` block."""
+        # Blobs are never updated: each write of a name has the same bytes.
         if not self._locks or key.startswith(keys.BLOBS):
             return nullcontext()
         return closing(_lock(top, exclusive=exclusive))
 
     def _written(self, key: str, data: bytes | memoryview, place: Callable[[StorePath, StorePath], T | None]) -> T:
-        """Write a file with these bytes; return what `place` gives, which gives it its name, and is tried again."""
+        """Write a file with these bytes; return the result of `place`, which gives it its name and is retried."""
         what, view = f"writing {key}", memoryview(data).cast("B")
-        # Two calls: one that was given up, as after an hour, gives nothing a name afterwards.
+        # Two calls: if the caller gave up one, for example after an hour, it must not name a file later.
         name = self._call(partial(self._write, view), what)
 
         def give_name(top: StorePath) -> T:
@@ -251,7 +251,7 @@ class DirectoryObjects:
                 _make_parents(top, key)
                 try:
                     found = place(top, fresh)
-                except FileNotFoundError:  # its directory was empty, and another process has just removed it
+                except FileNotFoundError:  # its directory was empty and another process has just removed it
                     if not dirfd_stat.exists(fresh):
                         raise
                     continue
@@ -263,11 +263,11 @@ class DirectoryObjects:
         try:
             return self._call(give_name, what)
         finally:
-            with suppress(RemoteError):  # a later writer sweeps it, and the first error is the news
+            with suppress(RemoteError):  # a later writer deletes it, and the first error matters
                 self._call(partial(_discard, name), what)
 
     def _write(self, data: memoryview, top: StorePath) -> str:
-        """Write a file under a name that no other has, and return that."""
+        """Write a file under a unique name, and return the name."""
         folder, name = top / _INCOMING, uuid.uuid4().hex
         links.make_directory(folder)
         if self._swept.acquire(blocking=False):  # once, and never released
@@ -280,19 +280,19 @@ class DirectoryObjects:
                 os.fchmod(fd, mode)
                 os.fsync(fd)
         except BaseException:
-            with suppress(OSError):  # the first error is the news
+            with suppress(OSError):  # the first error matters
                 links.unlink(folder / name)
             raise
         return name
 
     def _call(self, function: Callable[[StorePath], T], what: str) -> T:
-        """Call it with the directory in a worker; raise what it raises as an error of a remote."""
+        """Call a function with the directory, in a worker; translate its errors to errors of a remote."""
 
         def call() -> T:
             with OpenDir(StorePath(self._target.address)) as held:
                 status = os.fstat(held.fd)
                 if self._inode not in (None, (status.st_dev, status.st_ino)):
-                    msg = f"another directory is at {self._target} than before"
+                    msg = f"{self._target} is now another directory than before"
                     raise RemoteUnavailable(msg, hint="if it is on a filesystem of its own, mount that")
                 return function(held.inside)
 
@@ -302,7 +302,7 @@ class DirectoryObjects:
             raise _translated(error, what, self._target) from error
         except (RemoteError, BadInput):
             raise
-        except CkstoreError as error:  # such as one of a symlink that another program put there
+        except CkstoreError as error:  # such as one of a symlink that another program created
             raise RemoteError(f"{what} at {self._target} failed: {error.message}", hint=error.hint) from error
 
 
@@ -313,15 +313,15 @@ def _at(top: StorePath, key: str) -> StorePath:
 
 
 def _read(key: str, offset: int, nbytes: int, top: StorePath) -> bytes | None:
-    """Return bytes of an object, fewer at its end; None: it is missing."""
-    # Opened for each part: a descriptor that a worker gives to a caller who has left would stay open.
+    """Return bytes of an object, fewer at its end, or None if it is missing."""
+    # Opened for each part: a descriptor that a worker returned to a caller who gave up would stay open.
     with suppress(FileNotFoundError), files.opened_regular(_at(top, key)) as fd:
         return os.pread(fd, nbytes, offset)
     return None
 
 
 def _same(place: StorePath, data: bytes | memoryview) -> bool | None:
-    """Whether an object holds these bytes; None: it was removed meanwhile."""
+    """Whether an object has these bytes, or None if it was deleted meanwhile."""
     view = memoryview(data).cast("B")
     with suppress(FileNotFoundError), files.opened_regular(place) as fd:
         if os.fstat(fd).st_size != len(view):
@@ -341,14 +341,14 @@ def _lock(top: StorePath, *, exclusive: bool) -> LockFile:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    # A lock is made by a hardlink, so that no other process sees it with narrower permissions than it gets.
+    # The lock is created by a hardlink, so that no other process sees it with preliminary permissions.
     with OpenDir(top) as held, suppress(FileExistsError):
         files.create_file(top / _LOCK, b"", mode=files.mode_in(held.fd))
     return LockFile.take(top / _LOCK, exclusive=exclusive, timeout_s=_LOCK_S)
 
 
 def _sync(folder: StorePath) -> None:
-    """Make the names in a directory durable; on SMB, which has no such call, the server does what it does."""
+    """Make the names in a directory durable. SMB has no such call and relies on its server."""
     try:
         files.sync_directory(folder)
     except OSError as error:
@@ -357,14 +357,14 @@ def _sync(folder: StorePath) -> None:
 
 
 def _sweep(folder: StorePath) -> None:
-    """Remove what writers that died left, by the clock of the filesystem."""
+    """Delete leftovers of dead writers, by the clock of the filesystem."""
     clock = folder / uuid.uuid4().hex
     files.create_file(clock, b"", mode=0o600)
     now_s = dirfd_stat.status(clock).st_mtime
     links.unlink(clock)
     for name, status in dirfd_stat.statuses(folder):
         if now_s - status.st_mtime > _LEFT_S:
-            with suppress(FileNotFoundError, PermissionError):  # of another user, in a directory with the sticky bit
+            with suppress(FileNotFoundError, PermissionError):  # another user's, in a directory with the sticky bit
                 links.unlink(folder / name)
 
 
@@ -374,10 +374,10 @@ def _discard(name: str, top: StorePath) -> None:
 
 
 def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = None) -> ObjectEntry:
-    """Give an object its name, over what has it; its time, which marks its version, is later than that of this."""
+    """Rename a file to an object. Its time, part of its version tag, is later than that of the version it replaces."""
     target = _at(top, key)
     before, status = dirfd_stat.find(target), dirfd_stat.status(fresh)
-    # By a nanosecond, or by the two seconds of the coarsest filesystem.
+    # Later by a nanosecond, or by the two seconds of the coarsest filesystem.
     for step_ns in (1, 2 * 10**9):
         if before is None or status.st_mtime_ns > before.st_mtime_ns:
             break
@@ -391,7 +391,7 @@ def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = 
 
 
 def _make_parents(top: StorePath, key: str) -> None:
-    # That of the uppermost one: another thread may have made the one above just now, and not opened it to others yet.
+    # The mode of the top: another thread may just have created the directory above, not yet with its final mode.
     mode = stat.S_IMODE(dirfd_stat.status(top).st_mode) | stat.S_IRWXU
     for part in key.split("/")[:-1]:
         top /= part
@@ -399,7 +399,7 @@ def _make_parents(top: StorePath, key: str) -> None:
 
 
 def _sync_parents(top: StorePath, key: str) -> None:
-    """Make the name of an object durable, and those of its directories, whichever process made them."""
+    """Make the name of an object durable, and those of its directories, whichever process created them."""
     place = _at(top, key)
     while place.parts:
         place = place.parent
@@ -407,7 +407,7 @@ def _sync_parents(top: StorePath, key: str) -> None:
 
 
 def _listed(key: str, status: os.stat_result) -> ObjectEntry:
-    # Its time as well as its inode, whose number may be that of an earlier version.
+    # The time is included since a new version may get the inode number of an earlier one.
     tag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
     return ObjectEntry(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), tag)
 
@@ -421,12 +421,10 @@ def _translated(error: OSError | InUse, what: str, target: Target) -> RemoteErro
         return RemoteUnavailable(f"{where} failed: {error.message}", hint=error.hint)
     said = error.strerror or str(error)
     if error.errno in files.NO_SPACE:
-        hint = "free space there: ckstore remote prune NAME, which writes a little first"
+        hint = "free space by ckstore remote prune NAME, which first needs a little space"
         return RemoteFull(f"{where} failed: {said}", hint=hint)
     if error.errno in _DENIED:
         return RemoteDenied(f"{where} failed: {said}", hint="let this user write to the directory and all below it")
     if isinstance(error, NotInStore) or error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
         return RemoteError(f"{where} failed: {error.filename} {said}", hint="another program has changed the directory")
-    return RemoteUnavailable(
-        f"{where} failed: {said}", hint="look at the filesystem; the same command may succeed later"
-    )
+    return RemoteUnavailable(f"{where} failed: {said}", hint="check the filesystem; the same command may succeed later")

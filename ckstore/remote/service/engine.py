@@ -1,7 +1,7 @@
-"""`Objects` on object storage, by obstore (the extra ``ckstore[remote]``); its habits are in docs/adr/0019-remotes.md.
+"""`Objects` on object storage, by obstore (the extra ``ckstore[remote]``); see docs/adr/0019-remotes.md.
 
-Nothing is verified here: the caller hashes. Every error is translated, and never chained: the engine's own texts can
-show signatures.
+Nothing is verified in this module; callers compare digests. Every error is translated and never chained, since the
+texts of the engine may contain signatures.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from ckstore.remote.service.engine_errors import has_lost_condition, is_missing,
 from ckstore.remote.service.target import Target, check_endpoint
 
 T = TypeVar("T")
-# The whole request, its body too: a blob of 2 GiB at 4 MB/s. A connection that stands still is given up far sooner.
+# For the whole request with its body: a blob of 2 GiB at 4 MB/s. A stalled connection is given up far sooner.
 _CLIENT_OPTIONS = {"timeout": "10m", "read_timeout": "30s", "connect_timeout": "10s"}
-# The engine waits for an answer from the first byte of a body on: with a `read_timeout` no upload could take longer.
-# Half an hour is 256 MiB, the largest body, at 150 kB/s.
+# The engine waits for a response from the first byte of a body: a `read_timeout` would limit the whole upload. Half an
+# hour is enough for 256 MiB, the largest body, at 150 kB/s.
 _UPLOAD_S = 1800
 _UPLOAD_OPTIONS = {"timeout": f"{_UPLOAD_S}s", "connect_timeout": "10s"}
 _UPLOAD_BYTES = 2**18
 _RETRIES = 5
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 _RETRY_S = 60
-# Creates, updates and removals are sent once by the engine, since its own repetition hides whether an answer was lost.
+# The engine sends creates, updates and deletes once: its own retries would hide whether a response was lost.
 _TRIES = 6
 _FIRST_PAUSE_S = 0.1
-# One request above this: a multipart upload has neither conditions nor one checksum. Services take 5 GiB at once.
+# Up to this size, one request: a multipart upload has neither conditions nor one checksum. Services accept 5 GiB.
 _MULTIPART_BYTES = 256 * 2**20
 _PART_BYTES = 64 * 2**20
 _PARTS_AT_ONCE = 2
 _READ_BYTES = 2**20
-_BATCH = 1000  # what S3 removes by one request
+_BATCH = 1000  # the limit of S3 for one delete request
 MOST_LISTED = 10_000_000
-"""More objects below one prefix are refused: as blobs of 32 MiB these are 320 TB."""
-# Published for every installation of Azure's emulator; the key opens nothing else.
+"""The limit of objects below one prefix. As blobs of 32 MiB these are 320 TB."""
+# Published for every installation of Azure's emulator; the key protects nothing else.
 _EMULATOR_ACCOUNT = "devstoreaccount1"
 _EMULATOR_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -54,20 +54,20 @@ _AZURE_CREDENTIALS = (
     "AZURE_STORAGE_SAS_TOKEN",
     "AZURE_STORAGE_TOKEN",
 )
-"""Variables with which a user says how to sign requests to Azure."""
+"""Environment variables with which a user chooses the credentials for Azure."""
 
 _memory: dict[str, Any] = {}
-"""The objects of ``memory://NAME``, which are this process's: for tests."""
+"""The objects of ``memory://NAME`` of this process, for tests."""
 
 
 class ServiceObjects:
-    """Objects of one target; see `Objects`. Threads may share it; a forked child may not use it."""
+    """The objects of a target; see `Objects`. Threads may share it; a forked child must not use it."""
 
     def __init__(self, target: Target, abilities: Abilities | None = None) -> None:
         check_process()
         self._target = target
         self._store, self._once = _stores(target, _CLIENT_OPTIONS)
-        self._uploads: tuple[Any, Any] | None = None  # the same for large bodies, once there was one
+        self._uploads: tuple[Any, Any] | None = None  # the same for large bodies, created for the first one
         self._ranges = abilities is None or abilities.ranges
         self._unquoted = abilities is not None and abilities.cas == "unquoted"
         self._workers = CallThreads()
@@ -76,15 +76,15 @@ class ServiceObjects:
         return f"<objects of {self._target}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The engine's own pickles hold the keys of the account.
-        raise RemoteError(f"objects of {self._target} cannot be pickled", hint="pickle the target, and open it there")
+        # Pickles of the engine would contain the keys of the account.
+        raise RemoteError(f"objects of {self._target} cannot be pickled", hint="pickle and open the target")
 
     def close(self) -> None:
         """End the waits of all threads; see `Objects`."""
         self._workers.stop()
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
-        """Return a whole small object; see `Objects`."""
+        """Return a small object; see `Objects`."""
         import obstore
 
         def read() -> bytes:
@@ -93,12 +93,12 @@ class ServiceObjects:
             if size > max_bytes:
                 raise RemoteError(f"{key} at {self._target} has {size} bytes, more than {max_bytes}")
             parts, left = [], size
-            # Counted as they come: a body in chunks goes on for as long as the service likes, whatever length it says.
+            # Counted while reading: a chunked body may be longer than the stated length.
             for chunk in found.stream(_READ_BYTES):
                 parts.append(chunk)
                 left -= len(memoryview(chunk))
                 if left < 0:
-                    raise RemoteError(f"{key} at {self._target} sends more than the {size} bytes that it says")
+                    raise RemoteError(f"{key} at {self._target} sends more than the announced {size} bytes")
             return b"".join(parts)
 
         return self._unless_missing(read, f"reading {key}")
@@ -120,7 +120,7 @@ class ServiceObjects:
         if stream is None:
             return False
         filled = 0
-        # Copied by this thread, chunk by chunk: a worker that was left behind must not write into the caller's memory.
+        # This thread copies chunk by chunk: an abandoned worker must not write into the caller's memory.
         while filled < len(into):
             chunk = self._call(lambda: next(stream, None), f"reading {key}")
             if chunk is None:
@@ -131,7 +131,7 @@ class ServiceObjects:
             into[filled : filled + len(part)] = part
             filled += len(part)
         if filled < len(into):
-            msg = f"{key} at {self._target} ends {len(into) - filled} bytes before what was to be read from it"
+            msg = f"{key} at {self._target} ends {len(into) - filled} bytes before the end of the range to read"
             raise RemoteError(msg)
         return True
 
@@ -140,18 +140,18 @@ class ServiceObjects:
         return self._mark(key, data, self._write(key, data))
 
     def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
-        """Write an object and look at it; see `Objects`."""
+        """Write an object and return its entry; see `Objects`."""
         return self._listed(key, data, self._write(key, data))
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
-        """Write an object that is not there; see `Objects`."""
+        """Create an object; see `Objects`."""
         what, once = f"creating {key}", self._writing(data)[1]
 
         def attempt() -> bool | None:
             _, error = self._try(lambda: self._send(once, key, data, "create"))
             if error is None:
                 return True
-            # The answer to this or an earlier try may be lost, and a refusal may be the echo of our own success.
+            # The response to this or an earlier attempt may be lost, and a refusal may be due to our own success.
             failure = None if has_lost_condition(error) else translated(error, what, self._target)
             if failure is not None and not isinstance(failure, RemoteUnavailable):
                 raise failure
@@ -163,7 +163,7 @@ class ServiceObjects:
         return self._tried(attempt, what)
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
-        """Write an object over one version of it; see `Objects`. Bytes that are there already count as written."""
+        """Replace one version of an object; see `Objects`. If it already has these bytes, it counts as written."""
         what, once = f"updating {key}", self._writing(data)[1]
 
         def attempt() -> str | bool:
@@ -179,19 +179,19 @@ class ServiceObjects:
                 raise failure
             now = self.head(key)
             if now is not None and self._same(key, data):
-                return now.tag  # our own write, whose answer was lost
+                return now.tag  # our own write, whose response was lost
             if failure is not None and now is not None and now.tag == expected:
-                raise failure  # still as expected: the write did not arrive
+                raise failure  # still the expected version: the write did not arrive
             return False
 
         found = self._tried(attempt, what)
         return found if isinstance(found, str) else None
 
     def list(self, prefix: str) -> Iterator[ObjectEntry]:
-        """Yield objects by their keys; see `Objects`."""
+        """Yield objects in the order of their keys; see `Objects`."""
         import obstore
 
-        # The engine lists by whole names between slashes; what is left of the prefix is compared here.
+        # The engine lists by whole path components; the rest of the prefix is compared below.
         top = self._target.prefix
         folder, _, rest = self._path(prefix).rpartition("/")
         offset = self._path(prefix) if rest else None
@@ -202,24 +202,24 @@ class ServiceObjects:
         count = 0
         while (found := self._call(lambda: next(stream, None), what)) is not None:
             count += len(found)
-            if count > MOST_LISTED:  # else a service that makes up names would be listened to for ever
-                raise RemoteError(f"{what} at {self._target} gave more than {MOST_LISTED:,} objects")
+            if count > MOST_LISTED:  # otherwise a service that invents names would be read forever
+                raise RemoteError(f"{what} at {self._target} returned more than {MOST_LISTED:,} objects")
             for meta in found:
                 key = meta["path"].removeprefix(top)
                 if key.startswith(prefix) and meta["path"].startswith(top):
                     yield _of(key, meta)
                 elif rest and key > prefix:
-                    return  # keys come in their order, so no other one begins with the prefix
+                    return  # keys are sorted, so no later one begins with the prefix
 
     def head(self, key: str) -> ObjectEntry | None:
-        """Return what the service says of an object; see `Objects`."""
+        """Return the entry of an object; see `Objects`."""
         import obstore
 
         meta = self._unless_missing(lambda: obstore.head(self._store, self._path(key)), f"looking at {key}")
         return None if meta is None else _of(key, meta)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects, each by one request that is not repeated; see `Objects`."""
+        """Delete objects, each by one request that is not retried; see `Objects`."""
         import obstore
 
         paths = [self._path(key) for key in keys]
@@ -237,7 +237,7 @@ class ServiceObjects:
         return self._target.prefix + key
 
     def _writing(self, data: bytes | memoryview) -> tuple[Any, Any]:
-        """Return the clients for a body: one that repeats requests by itself, and one that sends each once."""
+        """Return the clients for a body: one that retries requests by itself, and one that sends each once."""
         if memoryview(data).nbytes <= _UPLOAD_BYTES:
             return self._store, self._once
         if self._uploads is None:
@@ -247,13 +247,13 @@ class ServiceObjects:
     def _write(self, key: str, data: bytes | memoryview) -> Mapping[str, Any]:
         store, _ = self._writing(data)
         parts = memoryview(data).nbytes // _PART_BYTES if memoryview(data).nbytes > _MULTIPART_BYTES else 0
-        # One call sends all parts of a blob, and each of them may take as long as a request.
+        # One call sends all parts of a blob, and each part may take as long as a request.
         return self._call(lambda: self._send(store, key, data, None), f"writing {key}", most_s=parts * _UPLOAD_S)
 
     def _send(self, store: Any, key: str, data: bytes | memoryview, mode: Any) -> Mapping[str, Any]:
         import obstore
 
-        view = memoryview(data).cast("B")  # the engine takes bytes alone
+        view = memoryview(data).cast("B")  # the engine only accepts bytes
         large = mode is None and len(view) > _MULTIPART_BYTES
         return obstore.put(
             store,
@@ -266,42 +266,40 @@ class ServiceObjects:
         )
 
     def _listed(self, key: str, data: bytes | memoryview, result: Mapping[str, Any]) -> ObjectEntry:
-        """Return what was just written: its time is the server's, its mark that of this write."""
+        """Return the entry of an object that was just written, with the server's time and the tag of this write."""
         found = self.head(key)
         if found is None:
             msg = f"{key} at {self._target} is missing just after it was written"
-            raise RemoteUnavailable(
-                msg, hint="another client removed it, or the service does not show each write at once"
-            )
-        # The mark of the answer, where there is one: else another client's later write could pass for ours, and a
+            raise RemoteUnavailable(msg, hint="another client deleted it, or the service does not show writes at once")
+        # The tag of the response, if it has one: otherwise a later write of another client could pass for ours, and a
         # compare-and-swap would then overwrite it.
         tag = result.get("e_tag") or found.tag
         return found._replace(tag=tag, nbytes=memoryview(data).nbytes)
 
     def _mark(self, key: str, data: bytes | memoryview, result: Mapping[str, Any]) -> str:
-        # Multipart uploads have none in their answer at some services.
+        # At some services, the response to a multipart upload has no tag.
         return result.get("e_tag") or self._listed(key, data, result).tag
 
     def _own_mark(self, key: str, data: bytes | memoryview) -> str:
-        """Return the mark of what was just written; "" where another client has written since."""
+        """Return the tag of an object that was just written; "" if another client has written since."""
         found = self.head(key)
         return found.tag if found is not None and self._same(key, data) else ""
 
     def _condition(self, key: str, expected: str) -> dict[str, str] | None:
         if not expected:
             return None
-        if self._target.scheme == "gs":  # by generation, which a listing does not give
+        if self._target.scheme == "gs":  # by generation, which listings do not contain
             import obstore
 
             meta = self._unless_missing(lambda: obstore.head(self._store, self._path(key)), f"looking at {key}")
             if meta is None or meta["e_tag"] != expected:
                 return None
             return {"e_tag": expected, "version": str(meta["version"])}
-        # Without "version": None, which is a TypeError. Ceph takes the mark only without its quotes.
+        # Without "version": None, which raises a TypeError. Ceph only accepts the tag without quotes.
         return {"e_tag": expected.strip('"') if self._unquoted else expected}
 
     def _same(self, key: str, data: bytes | memoryview) -> bool | None:
-        """Return whether an object holds these bytes; None if it is missing."""
+        """Return whether an object has these bytes; None if it is missing."""
         import obstore
 
         view = memoryview(data).cast("B")
@@ -319,7 +317,7 @@ class ServiceObjects:
         return self._unless_missing(compare, f"reading {key}")
 
     def _tried(self, attempt: Callable[[], T | None], what: str) -> T:
-        """Return what the first decisive try gives: one that returns something."""
+        """Repeat `attempt` until it returns a result, and return that."""
         pause_s, failure = _FIRST_PAUSE_S, RemoteUnavailable(f"{what} at {self._target} was refused {_TRIES} times")
         for left in reversed(range(_TRIES)):
             try:
@@ -348,8 +346,8 @@ class ServiceObjects:
         return result  # type: ignore[return-value]  # of a call without an error
 
     def _try(self, function: Callable[[], T], most_s: float = 0.0) -> tuple[T | None, Exception | None]:
-        """Make a call of the engine in a worker; return what it gives, or its error."""
-        # As a value, since an error that is raised while another one is handled carries it along, and shows it.
+        """Make a call of the engine in a worker; return its result or its error."""
+        # Returned and not raised, since an error raised while another one is handled would carry and show that one.
         try:
             return self._workers.call(function, most_s), None
         except Exception as error:  # noqa: BLE001 - handed to the caller, who translates it
@@ -361,7 +359,7 @@ def _of(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
 
 
 def _stores(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Return two clients of a target: one that repeats requests by itself, and one that sends each once."""
+    """Return two clients of a target: one that retries requests by itself, and one that sends each once."""
     if target.kind != "url":
         raise BadInput(f"{target} is a directory, not object storage")
     try:
@@ -378,7 +376,7 @@ def _stores(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:
     try:
         return _client(target, _RETRIES, options), _client(target, 0, options)
     except Exception as error:  # noqa: BLE001 - the engine's errors have no common base for wrong settings
-        hint = "check the address, and what the environment says of this service"
+        hint = "check the address, and the environment variables for this service"
         failure = RemoteError(f"{target} cannot be used: {scrubbed(str(error))}", hint=hint)
     raise failure  # outside the handler, so that the engine's error is not shown with it
 
@@ -393,7 +391,7 @@ def _client(target: Target, retries: int, limits: Mapping[str, str]) -> Any:
         endpoints = {name: os.environ[name] for name in _ENDPOINTS if os.environ.get(name)}
         for name, value in endpoints.items():
             check_endpoint(value, name)
-        # An endpoint of the environment may be one on loopback; the user who set it decides about TLS.
+        # An endpoint of the environment may be on loopback; the user who set it decides about TLS.
         options["allow_http"] = any(value.startswith("http://") for value in endpoints.values())
     common: Any = {
         "client_options": options,
@@ -415,12 +413,12 @@ def _s3_config(target: Target) -> Any:
     if region:
         config["region"] = region
     elif endpoint:
-        config["region"] = "us-east-1"  # what services other than AWS expect in a signature
+        config["region"] = "us-east-1"  # services other than AWS expect this in a signature
     return config
 
 
 def _s3_credentials() -> dict[str, Any]:
-    """Return the provider that knows profiles and single sign-on, where it is installed and asked for."""
+    """Return the provider for profiles and single sign-on, if it is installed and configured."""
     if os.environ.get("AWS_ACCESS_KEY_ID") or os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return {}
     profile = os.environ.get("AWS_PROFILE") or os.path.exists(os.path.expanduser("~/.aws"))  # noqa: PTH110, PTH111
@@ -437,11 +435,11 @@ def _azure_config(target: Target) -> Any:
     endpoint = target.endpoint
     if not endpoint:
         return {}
-    # Said here, since the environment may ask for the emulator, which the engine looks for at a port of its own.
+    # Set explicitly, since the environment may enable the emulator, for which the engine uses a fixed port.
     config = {"endpoint": endpoint, "use_emulator": "false"}
     parts = urlsplit(endpoint)
     account = parts.path.strip("/")
-    if "/" in account:  # of a proxy
+    if "/" in account:  # the path of a proxy
         account = ""
     elif not account and parts.hostname in _LOOPBACK:  # an emulator, which has the account in the path
         account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", _EMULATOR_ACCOUNT)

@@ -1,10 +1,10 @@
-"""Calls of the engine, each in a worker thread, so that the caller can be interrupted while the network stands still.
+"""Runs each call of the engine in a worker thread, so that the caller can be interrupted while the network stalls.
 
-No signal interrupts a call of obstore: Ctrl-C would wait for its timeout. The caller waits for a lock instead, which
-Python interrupts. Workers are daemons, so that an abandoned call does not hold up the end of the process.
+No signal interrupts a call of obstore: Ctrl-C would take effect after its timeout. Therefore the caller waits for a
+lock, which Python can interrupt. Workers are daemons, so that an abandoned call does not delay the end of the process.
 
-The engine does not survive a fork: a call in a child whose parent has used it hangs. So the process that used it first
-is remembered, and a child is refused.
+The engine does not survive a fork: in a child of a process that has used it, calls hang. Therefore the first process
+that uses it is remembered, and its children are refused.
 """
 
 from __future__ import annotations
@@ -19,35 +19,33 @@ from ckstore.errors import RemoteError, RemoteUnavailable
 from ckstore.remote.service.engine_errors import scrubbed
 
 T = TypeVar("T")
-# A worker that no call uses for so long ends; a call of a push follows another within milliseconds.
+# An idle worker ends after this time; the calls of a push follow each other within milliseconds.
 _IDLE_S = 10.0
-# Longer than any request with its repetitions: the engine reads pages of a listing for as long as they are empty.
+# Longer than any request with its retries: the engine reads pages of a listing as long as they are empty.
 _CALL_S = 3600.0
 
 _used_by_pid = 0
-"""The process in which the engine was used first; 0: in none. A fork copies it, and so a child sees its parent."""
+"""The first process that used the engine; 0 for none. A fork copies it, so a child finds its parent."""
 
 
 def check_process() -> None:
-    """Raise in a child that was forked after its parent had used the engine."""
+    """Raise `RemoteError` in a child that was forked after its parent had used the engine."""
     global _used_by_pid  # noqa: PLW0603 - one engine a process
     pid = os.getpid()
     if _used_by_pid in (0, pid):
         _used_by_pid = pid
         return
-    msg = (
-        f"process {pid} was forked after process {_used_by_pid} had used a remote, and cannot use one: calls would hang"
-    )
+    msg = f"process {pid} was forked after process {_used_by_pid} had used a remote, so calls in it would hang"
     raise RemoteError(msg, hint="start it by spawn, or use the remote first in the child")
 
 
 def _broken(error: BaseException) -> RemoteError:
-    """Return the error for a panic of the engine, which would pass every handler of `Exception`, up to the user."""
-    return RemoteError(f"the engine broke: {scrubbed(str(error))}")
+    """Return the error for a panic of the engine, which is no `Exception` and would pass every handler."""
+    return RemoteError(f"the engine crashed: {scrubbed(str(error))}")
 
 
 class _Call(Generic[T]):
-    """One call on its way to a worker and back."""
+    """A call for a worker, and its result."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self.function = function
@@ -57,10 +55,10 @@ class _Call(Generic[T]):
 
 
 class CallThreads:
-    """Threads that make calls, as many as there are calls at once. `stop` ends every wait at once.
+    """Worker threads, as many as there are concurrent calls. `stop` ends all waits at once.
 
     Args:
-        of_engine: The calls are the engine's, which does not survive a fork.
+        of_engine: Whether the calls are those of the engine, which does not survive a fork.
     """
 
     def __init__(self, *, of_engine: bool = True) -> None:
@@ -76,16 +74,18 @@ class CallThreads:
         self._waiting: set[_Call[Any]] = set()
 
     def _begin_in_child(self) -> None:
-        # A fork copies no threads, and a lock as a thread of the parent had it.
+        # A fork copies no threads, but it copies a lock in the state in which another thread held it.
         if self._pid != os.getpid():
             self._begin()
 
     def call(self, function: Callable[[], T], most_s: float = 0.0) -> T:
-        """Return what a function gives, or raise what it raises; the wait for it can be interrupted.
+        """Return the result of a function, or raise its error. The wait can be interrupted.
 
-        It ends after an hour, or after `most_s` if that is longer.
+        The wait ends after an hour, or after `most_s` if that is longer.
+
+        Raises:
+            RemoteUnavailable: `stop` was called, or the call did not end in time.
         """
-        # `RemoteUnavailable`: `stop` was called, before or meanwhile; or the call does not end.
         if self._of_engine:
             check_process()
         self._begin_in_child()
@@ -112,11 +112,11 @@ class CallThreads:
 
     @property
     def stopped(self) -> bool:
-        """Whether calls are refused by now."""
+        """Whether further calls are refused."""
         return self._stopped
 
     def stop(self) -> None:
-        """End every wait, and refuse further calls. What the service was asked already may still happen."""
+        """End all waits, and refuse further calls. Requests already sent may still take effect."""
         self._begin_in_child()
         with self._mutex:
             self._stopped = True
@@ -140,16 +140,16 @@ class CallThreads:
             del call
 
     def _make(self, call: _Call[Any]) -> None:
-        # A function of its own: a worker that waits keeps nothing of its last call, such as a directory that is open.
+        # A method of its own: an idle worker must keep no reference to its last call, such as an open directory.
         try:
             result = call.function()
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+        except BaseException as error:  # noqa: BLE001 - raised in the calling thread
             if not call.done.is_set():
                 call.error = error if isinstance(error, Exception) else _broken(error)
         else:
             if not call.done.is_set():
                 call.result = result
-        # Idle before the answer: the caller's next call must find this worker, not start another.
+        # Idle before the result is set: the caller's next call must find this worker, and not start another.
         with self._mutex:
             self._idle_count += 1
         call.done.set()

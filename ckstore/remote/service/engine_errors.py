@@ -1,4 +1,4 @@
-"""What the engine raises becomes errors of ckstore, without what must not be shown."""
+"""Translates errors of the engine to errors of ckstore, without secrets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ckstore.model.words import printable
 from ckstore.remote.service.target import Target
 
 _SHOWN = 300
-# The engine puts the whole body of an answer into its message, and a service may send any number of bytes.
+# The engine includes the whole body of a response in its message, and a service may send any number of bytes.
 _LOOKED_AT = 8192
-# The engine adds a dump of its own structures below its message, and the body of the answer before it.
+# The engine appends a dump of its structures to its message, and inserts the body of the response.
 _AFTER = re.compile(r"(?:Debug source:|<\?xml|<!doctype|<html).*", re.DOTALL | re.IGNORECASE)
-# Signatures and shared access tokens travel in the query of a URL, user and password before its host.
+# Queries of URLs contain signatures and shared access tokens; user and password precede the host.
 _QUERY = re.compile(r"\?[^\s\"')]*")
 _USER = re.compile(r"(?<=://)[^/\s@]+@")
-# Before and between what the service said: what was asked for is said by ckstore, and times differ with each try.
+# Removed around the text of the service: ckstore names the request itself, and durations differ each time.
 _ECHO = re.compile(
     r"The operation lacked the necessary privileges to complete for path \S+: |Object at location \S+ not found: "
     r"|Generic \S+ error: |(?<= - )Server returned non-2xx status code: | in [0-9.]+(?:ns|µs|ms|s)\b"
@@ -30,9 +30,9 @@ _SECRET_VARIABLE = re.compile(
     re.IGNORECASE,
 )
 _SHORTEST_SECRET = 8
-# Answers that the same request gets again.
+# Statuses that a repeated request would get again.
 _FINAL = ("400", "404", "405", "411", "413", "414", "416", "501")
-# As services answer a write when a quota or their disks are used up; most do so with status 403.
+# The answers of services to a write when a quota or their disks are full; most have status 403.
 _FULL_CODES = (
     "QuotaExceeded",
     "XMinioStorageFull",
@@ -40,12 +40,12 @@ _FULL_CODES = (
     "InsufficientStorage",
     "QuotaLimit",
 )
-_FULL_HINT = "raise its quota, or free space there: ckstore remote prune NAME, which writes a little first"
+_FULL_HINT = "raise its quota, or free space by ckstore remote prune NAME, which first needs a little space"
 _CREDENTIALS_HINT = "check the credentials of this process: environment, profile or role"
 
 
 def scrubbed(text: str) -> str:
-    """Return a text of the engine as far as it may be shown: one line, without queries, users and secrets."""
+    """Return a text of the engine that is safe to show: one line, without queries, users and secrets."""
     text = text[:_LOOKED_AT]
     code = _CODE.search(text)
     text = _USER.sub("", _QUERY.sub("", _AFTER.sub("", text)))
@@ -59,17 +59,17 @@ def scrubbed(text: str) -> str:
 
 
 def is_missing(error: BaseException | None) -> bool:
-    """Whether an error of the engine says that there is no such object."""
+    """Whether an error of the engine means that the object does not exist."""
     return isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
 
 
 def has_lost_condition(error: BaseException | None) -> bool:
-    """Whether an error of the engine says that the condition of a write did not hold; that may be a late echo."""
+    """Whether an error of the engine means that the condition of a write failed, which a retry can also cause."""
     return type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
 
 
 def translated(error: BaseException | None, what: str, target: Target) -> RemoteError:
-    """Return what to raise for an error of the engine, not to be chained: its text and causes may show secrets."""
+    """Return the error to raise for one of the engine. Do not chain it: the original may contain secrets."""
     if isinstance(error, RemoteError):
         return error
     text, name = str(error)[:_LOOKED_AT], type(error).__name__
@@ -84,8 +84,8 @@ def translated(error: BaseException | None, what: str, target: Target) -> Remote
         return RemoteDenied(f"{where} was refused: {said}", hint=_CREDENTIALS_HINT)
     if is_missing(error):
         return RemoteError(f"{where} failed, since it does not exist: {said}", hint="check that the bucket exists")
-    if "object with invalid path" in text:  # the engine ends a listing at such a name
-        hint = "another program has put it there, and no remote has such a name: remove that object"
+    if "object with invalid path" in text:  # the engine stops a listing at such a name
+        hint = "another program wrote this object, whose name is invalid on a remote: delete it"
         return RemoteError(f"{where} failed: {said}", hint=hint)
     if name in ("NotSupportedError", "InvalidPathError", "UnknownConfigurationKeyError") or number in _FINAL:
         return RemoteError(f"{where} failed: {said}")

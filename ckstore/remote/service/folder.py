@@ -1,4 +1,4 @@
-"""The directory of a remote, before it holds one."""
+"""The directory of a new remote."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ckstore.remote import keys
 from ckstore.remote.service.target import Target
 
 _OWN = frozenset(folder.rstrip("/") for folder in keys.FOLDERS) | {keys.INFO, keys.CONDEMNED, "lost+found"}
-"""Names in the directory of a remote, and the one that ext4 puts into the root of a filesystem."""
+"""Names of a remote in its directory, and the one that ext4 creates in the root of a filesystem."""
 
 
 def target_at(target: Target) -> Target:
-    """Return a target with its kind: a directory holds either a store or the objects of a remote."""
+    """Return a target with its kind: a directory holds a store or the objects of a remote."""
     return replace(target, kind="store") if target.kind == "directory" and is_store(target.path) else target
 
 
 def check_folder(target: Target) -> bool:
-    """Return whether the directory of a remote exists. Nothing is made.
+    """Return whether the directory of a remote exists. Nothing is created.
 
     Raises:
-        BadInput: It holds files of other programs, lies in a store, or cannot be made.
+        BadInput: It holds files of other programs, is inside a store, or cannot be created.
     """
     path = target.path
     refuse_inside(path)
@@ -44,11 +44,11 @@ def check_folder(target: Target) -> bool:
 
 
 def make_folder(target: Target) -> None:
-    """Make the directory of a new remote, unless it exists; raises as `check_folder`."""
+    """Create the directory of a new remote, unless it exists. Raises the errors of `check_folder`."""
     if check_folder(target):
         return
     try:
-        # As private as a store. To share a remote, the user makes its directory: everything in it gets the same mode.
+        # As private as a store. To share a remote, the user creates its directory: all files in it get the same mode.
         links.make_directory(target.path, mode=0o700)
         files.sync_name(target.path)
     except OSError as error:
@@ -56,5 +56,5 @@ def make_folder(target: Target) -> None:
 
 
 def _not_made(target: Target, reason: str = "") -> BadInput:
-    msg = f"no remote could be made at {target}{reason and f': {reason}'}"
+    msg = f"no remote could be created at {target}{reason and f': {reason}'}"
     return BadInput(msg, hint="its parent directory must exist and be writable")

@@ -1,4 +1,4 @@
-"""The remotes that a store has, as ``config.json`` keeps them: by name, without credentials."""
+"""The remotes of a store in ``config.json``, by name and without credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.target import Target
 
 MEMBER = "remotes"
-# No slash, which makes a path of it; no dash first, which makes an option of it.
+# No slash, which would make it a path, and no dash first, which would make it an option.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}\Z")
 
 
@@ -28,10 +28,10 @@ class RemoteEntry:
     """A remote of a store.
 
     Attributes:
-        name: What users call it.
+        name: Its name for users.
         target: Where it is.
-        uuid: Of the remote, or of the store that is there.
-        abilities: What a probe saw the service do; None for a store, where nothing is tried.
+        uuid: The uuid of the remote, or of the store.
+        abilities: The features of its service, according to a probe. None for a store, which is not probed.
     """
 
     name: str
@@ -43,7 +43,7 @@ class RemoteEntry:
         return printable(f"{self.name}: {self.target}")
 
     def setting(self) -> dict[str, Any]:
-        """Return what ``config.json`` keeps of it under its name."""
+        """Return the value that ``config.json`` stores under its name."""
         abilities = None if self.abilities is None else self.abilities.to_json()
         return {"target": self.target.to_json(), "uuid": self.uuid, "abilities": abilities}
 
@@ -58,7 +58,7 @@ def _entry(name: str, value: Any, where: str) -> RemoteEntry:
 
 
 def entries(layout: Layout) -> dict[str, RemoteEntry]:
-    """Return the remotes of a store by their names."""
+    """Return the remotes of a store, by name."""
     found = config_file.read_config(layout).get(MEMBER, {})
     if not isinstance(found, dict):
         refuse(str(layout.config), MEMBER, "an object", found)
@@ -66,7 +66,7 @@ def entries(layout: Layout) -> dict[str, RemoteEntry]:
 
 
 def entry_named(layout: Layout, name: str) -> RemoteEntry:
-    """Return a remote by its name; "": the only one."""
+    """Return the remote of a name; "" stands for the only one."""
     found = entries(layout)
     if not name and len(found) == 1:
         return next(iter(found.values()))
@@ -83,7 +83,7 @@ def entry_named(layout: Layout, name: str) -> RemoteEntry:
 
 
 def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
-    """Return the objects of a target; `abilities`: what a probe saw its service do."""
+    """Return the objects of a target. `abilities` are the features of its service, if it was probed."""
     if target.kind == "directory":
         from ckstore.remote.service.directory_objects import DirectoryObjects
 
@@ -94,7 +94,7 @@ def open_objects(target: Target, abilities: Abilities | None = None) -> Objects:
 
 
 def check_takes_pushes(entry: RemoteEntry) -> None:
-    """Raise if the probe saw that a remote cannot be pushed to."""
+    """Raise `RemoteError` if the probe showed that a remote cannot be pushed to."""
     abilities = entry.abilities
     if abilities is None or (abilities.writes and abilities.lists_writes):
         return
@@ -103,7 +103,7 @@ def check_takes_pushes(entry: RemoteEntry) -> None:
 
 
 def check_name(name: str) -> None:
-    """Raise unless a remote can have this name."""
+    """Raise `BadInput` unless a remote can have this name."""
     if _NAME.match(name) is None:
         msg = f"the name of a remote has 1 to 100 of the characters A-Z a-z 0-9 . _ -, got {name!r}"
         raise BadInput(msg, hint="it begins with neither a dot nor a dash")

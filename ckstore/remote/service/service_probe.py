@@ -1,4 +1,4 @@
-"""What a service really does, tried with a few small objects under ``probe/``; what it documents counts for nothing."""
+"""Probes the features of a service with a few small objects under ``probe/``; its documentation is not relied on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.target import Target
 from ckstore.remote.service.wrong_body import refuses_wrong_body
 
-# No service gives an object of one byte this mark.
+# No service gives an object of one byte this tag.
 _WRONG_TAG = '"00000000000000000000000000000001"'
 _RACERS, _LAPS = 3, 4
 _MOST_TRIES = 60
@@ -23,17 +23,17 @@ _BYTES = bytes(range(64))
 
 
 def probe(target: Target) -> tuple[Abilities, datetime | None]:
-    """Return what the service of a target does, and its time; None where nothing can be written."""
+    """Probe the service of a target. Return its features, and its time or None if nothing can be written."""
     folder = f"{keys.PROBE}{uuid.uuid4().hex}"
     objects = open_objects(target)
     try:
         written = objects.put(f"{folder}-list", b"1")
     except RemoteDenied:
-        next(iter(objects.list("remote.json")), None)  # who may not even list is refused
+        next(iter(objects.list("remote.json")), None)  # raises without permission to list
         return Abilities(writes=False, create=False, cas="no", lists_writes=False), None
     try:
         if target.kind == "directory" and objects.head(f"{folder}-LIST") is not None:
-            msg = f"{target} does not tell A from a, as runs and tags do"
+            msg = f"{target} does not distinguish A from a, as runs and tags do"
             raise RemoteError(msg, hint="choose a directory on another filesystem")
         found = Abilities(
             create=_creates_once(objects, f"{folder}-create"),
@@ -43,7 +43,7 @@ def probe(target: Target) -> tuple[Abilities, datetime | None]:
             checks_bodies=refuses_wrong_body(target, f"{folder}-body"),
         )
     finally:
-        # Leftovers are harmless, and removed by a pruner; the first error is the one that counts.
+        # Leftovers are harmless, and a pruner deletes them; the first error matters.
         with suppress(RemoteError):
             objects.delete([f"{folder}-{what}" for what in ("create", "cas", "race", "range", "list", "body")])
         objects.close()
@@ -58,14 +58,14 @@ def _creates_once(objects: Objects, key: str) -> bool:
 
 
 def _cas(target: Target, key: str) -> Cas:
-    """Return in which way an object is changed in one version alone."""
+    """Return how the service supports compare-and-swap."""
     for way in ("yes", "unquoted"):
         objects = open_objects(target, Abilities(cas=way))
         try:
             if _updates_one_version(objects, key) and _loses_no_update(objects, key.replace("-cas", "-race")):
                 return way
         except RemoteError:
-            continue  # conditions are not known there
+            continue  # it does not support conditions
         finally:
             objects.close()
     return "no"
@@ -81,7 +81,7 @@ def _updates_one_version(objects: Objects, key: str) -> bool:
 
 
 def _loses_no_update(objects: Objects, key: str) -> bool:
-    """Whether racing clients lose no update that was acknowledged: one that only compares first can lose some."""
+    """Whether racing clients lose no acknowledged update, as they can if a service compares before it writes."""
     objects.send(key, b"0")
     done: list[int] = []
     failures: list[RemoteError] = []
@@ -103,7 +103,7 @@ def _loses_no_update(objects: Objects, key: str) -> bool:
 
 
 def _counted(objects: Objects, key: str, racer: int) -> bool:
-    """Add one to a counter; False: others were faster each time."""
+    """Add one to a counter. Return False if other clients were faster every time."""
     for _ in range(_MOST_TRIES):
         version: ObjectEntry | None = objects.head(key)
         value = int((objects.get(key, 100) or b"0").split()[0])

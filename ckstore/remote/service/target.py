@@ -1,4 +1,4 @@
-"""Where a remote is: a directory, or a prefix of object storage; or a live store. A value; nothing is opened here."""
+"""The target of a remote: a directory, a prefix of object storage, or another store. It is a value, not opened."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ckstore.model.document import refuse
 from ckstore.model.names import expanded
 
 Kind = Literal["store", "directory", "url"]
-"""A directory that holds a store, one that holds objects, or a prefix of object storage."""
+"""A directory with a store, a directory with objects, or a prefix of object storage."""
 
 SCHEMES: Final = ("s3", "gs", "az", "memory")
-"""``memory`` is for tests: objects of this process."""
+"""``memory`` keeps objects in this process, for tests."""
 
-# What services take as the name of a bucket, account or container; it becomes a part of URLs.
+# The names of buckets, accounts or containers that services accept; they become a part of URLs.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}\Z")
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+-]{1,255}\Z")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}\Z")
 _ONE_SLASH = re.compile(rf"({'|'.join(SCHEMES)}):", re.IGNORECASE)  # a directory of that name: ./s3:
 _URL_HOW = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
 _FILE = "file://"
-_NO_SECRETS = "give credentials by the environment, a profile or a role: they are never kept in a store"
+_NO_SECRETS = "provide credentials by the environment, a profile or a role: they are never stored"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a remote is.
+    """The place of a remote.
 
     Attributes:
-        kind: ``store``: a directory that holds a ckstore store, which is read and never pushed to. ``directory``: one
-            that holds the objects of a remote. ``url``: object storage.
+        kind: ``store`` for a directory with a ckstore store, which is only read. ``directory`` for one with the objects
+            of a remote. ``url`` for object storage.
         address: The absolute path of the directory, or the URL without a slash at its end.
-        endpoint: URL of an S3-compatible service, or of an emulator; "": that of the environment, or the provider's.
-        region: Of an S3 bucket; "": what the environment says.
+        endpoint: URL of an S3-compatible service or of an emulator. "" for that of the environment, or the provider's.
+        region: The region of an S3 bucket. "" for that of the environment.
     """
 
     kind: Kind
@@ -71,7 +71,7 @@ class Target:
 
     @property
     def prefix(self) -> str:
-        """The keys of a remote begin with this: "", or with a slash at its end."""
+        """The prefix of all keys of the remote; "" or with a slash at its end."""
         path = urlsplit(self.address).path.strip("/") if self.kind == "url" else ""
         return f"{path}/" if path else ""
 
@@ -80,19 +80,19 @@ class Target:
         """The directory.
 
         Raises:
-            BadInput: It is a URL.
+            BadInput: The target is a URL.
         """
         if self.kind == "url":
             raise BadInput(f"{self.address} is not a directory")
         return Path(self.address)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``config.json`` keeps of it."""
+        """Return the value that ``config.json`` stores."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> Target:
-        """Return what ``config.json`` says; `where` is for messages."""
+        """Parse the value in ``config.json``; `where` names the file in errors."""
         if not isinstance(value, dict) or value.get("kind") not in get_args(Kind):
             refuse(where, "target", f"an object with a kind, one of {', '.join(get_args(Kind))}", value)
         texts = [value.get("address"), value.get("endpoint", ""), value.get("region", "")]
@@ -105,14 +105,14 @@ class Target:
 
 
 def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None) -> Target:
-    """Return what a user means: a URL without credentials, or a directory that holds objects."""
+    """Parse the address of a remote: a URL without credentials, or a directory with objects."""
     if isinstance(text, str) and text.lower().startswith(_FILE):
         host, slash, path = text[len(_FILE) :].partition("/")
         if host.lower() not in ("", "localhost") or not slash:
             raise BadInput(f"a directory is file:///PATH, with three slashes, got {text!r}")
         text = slash + unquote(path)
     if isinstance(text, str) and "://" in text:
-        # A slash at the end, and two of them, would make other keys of the same place.
+        # A slash at the end, or a double one, would give the same place other keys.
         head, _, rest = text.partition("://")
         bucket, *folders = rest.split("/")
         address = f"{head.lower()}://{'/'.join([bucket, *filter(None, folders)])}"
@@ -132,12 +132,12 @@ def _check_directory(target: Target) -> None:
 
 
 def _check_url(address: str) -> None:
-    # Before anything of it is put into a message: it may hold a password.
+    # Before the address occurs in any message: it may contain a password.
     if "@" in address or "?" in address or "#" in address:
         raise BadInput("the address of a remote has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(address)
     if parts.scheme not in SCHEMES:
-        hint = "for another service than that of AWS: s3://BUCKET/PREFIX, and its URL as the endpoint"
+        hint = "for services other than AWS: s3://BUCKET/PREFIX, and the URL of the service as the endpoint"
         is_service = parts.scheme in ("http", "https")
         raise BadInput(f"a remote is a directory or {_URL_HOW}, got {address!r}", hint=hint if is_service else "")
     if _BUCKET.match(parts.netloc) is None:
@@ -148,7 +148,7 @@ def _check_url(address: str) -> None:
 
 
 def check_endpoint(endpoint: str, name: str = "an endpoint") -> None:
-    """Refuse what is no URL of a service, or contains credentials; `name`: what has it."""
+    """Raise `BadInput` unless this is the URL of a service, without credentials. `name` says where it comes from."""
     if "@" in endpoint or "?" in endpoint or "#" in endpoint:
         raise BadInput(f"{name} has no user, password, query or fragment", hint=_NO_SECRETS)
     parts = urlsplit(endpoint)

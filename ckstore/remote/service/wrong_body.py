@@ -1,6 +1,6 @@
-"""Whether an S3 service compares the body of a request with the digest in its signature: it is sent a wrong one.
+"""Whether an S3 service compares the body of a request with the digest in its signature, tried with a wrong body.
 
-The engine cannot send such a request, so it is made here, with the keys of the environment where there are some.
+The engine cannot send such a request. It is built here, with the keys of the environment, if there are any.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _RIGHT, _WRONG = b"right", b"wrong"
 
 
 def refuses_wrong_body(target: Target, key: str) -> bool | None:
-    """Return whether a body that differs from its signed digest is refused; None: it could not be tried."""
-    # It can be tried where the service is S3, the keys of the account are in the environment, and a right body is
-    # taken.
+    """Return whether a body that differs from its signed digest is refused, or None if this could not be tried.
+
+    It can be tried if the service is S3, the keys of the account are in the environment, and a right body is accepted.
+    """
     key_id, secret = os.environ.get("AWS_ACCESS_KEY_ID", ""), os.environ.get("AWS_SECRET_ACCESS_KEY", "")
     endpoint = target.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     if target.scheme != "s3" or not (key_id and secret and endpoint):
@@ -37,7 +38,7 @@ def refuses_wrong_body(target: Target, key: str) -> bool | None:
 def _put(
     target: Target, endpoint: str, key: str, body: bytes, account: tuple[str, str, str], *, digest_of: bytes = _RIGHT
 ) -> int:
-    """Send a body under the digest of another one, and return the status."""
+    """Send a body with the digest of another one, and return the status."""
     key_id, secret, region = account
     parts, now = urlsplit(endpoint), datetime.now(UTC)
     path = f"{parts.path.rstrip('/')}/{target.bucket}/{target.prefix}{key}".removesuffix("/")
@@ -46,7 +47,7 @@ def _put(
     headers = {"host": parts.netloc, "x-amz-content-sha256": digest, "x-amz-date": stamp}
     if token := os.environ.get("AWS_SESSION_TOKEN"):
         headers["x-amz-security-token"] = token
-    # Signature version 4, as "Authenticating Requests" of the S3 API reference has it.
+    # Signature version 4, as in "Authenticating Requests" of the S3 API reference.
     names = ";".join(sorted(headers))
     lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
     request = f"PUT\n{path}\n\n{lines}\n{names}\n{digest}"
