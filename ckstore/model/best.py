@@ -54,8 +54,8 @@ def best_of(text: str, before: str = "") -> Best:
         text: The rule.
         before: Text that the user writes before the rule, such as ``best:``, for the hint.
     """
-    # A misspelt mode is never treated as a part of the name.
-    # Split from the right, because names of metrics may have colons, but modes and counts have none.
+    # A misspelt mode is never treated as a part of the name. Split from the right, because names of metrics may have
+    # colons, but modes and counts have none.
     metric, *rest = text.rsplit(":", 2)
     if len(rest) == 2 and rest[0] not in _MODES:
         metric, rest = f"{metric}:{rest[0]}", rest[1:]
@@ -78,11 +78,11 @@ def metrics_there(found: Iterable[Mapping[str, float]], wanted: str) -> str:
 
     names = sorted({name for metrics in found for name in metrics})
     if wanted in names:
-        return f"{wanted} is nan in each that has it"
+        return f"{wanted} is nan in all checkpoints that have it"
     near = get_close_matches(wanted, names, n=1)
     if near:
         return f"did you mean {near[0]}?"
-    return f"metrics there: {', '.join(names[:5])}" if names else "they have no metrics"
+    return f"existing metrics: {', '.join(names[:5])}" if names else "the checkpoints have no metrics"
 
 
 def _checked_mode(metric: str, mode: object, spelling: Callable[[Mode], str]) -> Mode:

@@ -93,11 +93,11 @@ def _value(value: object) -> str:
         return str(value)
     try:
         text = _SHORT.repr(value)
-    except ValueError:  # an integer of more digits than str() takes
+    except ValueError:  # an integer of more digits than str() accepts
         text = f"<{type(value).__name__}>"
-    text = text.replace("(\n    ", "(").replace(",\n)", ")").replace("\n    ", " ")  # of a result in it, on one line
+    text = text.replace("(\n    ", "(").replace(",\n)", ")").replace("\n    ", " ")  # of a nested result, on one line
     if len(text) > _VALUE_CHARS and isinstance(value, list | tuple) and value and is_dataclass(value[0]):
-        return f"<{len(value):,} {type(value[0]).__name__}>"  # of which a piece would say nothing
+        return f"<{len(value):,} {type(value[0]).__name__}>"  # a part of the items would be meaningless
     if len(text) > _VALUE_CHARS:
         text = f"{text[: _VALUE_CHARS - 3]}..."
     is_long = isinstance(value, Collection) and not isinstance(value, str | bytes) and len(value) > _ITEMS_SHOWN
@@ -118,10 +118,10 @@ def _laid_out(name: str, parts: list[str]) -> str:
 @brief()
 @dataclass(frozen=True, slots=True)
 class HtmlReport:
-    """A page about a store, complete in itself.
+    """A self-contained HTML page about a store.
 
     Attributes:
-        html: The whole page.
+        html: The text of the page.
     """
 
     html: str
@@ -130,6 +130,6 @@ class HtmlReport:
         return f"a page of {len(self.html)} characters"
 
     def _repr_html_(self) -> str:
-        """Return it in a frame: its styles must not change the notebook around it."""
+        """Return the page in a frame, so that its styles do not change the notebook."""
         page = html.escape(self.html)
         return f'<iframe title="ckstore report" style="width:100%;height:640px;border:0" srcdoc="{page}"></iframe>'

@@ -19,7 +19,7 @@ MAX_NUMBER_DIGITS = 30_103
 TOO_LONG_INT = f"an integer of more than {MAX_INT_BITS:,} bits ({MAX_NUMBER_DIGITS:,} digits)"
 LONG_INT_HINT = (
     'store value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True); '
-    'int.from_bytes(data, "little", signed=True) gives it back'
+    'int.from_bytes(data, "little", signed=True) restores it'
 )
 quoted = encode_basestring_ascii
 """Quote a string as in `canonical_text`. It has no wrapper, because it is called for each leaf and extent."""
@@ -32,8 +32,10 @@ def canonical_json(value: object) -> bytes:
 
 
 def canonical_text(value: object) -> str:
-    """Return the text of `canonical_json` before it is encoded to bytes."""
-    # A value has exactly one text. Digests cover these bytes, so spaces or another order would give another checkpoint.
+    """Return the text of `canonical_json` before it is encoded to bytes.
+
+    A value has exactly one text. Digests cover these bytes, so spaces or another order would give another checkpoint.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -48,8 +50,10 @@ def encode_metric(value: float) -> int | float | str:
 
 
 def fits_json(text: str) -> bool:
-    """Return whether JSON preserves `text`."""
-    # JSON joins two surrogates that form a pair. ``"\ud83d" + "\ude00"`` is read as one character.
+    """Return whether JSON preserves `text`.
+
+    JSON joins two surrogates that form a pair, so that they are read as one character.
+    """
     return text.isascii() or _PAIR.search(text) is None
 
 

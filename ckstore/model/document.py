@@ -57,8 +57,15 @@ def shown(value: object) -> str:
 
 
 def refuse(where: str, what: str, wanted: str, found: object, *, words: bool = False) -> NoReturn:
-    """Raise the error for content that does not conform to the format."""
-    # `found` is the value, or with `words` a text about it.
+    """Raise the error for content that does not conform to the format.
+
+    Args:
+        where: The name of the document.
+        what: The part of the document.
+        wanted: The expected content.
+        found: The value, or with `words` a text about it.
+        words: Whether `found` is a text.
+    """
     raise BadInput(f"{where}: {what}: wanted {wanted}, found {found if words else shown(found)}")
 
 
@@ -102,8 +109,11 @@ def check_created(created: object, where: str) -> str:
 
 
 def parse_object(data: bytes | memoryview, *, where: str) -> dict[str, Any]:
-    """Return the JSON object in `data`, with all integers within ±2^53 and all floats finite."""
-    # Raises BadInput if it is no such object, or is nested deeper than `MAX_LEVELS` or than the interpreter supports.
+    """Return the JSON object in `data`, with all integers within ±2^53 and all floats finite.
+
+    Raises:
+        BadInput: The data is no such object, or is nested deeper than `MAX_LEVELS` or than the interpreter supports.
+    """
     # A view has no `translate` and `replace`, which are used below.
     data = bytes(data)
     # Check the depth first. If the parser overflowed its stack, the process would die without an exception.
@@ -156,8 +166,10 @@ def check_format(members: Mapping[str, Any], format: str, newest: int, where: st
 
 
 def parse_foreign(data: bytes) -> Any:
-    """Return the value of JSON from another program, by Python's own rules except for the length of numbers."""
-    # Only a document with long digits takes the slower hook. Python's own limit can be switched off.
+    """Return the value of JSON from another program, by Python's own rules except for the length of numbers.
+
+    Only a document with long digits takes the slower hook. Python's own limit can be switched off.
+    """
     return json.loads(data, parse_int=_foreign_integer if _has_long_numbers(data) else None)
 
 
@@ -174,9 +186,11 @@ def _has_long_numbers(data: bytes) -> bool:
 
 
 def _is_deep(data: bytes) -> bool:
-    """Return whether JSON is nested deeper than `MAX_LEVELS`."""
-    # The parser is recursive. Its depth limit depends on the interpreter and on a program that raised it, and the
-    # process dies beyond the end of the stack.
+    """Return whether JSON is nested deeper than `MAX_LEVELS`.
+
+    The parser is recursive. Its depth limit depends on the interpreter and on a program that raised it, and the process
+    dies beyond the end of the stack.
+    """
     if rb"\"" in data:
         data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # pairs from the left; a single one escapes
     left = _outside_strings(data.translate(_ONE_KIND, _REST))
@@ -187,8 +201,10 @@ def _is_deep(data: bytes) -> bool:
 
 
 def _outside_strings(marks: bytes) -> bytes:
-    """Return the brackets outside strings in `marks`, which has only brackets and quotes."""
-    # Work in pieces, because Python needs a hundred bytes for each split part, and an attacker may send millions.
+    """Return the brackets outside strings in `marks`, which has only brackets and quotes.
+
+    It works in pieces, because Python needs a hundred bytes for each split part, and an attacker may send millions.
+    """
     found, inside = [], False
     for at in range(0, len(marks), _PIECE_BYTES):
         parts = marks[at : at + _PIECE_BYTES].split(b'"')

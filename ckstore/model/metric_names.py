@@ -1,4 +1,4 @@
-"""Derive from the name of a metric whether its smallest or its greatest number is best."""
+"""Derives from the name of a metric whether its smallest or its greatest number is best."""
 
 from __future__ import annotations
 

@@ -133,8 +133,10 @@ def plain(name: str) -> str:
 
 
 def spellings(names: Iterable[str]) -> dict[str, str]:
-    """Return the spelling of each name for users, without backslashes unless two names would then be equal."""
-    # ``a\.b`` is spelled ``a.b``, unless another name is ``a.b``. No two names have the same spelling.
+    r"""Return the spelling of each name for users, without backslashes unless two names would then be equal.
+
+    ``a\.b`` is spelled ``a.b``, unless another name is ``a.b``. No two names have the same spelling.
+    """
     names = tuple(names)
     if not any("\\" in name for name in names):
         return dict(zip(names, names, strict=True))
@@ -178,8 +180,8 @@ def check_run(run: object) -> str:
 def check_own_run(run: object) -> str:
     """Return `run` if it is a valid name and not ``auto``, for calls that need a specific run."""
     if run == AUTO:
-        msg = f'run="{AUTO}" takes a new run, and this needs the name of one'
-        raise BadInput(msg, hint='one process takes it: Store.open(path, run="auto").run; give its name here')
+        msg = f'run="{AUTO}" takes a new run, but this needs the name of a specific run'
+        raise BadInput(msg, hint='one process chooses it by Store.open(path, run="auto").run; pass that name here')
     return check_run(run)
 
 
@@ -245,10 +247,10 @@ def check_path(path: object, what: str = "a path") -> str:
     except UnicodeEncodeError as error:
         raise BadInput(f"{what} has characters that no file name can have: {shown(path)}") from error
     if len(encoded) > PATH_MAX_BYTES:
-        raise BadInput(f"{what} has {len(encoded)} bytes; a path can have at most {PATH_MAX_BYTES}: {shown(path)}")
+        raise BadInput(f"{what} has {len(encoded)} bytes, more than the {PATH_MAX_BYTES} of a path: {shown(path)}")
     levels = path.count("/")
     if levels > MOST_LEVELS:
-        raise BadInput(f"{what} is in {levels} directories; a path can be in at most {MOST_LEVELS}: {shown(path)}")
+        raise BadInput(f"{what} is in {levels} directories, more than the {MOST_LEVELS} of a path: {shown(path)}")
     for name in path.split("/"):
         _check_name(name, path, what)
     return path
@@ -312,8 +314,8 @@ def greatest_in_order(sequences: Iterable[int]) -> int:
 def out_of_order(name: str, sequence: int, limit: int) -> str:
     """Return the message for a checkpoint whose sequence number does not count."""
     return (
-        f"the sequence number of {name}, {sequence}, is more than 2^32 beyond the greatest that counts, {limit}: "
-        "it does not count, so the checkpoint is listed before all others; it can be loaded by its step"
+        f"the sequence number of {name}, {sequence}, is more than 2^32 beyond the greatest that counts, {limit}, "
+        "so it does not count. The checkpoint is listed before all others, and can be loaded by its step"
     )
 
 

@@ -34,13 +34,22 @@ T = TypeVar("T")
 
 
 def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, where: str) -> bytes:
-    """Return the bytes of a small file with their own digest, after its reader has parsed them."""
-    # `most_bytes` is the limit of its reader.
+    """Return the bytes of a small file with their own digest, after its reader has parsed them.
+
+    Args:
+        document: The content of the file.
+        parse: Its reader.
+        most_bytes: The limit of its reader.
+        where: The name of the file, for messages.
+
+    Raises:
+        BadInput: The content is too large, or its reader does not return it unchanged.
+    """
     plain = document.render()
     data = seal(plain)
     # Readers refuse a larger file, so one pin or annotation too many would make all of them unreadable.
     if len(data) > most_bytes:
-        msg = f"{where} would have {len(data)} bytes, more than the {most_bytes} that ckstore reads; it was not changed"
+        msg = f"{where} would have {len(data)} bytes, more than the {most_bytes} that ckstore reads. It was not changed"
         raise BadInput(msg, hint="write less into it")
     try:
         found = read(data, parse, where)

@@ -16,8 +16,12 @@ _WITH_UNIT = "a number with s, m, h, d or w such as '36h' or '7d'"
 
 
 def duration_s(value: object, what: str) -> float:
-    """Return a duration in seconds."""
-    # `value` is a number of seconds, a timedelta, or a text with a number and one of s, m (minutes), h, d, w.
+    """Return a duration in seconds.
+
+    Args:
+        value: A number of seconds, a timedelta, or a text with a number and one of s, m (minutes), h, d, w.
+        what: The name of the argument, for messages.
+    """
     if isinstance(value, str):
         match = _DURATION.match(value)
         seconds = float(match[1]) * _UNIT_S[match[2]] if match else math.nan

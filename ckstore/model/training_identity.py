@@ -41,8 +41,11 @@ LOST = Parent("", origin="lost")
 
 
 def after_save(before: Parent | None, info: CheckpointInfo) -> Parent:
-    """Return the parent after a save that returned `info`; `before` is the previous parent."""
-    # The save returned an equal or kept checkpoint of another training. This training does not continue it.
+    """Return the parent after a save that returned `info`; `before` is the previous parent.
+
+    If the save returned an equal or kept checkpoint of another training, this training does not continue that
+    checkpoint.
+    """
     if before is not None and before.run == info.run and before.training != info.training:
         return before
     return Parent.saved(info)

@@ -10,12 +10,14 @@ from ckstore.model.sizes import size_text
 LINES_SHOWN = 30
 """Number of lines of a long list in the text of a report."""
 _ITEMS_SHOWN = 8
-PUSH_AGAIN = "push that checkpoint again from where it is whole"
+PUSH_AGAIN = "push that checkpoint again from a store that has all of it"
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:
-    """Return `text` with control characters and lone surrogates as escapes."""
-    # Names and messages come from another user. They must not move the cursor of the reader.
+    """Return `text` with control characters and lone surrogates as escapes.
+
+    Names and messages come from another user. They must not move the cursor of the reader.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -30,8 +32,8 @@ def named(name: str) -> str:
 
 
 def mending_there(what: str = "that object") -> str:
-    """Return how to repair a damaged object on a remote, because a push does not check existing bytes there."""
-    return f"remove {what} there, then {PUSH_AGAIN}"
+    """Return how to repair a damaged object on a remote. A push alone would not check the existing bytes there."""
+    return f"delete {what} from the remote, then {PUSH_AGAIN}"
 
 
 def counted(count: int, what: str) -> str:
@@ -82,8 +84,10 @@ def share_text(part: int, whole: int) -> str:
 
 
 def new_text(whole_bytes: int, new_bytes: int) -> str:
-    """Return a size and its new part, such as ``2.9 MiB, 2.0 MiB new (66.9 %)``."""
-    # A save may write slightly more than the size, because small tensors are aligned in the blob that they share.
+    """Return a size and its new part, such as ``2.9 MiB, 2.0 MiB new (66.9 %)``.
+
+    A save may write slightly more than the size, because small tensors are aligned in the blob that they share.
+    """
     if new_bytes >= whole_bytes > 0:
         return f"{size_text(whole_bytes)}, all of it new"
     share = f" ({share_text(new_bytes, whole_bytes)})" if whole_bytes else ""

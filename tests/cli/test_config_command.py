@@ -393,7 +393,7 @@ def test_what_lacks_a_blob_is_listed_with_it_and_named_at_the_end(run: Run, path
     assert (done.exit_code, done.stdout) == (3, "restored main@2\n")
     assert "main@1 cannot be brought back" in done.stderr
     assert "gc --now" in done.stderr
-    assert "cannot be brought back (ckstore undo says why)" in run("gc", "--store", path).stdout
+    assert "cannot be restored (ckstore undo gives the reason)" in run("gc", "--store", path).stdout
     run("gc", "--now", "--store", path)
     assert run("undo", "--store", path).stdout == ""
 

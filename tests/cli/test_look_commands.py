@@ -123,7 +123,7 @@ def test_diff_of_a_file_and_of_two(run: Run, tmp_path: Path) -> None:
 
 
 def test_diff_of_the_same_says_so(run: Run, path: Path) -> None:
-    assert run("diff", "1", "main@1", "--store", path).stdout == "main@1 and main@1 hold the same\n"
+    assert run("diff", "1", "main@1", "--store", path).stdout == "main@1 and main@1 have the same content\n"
 
 
 def test_diff_of_values_that_json_lacks(run: Run, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_verify_repairs_from_a_copy_and_says_from_where(run: Run, path: Path, tm
     assert shown.exit_code == 3
     assert f"not repaired  {victim.name}  no right copy was found\n" in shown.stdout
     assert f"moved aside: quarantine/{victim.name}" in shown.stdout
-    assert "0 of 2 checkpoints whole, as far as was read\n" in shown.stdout
+    assert "0 of 2 checkpoints intact, as far as they were read\n" in shown.stdout
 
     shown = run("verify", "--repair-from", tmp_path / "backup", "--store", path)
 
@@ -431,7 +431,7 @@ def test_verify_recommends_a_repair_where_it_would_heal(run: Run, tmp_path: Path
 
     said = run("verify", "--store", store.path)
 
-    assert "the store has right copies of 1 damaged blob: ckstore verify --repair heals\n" in said.stdout
+    assert "the store has intact copies of 1 damaged blob: ckstore verify --repair heals them\n" in said.stdout
     assert "in no checkpoint" not in said.stdout
     assert run("verify", "--repair", "--store", store.path).exit_code == 0
 

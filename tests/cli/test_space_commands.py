@@ -299,8 +299,8 @@ def test_delete_says_why_nothing_was_freed(run: Run, tmp_path: Path) -> None:
         store.config.undo_by_hand_s = 3600
         store.save(small, step=1)
         store.save({"t0": small["t0"]}, step=2)
-    packed = "54.7 KiB lies in packs of small tensors that other checkpoints need"
-    kept = f"7.8 KiB is in other checkpoints as well, {packed}"
+    packed = "54.7 KiB is in packs of small tensors that other checkpoints need"
+    kept = f"7.8 KiB is also in other checkpoints, {packed}"
 
     assert f"this would free nothing: {kept}\n" in run("delete", "1", "--dry-run", "--store", path).stderr
     deleted = run("delete", "1", "--store", path).stderr

@@ -54,7 +54,7 @@ def test_bytes_are_let_go_and_a_clone_lists_them(run: Run, own_saved: Path, tmp_
     run("push", "--all", "--store", own_saved)
     plan = run("evict", "best", "--dry-run", "--store", own_saved)
     assert plan.exit_code == 0, plan.stderr
-    assert plan.stdout.startswith("would let go of")
+    assert plan.stdout.startswith("would evict")
     document = json.loads(run("evict", "best", "--store", own_saved, "--json").stdout)
     assert list(document) == keys(section("`ckstore evict`"))
     assert len(document["evicted"]) == 1

@@ -390,9 +390,9 @@ def test_a_run_of_a_distributed_save_and_of_a_url_has_a_name(tmp_path: Path) -> 
 
     store = Store.init(tmp_path / "store")
     fs: Any = CkstoreFileSystem(skip_instance_cache=True)
-    with pytest.raises(BadInput, match="needs the name of one"):
+    with pytest.raises(BadInput, match="needs the name of a specific run"):
         dcp.save(store, {"w": torch.ones(1)}, 1, run="auto")
-    with pytest.raises(BadInput, match="needs the name of one"), fs.transaction:
+    with pytest.raises(BadInput, match="needs the name of a specific run"), fs.transaction:
         fs.open(f"ckstore://{store.path}/auto/1/w", "wb")
 
     assert store.checkpoints() == []

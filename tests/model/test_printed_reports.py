@@ -262,7 +262,7 @@ def test_gc_says_what_it_freed_and_who_has_the_rest() -> None:
         "  PID 13 (vim\\x1b[2J), mapping: 1.0 KiB",
         "gc frees it once they close it",
         "512 B stay: xxh3-cc has 1 name outside the store",
-        "16.0 KiB cannot be freed yet: it lies in packs of small tensors, of which others are still needed",
+        "16.0 KiB cannot be freed yet: it is in packs of small tensors, some of which are still needed",
     ]
 
 
@@ -287,14 +287,14 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
         (
             GcReport(plan=GcPlan(trash=("main@3.aa",))),
             (
-                "what was dropped frees nothing: other checkpoints have the same blobs, "
+                "the dropped checkpoints free nothing: other checkpoints have the same blobs, "
                 "or were compacted and are decoded with them"
             ),
         ),
         (
             GcReport(waiting=(WAITING,), next_to_free=NextToFree("main@1", 2048)),
             (
-                "nothing else is unused; 1 dropped checkpoint with 2.0 KiB can be brought back (ckstore undo) until "
+                "nothing else is unused; 1 dropped checkpoint with 2.0 KiB can be restored (ckstore undo) until "
                 "2026-11-28 07:17 UTC; ckstore gc --now frees that at once; "
                 "deleting the oldest checkpoint main@1 would free 2.0 KiB"
             ),
@@ -302,8 +302,8 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
         (
             GcReport(waiting=(replace(WAITING, nbytes=0),)),
             (
-                "nothing else is unused; 1 dropped checkpoint with 0 B can be brought back (ckstore undo) until "
-                "2026-11-28 07:17 UTC; freeing it gives nothing back: other checkpoints have the same blobs, "
+                "nothing else is unused; 1 dropped checkpoint with 0 B can be restored (ckstore undo) until "
+                "2026-11-28 07:17 UTC; deleting it frees nothing: other checkpoints have the same blobs, "
                 "or were compacted and are decoded with them"
             ),
         ),
@@ -311,7 +311,7 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
             GcReport(trash_left=("a",), waits_for_grace=True),
             (
                 "1 entry of trash/ waits for the grace (config.grace_s), since other hosts may be using the store; "
-                "when none does, ckstore gc --exclusive frees at once"
+                "if none does, ckstore gc --exclusive frees at once"
             ),
         ),
         (

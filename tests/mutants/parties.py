@@ -117,8 +117,8 @@ PARTIES = [
         "evict-touched-late",
         "evict._let_go",
         "        touch(lock)\n"
-        "        # By one rename: the directory has all of its blobs, or none and a document that says where they are.\n",
-        "        # By one rename: the directory has all of its blobs, or none and a document that says where they are.\n",
+        "        # By one rename: the directory has all of its blobs, or none and a document that locates them.\n",
+        "        # By one rename: the directory has all of its blobs, or none and a document that locates them.\n",
         f"{_KILLED}[_evict]",
         "assert",
     ),

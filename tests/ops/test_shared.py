@@ -440,7 +440,7 @@ def test_init_and_doctor_say_what_a_shared_filesystem_means(tmp_path: Path) -> N
         found = {finding.what: finding for finding in store.doctor().findings}
 
     assert any("each run may be written by one host at a time" in line for line in said)
-    assert any("the space of what is dropped comes back after a while" in line for line in said)
+    assert any("gc frees blobs after a grace period" in line for line in said)
     assert found["locks"].level == "warning"
     assert found["filesystem"].level == "warning"
     assert found["leases"].level == "note"
@@ -468,7 +468,7 @@ def test_the_command_line_frees_only_with_exclusive(warm: Path, tmp_path: Path) 
 
         assert [info.step for info in store.checkpoints()] == [3]
     assert "a shared filesystem: hosts do not see what another one has open" in made.stderr
-    assert "whether locks on files reach other hosts is not known of fuse.sshfs" in made.stderr
+    assert "it is unknown whether file locks on fuse.sshfs reach other hosts" in made.stderr
     assert (removed.returncode, "ckstore gc --exclusive" in removed.stderr) == (0, True)
     assert (kept.returncode, left) == (0, [3])
     assert (would.returncode, would.stdout.startswith("would free 1.0 MiB in 1 blob\n")) == (0, True)
@@ -520,10 +520,10 @@ def test_what_the_settings_say_of_other_hosts_holds_for_who_opens_the_store_next
         store.config.shared = True
     with Store.open(tmp_path / "store") as store:
         catalog = {finding.what: finding.found for finding in store.doctor().findings}["catalog"]
-        with pytest.warns(CkstoreWarning, match="by its settings other hosts may use"):
+        with pytest.warns(CkstoreWarning, match="its settings say that other hosts may use"):
             store.delete(1)
 
-        assert any("by its settings other hosts may use" in line for line in store.warnings)
+        assert any("its settings say that other hosts may use" in line for line in store.warnings)
         assert str(tmp_path / ".home/.cache/ckstore") in catalog
         assert store.gc().freed_bytes == 0
         assert store.gc(dry_run=True).freed_bytes == 2**20
@@ -559,7 +559,7 @@ def test_nothing_is_freed_while_it_cannot_be_read_whether_other_hosts_use_the_st
     before = settings.read_bytes()
     settings.write_bytes(before[:-9])
     with Store.open(tmp_path / "store") as store:
-        with pytest.warns(CkstoreWarning, match="by its settings other hosts may use"):
+        with pytest.warns(CkstoreWarning, match="its settings say that other hosts may use"):
             store.delete(1)
         with pytest.raises(BadInput):
             store.gc()
@@ -591,7 +591,7 @@ def test_a_store_whose_settings_the_disk_does_not_give_is_read_and_frees_nothing
         assert (store.load(2)["w2"] == state(2)["w2"]).all()
     with Store.open(tmp_path / "store") as store:
         assert any("Input/output error" in line and "nothing is freed" in line for line in store.warnings)
-        with pytest.warns(CkstoreWarning, match="by its settings other hosts may use"):
+        with pytest.warns(CkstoreWarning, match="its settings say that other hosts may use"):
             store.delete(1)
     assert len(list((tmp_path / "store/trash").iterdir())) == 1
 

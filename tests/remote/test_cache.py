@@ -118,7 +118,7 @@ def test_zero_keeps_nothing_gc_ends_it_and_du_and_doctor_say_what_there_is(evict
     held = kept(store)
     usage = store.du()
     assert usage.cached_bytes == held > 0
-    assert "were fetched from there and are kept" in str(usage)
+    assert "were fetched from it and are cached" in str(usage)
     found = {finding.what: finding.found for finding in store.doctor().findings}
     assert found["cache"].startswith("keeps 3.")
     assert "removed 3." in str(store.gc())
@@ -133,7 +133,7 @@ def test_it_is_said_where_the_bytes_are_never_that_they_are_damaged(evicted: tup
     report = store.verify()
     assert report.ok
     assert [(one.name, one.remotes) for one in report.elsewhere] == [("main@1", ("away",))]
-    assert "main@1  bytes of it are elsewhere, at away, and were not read" in str(report)
+    assert "main@1  its bytes are elsewhere, at away, and were not read" in str(report)
     info = store.info(1)
     assert info.remotes == ("away",)
     assert "elsewhere at away" in str(info)

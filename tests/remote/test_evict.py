@@ -250,7 +250,7 @@ def test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back(store: Store,
     # A push looks at sizes: what the hint says is done.
     with pytest.raises(RemoteError) as raised:
         Store.init(tmp_path / "other", chunk_bytes=MIB).pull(1, remote)
-    assert raised.value.hint.startswith(f"remove {key} there, then push")
+    assert raised.value.hint.startswith(f"delete {key} from the remote, then push")
     objects.delete([key])
     store.push(1, remote)
     assert store.evict(1, remote).evicted
@@ -263,7 +263,7 @@ def test_a_manifest_that_is_damaged_at_the_remote_is_mended_as_its_hint_says(sto
     objects.held[place.manifest] = objects.held[place.manifest][:-9]
     with pytest.raises(RemoteError) as raised:
         store.pull(place.id, remote)
-    assert raised.value.hint.startswith(f"remove {place.manifest} there, then push")
+    assert raised.value.hint.startswith(f"delete {place.manifest} from the remote, then push")
     objects.delete([place.manifest])
     store.push(1, remote)
     assert Store.init(tmp_path / "other", chunk_bytes=MIB).pull(1, remote).new_count == 1
@@ -310,7 +310,7 @@ def test_dry_run_changes_nothing(store: Store) -> None:
     assert [skipped.info.step for skipped in report.skipped] == [2]
     assert objects.requests["read"] == 0
     assert not store.info(1).elsewhere
-    assert "would let go" in str(report)
+    assert "would evict" in str(report)
 
 
 def test_an_open_checkpoint_keeps_its_bytes(store: Store) -> None:

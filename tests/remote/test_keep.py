@@ -79,7 +79,7 @@ def test_what_the_mirror_lacks_a_tag_or_a_pin_keeps_its_bytes_and_the_plan_says_
     assert [info.step for info in report.evicted] == [3]
     assert "it has the tag best" in reasons[1]
     assert "it is not at the mirror cold yet" in reasons[4]
-    assert "would let go of main@3 because it is not the newest" in str(report)
+    assert "would evict main@3 because it is not the newest" in str(report)
     with pytest.raises(BadInput, match="others were given"):
         store.evict(3, rule=True)
     assert [info.step for info in store.evict(rule=True).evicted] == [3]

@@ -109,7 +109,7 @@ def test_verify_says_where_a_remote_was_not_asked(mirroring: tuple[Store, Double
     report = store.verify()
     assert report.ok
     assert report.elsewhere[0].unasked.startswith(f"{name} was not asked")
-    assert "not looked at" in str(report)
+    assert "not checked" in str(report)
 
 
 def test_a_checkpoint_at_another_remote_of_that_name_is_missing(mirroring: tuple[Store, Double, str]) -> None:
@@ -183,7 +183,7 @@ def test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics(
     assert status.missing == ("main@1",)
     finding = next(one for one in store.doctor().findings if one.what == "mirror")
     assert finding.level == "warning"
-    assert "lacks bytes of 1 checkpoint whose bytes this store let go of, such as main@1 (it listed" in finding.found
+    assert "lacks bytes of 1 checkpoint that this store evicted, such as main@1 (it listed" in finding.found
     assert "has every checkpoint" not in finding.found
     finding = next(one for one in store.doctor().findings if one.what == "elsewhere")
     assert finding.level == "warning"
@@ -245,7 +245,7 @@ def test_of_an_emptied_remote_every_statement_is_true_and_the_hint_makes_it_agai
     assert (status.missing, status.behind) == (("main@1",), ())
     elsewhere = next(one for one in store.doctor().findings if one.what == "elsewhere")
     assert elsewhere.level == "warning"
-    assert "another remote has the name" in elsewhere.found
+    assert "another remote now has the name" in elsewhere.found
     assert not store.verify().ok
     fresh = Store.clone(store.path.parent / "place", store.path.parent / "fresh")
     assert same(fresh.load("good"), state(3))

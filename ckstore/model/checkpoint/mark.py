@@ -50,7 +50,7 @@ def _first_names(names: tuple[str, ...]) -> tuple[str, ...]:
 def _cut(text: str) -> str:
     while len(as_json := quoted(text)) > _WHAT_MAX_BYTES:
         text = text[: min(_WHAT_MAX_BYTES, len(text) * 3 // 4)]
-    cut: str = json.loads(as_json)  # two surrogates that JSON makes one character of
+    cut: str = json.loads(as_json)  # JSON joins two surrogates to one character
     return cut
 
 

@@ -67,7 +67,7 @@ class Pin:
 
 
 def pin_name(file_name: str) -> str | None:
-    """Return the name of the pin for a file in ``pins/``, or None if this is no file of a pin."""
+    """Return the name of the pin for a file in ``pins/``, or None if it is not the file of a pin."""
     name = file_name.removesuffix(_SUFFIX)
     if name == file_name or name.startswith(".") or RUN_PATTERN.match(name) is None:
         return None

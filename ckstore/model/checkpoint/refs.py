@@ -107,8 +107,10 @@ def _classify(value: str) -> tuple[RefKind, str]:
 
 
 def newest_first(candidates: Iterable[CheckpointInfo], run: str | None = None) -> list[CheckpointInfo]:
-    """Return the checkpoints of `run` (or of all runs if `run` is not given), the latest commit first."""
-    # ``latest-valid`` is the first of these checkpoints that verifies.
+    """Return the checkpoints of `run` (or of all runs if `run` is not given), the latest commit first.
+
+    ``latest-valid`` is the first of these checkpoints that verifies.
+    """
     chosen = (c for c in candidates if run is None or c.run == run)
     return sorted(chosen, key=lambda c: c.order, reverse=True)
 
@@ -143,8 +145,8 @@ def resolve(
     for key in torn:
         if run in (None, key.run):
             place = f"checkpoints/{key.run}/{key.directory}"
-            message = f"{missed.message}; but {place} is there, and is no whole checkpoint"
-            raise NoSuchRef(message, hint="ckstore verify says what it lacks")
+            message = f"{missed.message}; but {place} exists and is incomplete"
+            raise NoSuchRef(message, hint="ckstore verify names the missing parts")
     raise missed
 
 
@@ -165,11 +167,11 @@ def _resolve(
         message = f"{ref}: the store has no checkpoints"
         raise nothing_saved(message, ref.run) if ref.kind == "latest" else NoSuchRef(message, hint="save one first")
     if ref.run is not None and ref.run not in runs:
-        message = f"{ref}: there is no run {ref.run!r}; the runs are {_some(_near(ref.run, runs))}"
+        message = f"{ref}: there is no run {ref.run!r}, only {_some(_near(ref.run, runs))}"
         raise NoSuchRef(
             message,
-            hint="the run is the part before @, or the run= of the store; "
-            f"at the first start of a run store.latest({ref.run!r}) is None: load only if it is not",
+            hint="the run is the part before @, or the run= of the store. "
+            f"At the first start of a run, store.latest({ref.run!r}) returns None, so load only if it does not",
             command_hint="the part before @ is the run",
         )
     current = [c for c in candidates if not c.superseded]
@@ -189,7 +191,7 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
     asked = "store.latest()" if run is None else f"store.latest({run!r})"
     return NoSuchRef(
         message,
-        hint=f"save one first; at the first start of a run {asked} is None: load only if it is not",
+        hint=f"save one first. At the first start of a run, {asked} returns None, so load only if it does not",
         command_hint="save one first",
     )
 
@@ -197,9 +199,9 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
 def _by_metric(ref: Ref, newest_first: Sequence[CheckpointInfo]) -> CheckpointInfo:
     """Return the best checkpoint by a metric; a damaged one only if no other has the metric.
 
-    Of equal checkpoints, the newest is the best.
+    Of equal checkpoints, the newest is the best. An unhealthy checkpoint is never the best, whatever its metric, so
+    that a load of the best returns no NaN.
     """
-    # An unhealthy checkpoint is never the best, whatever its metric, so that a load of the best returns no NaN.
     best = best_of(ref.value.removeprefix(BEST))
     ranked = [c for c in newest_first if not math.isnan(c.metrics.get(best.metric, math.nan))]
     if not ranked:
@@ -223,7 +225,7 @@ def _by_step(ref: Ref, candidates: Sequence[CheckpointInfo], runs: Collection[st
             return holder
     # Do not guess, because the weights of a wrong run load without any error.
     if holders and run is None:
-        message = f"{ref}: the store has several runs and none is called {DEFAULT_RUN!r}; it may be "
+        message = f"{ref}: the store has several runs and none is called {DEFAULT_RUN!r}, so it may be "
         hint = f"write {holders[0].name}"
         raise AmbiguousRef(message + _some(sorted(c.name for c in holders), " or "), hint=hint)
     # An id of digits only is rare, but its short form must work like any other.
@@ -245,7 +247,7 @@ def _by_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> CheckpointInfo | N
     found = [c for c in candidates if has_id(ref, c.id) and ref.run in (None, c.run)]
     if len(found) > 1:
         listed = [f"{short_id(c.id, 16)} ({c.name})" for c in newest_first(found)]
-        message = f"{ref}: {len(found)} ids begin with these digits: {_some(listed)}"
+        message = f"{ref}: {len(found)} ids begin with these digits, such as {_some(listed)}"
         raise AmbiguousRef(message, hint="give more digits, or RUN@STEP")
     return found[0] if found else None
 
@@ -260,8 +262,8 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
             more = f"{hint}; commands that take several have --run {ref}"
             raise NoSuchRef(f"{ref} is a run, and no tag", hint=hint, command_hint=more)
         near = _near(ref.value, tags)
-        known = f"the tags are {_some(near)}" if near else "the store has no tags"
-        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}; {known}", hint=_meant(ref) or _latest_hint(candidates))
+        known = f", only {_some(near)}" if near else ", and the store has no tags"
+        raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}{known}", hint=_meant(ref) or _latest_hint(candidates))
     key = tags[ref.value]
     if ref.run not in (None, key.run):
         message = f"{ref}: the tag {ref.value!r} names {key.name}, which is in another run"
@@ -278,7 +280,7 @@ def _meant(ref: Ref) -> str:
     import difflib
 
     if re.fullmatch("[0-9]+-[0-9]+", ref.value):
-        return f"where several may be meant a range is {Ref(ref.run, 'tag', ref.value.replace('-', '..'))}"
+        return f"where several refs are allowed, a range is {Ref(ref.run, 'tag', ref.value.replace('-', '..'))}"
     near = difflib.get_close_matches(ref.value, COMPUTED, n=1, cutoff=0.8)
     return f"did you mean {Ref(ref.run, 'tag', near[0])}?" if near else ""
 
@@ -291,13 +293,13 @@ def _no_step(
     known = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
     hint = f"write {elsewhere[0].name} for the one in another run" if elsewhere else _latest_hint(candidates)
     of_run = f" of the run {run!r}" if run is not None else ""
-    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}; nearest: {known}", hint=hint)
+    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}, only {known}", hint=hint)
 
 
 def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:
     newest = [f"{short_id(c.id)} ({c.name})" for c in newest_first(candidates, ref.run)]
     raise NoSuchRef(
-        f"{ref}: no id begins with these digits; the newest: {_some(newest)}", hint=_latest_hint(candidates)
+        f"{ref}: no id begins with these digits, the newest are {_some(newest)}", hint=_latest_hint(candidates)
     )
 
 

@@ -65,4 +65,4 @@ class Tag:
         return shown_name(f"{self.run}@{self.step}", self.id or "", superseded=self.superseded)
 
     def __str__(self) -> str:
-        return printable(f"{self.name} is {self.shown}{', which is gone' if self.dangling else ''}")
+        return printable(f"{self.name} is {self.shown}{', which is missing' if self.dangling else ''}")

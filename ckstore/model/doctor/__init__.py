@@ -1,1 +1,1 @@
-"""What `Store.doctor` judges: facts become findings. Pure; `ckstore.ops.report.doctor` gathers the facts."""
+"""The judgements of `Store.doctor`, without I/O. `ckstore.ops.report.doctor` gathers the facts."""

@@ -1,4 +1,4 @@
-"""Judge what the kernel, the filesystem and the libraries here are able to do, and how much room there is."""
+"""Findings about the features of the kernel, the filesystem and the libraries, and about free space."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _SQLITE_BACKPORTS = {(3, 50): 7, (3, 44): 6}
 
 @dataclass(frozen=True, slots=True)
 class AbilityFacts:
-    """What was tried or asked."""
+    """The results of tests and queries on this machine."""
 
-    # Empty if hardlinks and renames between the directories of the store work; else what does not. None: nothing may be
-    # written there, so it was not tried.
+    # Empty if hardlinks and renames between the directories of the store work, otherwise the failure. None if this user
+    # may not write to the store, so that nothing was tried.
     links: str | None = ""
-    projects: str = ""  # which directories have different project ids, so that nothing moves between them
-    # ``yes``, ``held`` (a process has the file open, so leases work), ``no``; ``shared``: other hosts may be at work,
-    # of which a lease does not know; ``foreign``: the store is another user's, whose files were not tried.
+    projects: str = ""  # names directories with different project ids, between which renames fail
+    # ``yes``, ``held`` (a process has the file open, so leases work) or ``no``. ``shared`` if other hosts may be at
+    # work, which a lease does not cover. ``foreign`` if another user owns the store, whose files were not tried.
     lease: str = "yes"
-    reflink: bool | None = None  # whether files can share blocks; None: not tried
-    link_limit: int = 0  # most names that a file may have; 0: not known
-    link_most: int = 0  # most names that a blob here has
-    # Alignment of direct reads and writes; 0: there are none; None: the kernel does not tell.
+    reflink: bool | None = None  # whether files can share blocks; None if not tried
+    link_limit: int = 0  # the most names that a file may have; 0 if unknown
+    link_most: int = 0  # the most names that a blob of the store has
+    # Alignment of direct reads and writes. 0 if there are none, None if the kernel does not report it.
     direct_io_bytes: int | None = None
-    read_ahead_kib: int | None = None  # of the device; None: there is no device, or it cannot be seen
+    read_ahead_kib: int | None = None  # of the device; None if there is no device or it is not visible
     open_files: int = _LEAST_FILES  # how many files this process may have open
     sqlite: tuple[int, int, int] = _SQLITE_MENDED  # version of the library
 
 
 def check_links(facts: AbilityFacts) -> DoctorFinding:
-    """Return whether names can be made and moved as a store needs it."""
+    """Check whether hardlinks and renames between the directories of the store work."""
     if facts.links is None:
         do = "run doctor as a user who may write to the store"
-        return DoctorFinding("note", "links", "hardlinks and renames were not tried: this user may not write here", do)
+        return DoctorFinding("note", "links", "not tried, since this user may not write to the store", do)
     if facts.links:
         do = "keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         return DoctorFinding("error", "links", facts.links, do)
@@ -50,7 +50,7 @@ def check_links(facts: AbilityFacts) -> DoctorFinding:
 
 
 def check_headroom(facts: AbilityFacts) -> DoctorFinding:
-    """Return how far the blob with the most names is from the limit."""
+    """Check how far the blob with the most names is from the limit of hardlinks."""
     if not facts.link_limit:
         return ok("link limit", f"not known; the blob with the most names has {facts.link_most}")
     found = f"the blob with the most names has {facts.link_most} of {facts.link_limit}"
@@ -61,56 +61,56 @@ def check_headroom(facts: AbilityFacts) -> DoctorFinding:
 
 
 def check_lease(facts: AbilityFacts) -> DoctorFinding:
-    """Return whether the kernel can be asked who has a file open."""
+    """Check whether the kernel reports if a process has a file open."""
     if facts.lease == "shared":
-        told = "the kernel cannot see whether another host has a blob open, so what is dropped is freed after a while"
+        told = "the kernel does not know whether another host has a blob open, so blobs are freed after a grace period"
         do = "nothing; when no other host uses the store, ckstore gc --exclusive frees at once"
         return DoctorFinding("note", "leases", told, do)
     if facts.lease == "foreign":
-        told = "each user's gc asks the kernel about that user's blobs, and leaves the blobs of other users alone"
+        told = "each user's gc asks the kernel about that user's blobs, and ignores the blobs of other users"
         return ok("leases", told)
     if facts.lease == "no":
-        told = "the kernel does not say which process has a blob open, so gc frees only what it is sure of"
+        told = "the kernel does not say which process has a blob open, so gc only frees blobs that are certainly closed"
         do = "run gc as the owner of the files, or as root; if the filesystem has no leases, see docs/how-to/shared.md"
         return DoctorFinding("warning", "leases", told, do)
     return ok("leases", "the kernel tells gc whether a process has a blob open")
 
 
 def check_reflink(facts: AbilityFacts) -> DoctorFinding:
-    """Return whether checkout can share blocks with the store."""
+    """Check whether checkouts can share blocks with the store."""
     if facts.reflink is None:
-        do = "nothing, if this user may write to the store; else run doctor as one who may"
-        told = "sharing of blocks could not be tried: there are no files without names here, or no right to make one"
+        do = "nothing, if this user may write to the store; otherwise run doctor as a user who may"
+        told = "sharing of blocks was not tried, since no unnamed file could be created"
         return DoctorFinding("note", "reflink", told, do)
     if facts.reflink:
         return ok("reflink", "checkout shares blocks with the store")
     do = "nothing, if copies may take space; XFS and btrfs can share blocks"
-    return DoctorFinding("note", "reflink", "files cannot share blocks here, so checkout copies", do)
+    return DoctorFinding("note", "reflink", "files cannot share blocks on this filesystem, so checkout copies", do)
 
 
 def check_direct_io(facts: AbilityFacts) -> DoctorFinding:
-    """Return what direct I/O needs."""
+    """Check whether direct I/O is possible, and its alignment."""
     if facts.direct_io_bytes is None:
         return ok("direct I/O", "the kernel does not report the alignment (Linux 6.1 and later do, if the device can)")
     if facts.direct_io_bytes == 0:
-        do = "nothing: everything goes through the page cache"
+        do = "nothing: all I/O uses the page cache"
         return DoctorFinding("note", "direct I/O", "not possible on this filesystem", do)
     return ok("direct I/O", f"aligned to {facts.direct_io_bytes} bytes")
 
 
 def check_read_ahead(facts: AbilityFacts) -> DoctorFinding:
-    """Return how far the kernel reads ahead."""
+    """Check how far the kernel reads ahead."""
     if facts.read_ahead_kib is None:
         return ok("read-ahead", "there is no block device to ask")
     found = f"{size_text(facts.read_ahead_kib * 1024)} on this device"
     if facts.read_ahead_kib < _LEAST_READ_AHEAD_KIB:
-        do = f"as root: blockdev --setra {8 * _LEAST_READ_AHEAD_KIB} DEVICE; loading reads large files in order"
+        do = f"as root, run blockdev --setra {8 * _LEAST_READ_AHEAD_KIB} DEVICE; loads read large files sequentially"
         return DoctorFinding("note", "read-ahead", found, do)
     return ok("read-ahead", found)
 
 
 def check_open_files(facts: AbilityFacts) -> DoctorFinding:
-    """Return how many files a process may have open."""
+    """Check how many files a process may have open."""
     if facts.open_files < _LEAST_FILES:
         do = f"raise it before training: ulimit -n {_LEAST_FILES}"
         return DoctorFinding("warning", "open files", f"a process may have {facts.open_files} open", do)
@@ -118,7 +118,7 @@ def check_open_files(facts: AbilityFacts) -> DoctorFinding:
 
 
 def check_sqlite(facts: AbilityFacts) -> DoctorFinding:
-    """Return whether the SQLite in use can hold the catalog, and which of its known bugs it has."""
+    """Check whether SQLite is recent enough for the catalog, and whether it has the WAL-reset bug."""
     version = ".".join(map(str, facts.sqlite))
     if facts.sqlite < _SQLITE_LEAST:
         wanted = ".".join(map(str, _SQLITE_LEAST))
@@ -126,7 +126,7 @@ def check_sqlite(facts: AbilityFacts) -> DoctorFinding:
         return DoctorFinding("error", "SQLite", f"{version} is too old for the catalog", do)
     if has_wal_reset_bug(facts.sqlite):
         told = (
-            f"{version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6); it cannot strike, since ckstore "
+            f"{version} has the WAL-reset bug (fixed in 3.51.3, 3.50.7 and 3.44.6); it has no effect, since ckstore "
             "never writes to the catalog from two connections at once"
         )
         do = "let no other program write to catalog.db; it is an index, and ckstore reindex rebuilds it"
@@ -144,33 +144,33 @@ def has_wal_reset_bug(version: tuple[int, int, int]) -> bool:
 
 _LOW_PART = 0.05
 _LOW_INODES = 1000
-_MAKE_ROOM = "free space: ckstore prune --keep-last N, then ckstore gc --now; ckstore du shows what takes it"
+_MAKE_ROOM = "free space by ckstore prune --keep-last N, then ckstore gc --now; ckstore du shows the usage"
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceFacts:
-    """Room on a filesystem, in bytes and inodes that this user may take."""
+    """Free space on a filesystem, as bytes and inodes that this user may use."""
 
     total_bytes: int
     free_bytes: int
-    total_inodes: int  # 0: it makes them as it needs them
-    free_inodes: int  # meaningless without a total
+    total_inodes: int  # 0 if the filesystem creates inodes as needed
+    free_inodes: int  # meaningless if the total is 0
     newest_bytes: int  # size of the newest checkpoint; 0 if there is none
-    reserve_bytes: int  # what the store keeps back for gc on a full disk
-    reserve_wanted_bytes: int  # what it should keep back
+    reserve_bytes: int  # size of the space that the store reserves for gc on a full disk
+    reserve_wanted_bytes: int  # the size that it should have
 
 
 @dataclass(frozen=True, slots=True)
 class DirtyFacts:
-    """What the kernel has not written yet, of all programs, and from where on it makes writers wait."""
+    """Data of all programs that the kernel has not written yet, and the limit above which writers must wait."""
 
-    dirty_bytes: int  # waiting to be written
+    dirty_bytes: int  # not yet being written
     writeback_bytes: int  # being written
-    limit_bytes: int  # where writers are made to wait; 0 if not known
+    limit_bytes: int  # 0 if unknown
 
 
 def check_bytes(facts: SpaceFacts) -> DoctorFinding:
-    """Return what is to be said of free bytes."""
+    """Check the number of free bytes."""
     found = f"{size_text(facts.free_bytes)} of {size_text(facts.total_bytes)} are free"
     if facts.free_bytes < facts.reserve_wanted_bytes:
         return DoctorFinding("error", "free space", f"{found}: nothing can be saved", _MAKE_ROOM)
@@ -183,28 +183,28 @@ def check_bytes(facts: SpaceFacts) -> DoctorFinding:
 
 
 def check_inodes(facts: SpaceFacts) -> DoctorFinding:
-    """Return what is to be said of free inodes."""
+    """Check the number of free inodes."""
     if facts.total_inodes == 0:
-        return ok("free inodes", "the filesystem makes them as it needs them")
+        return ok("free inodes", "the filesystem creates them as needed")
     found = f"{facts.free_inodes} of {facts.total_inodes} are free"
     if facts.free_inodes < 16:
         return DoctorFinding("error", "free inodes", f"{found}: nothing can be saved", _MAKE_ROOM)
     if facts.free_inodes < _LOW_INODES:
-        return DoctorFinding("warning", "free inodes", found, f"{_MAKE_ROOM}; or remove small files outside the store")
+        return DoctorFinding("warning", "free inodes", found, f"{_MAKE_ROOM}; or delete small files outside the store")
     return ok("free inodes", found)
 
 
 def check_reserve(facts: SpaceFacts) -> DoctorFinding:
-    """Return what is to be said of the space that is kept back."""
+    """Check the size of the reserve for gc."""
     if facts.reserve_bytes >= facts.reserve_wanted_bytes:
         return ok("reserve", f"{size_text(facts.reserve_bytes)} are reserved for gc on a full disk")
     part = f"{size_text(facts.reserve_bytes)} of {size_text(facts.reserve_wanted_bytes)}"
-    do = "free space, then open the store for writing (ckstore gc does): with enough free space it is made again"
+    do = "free space, then open the store for writing (ckstore gc does): it then creates the reserve again"
     return DoctorFinding("note", "reserve", f"{part} are reserved for gc on a full disk", do)
 
 
 def check_dirty(facts: DirtyFacts) -> DoctorFinding:
-    """Return what is to be said of what the kernel has not written yet."""
+    """Check the amount of data that the kernel has not written yet."""
     waiting_bytes = facts.dirty_bytes + facts.writeback_bytes
     found = f"{size_text(facts.dirty_bytes)} dirty and {size_text(facts.writeback_bytes)} in write-back"
     if not facts.limit_bytes:

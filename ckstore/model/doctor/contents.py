@@ -1,4 +1,4 @@
-"""Judge what lies in a store beside its checkpoints: dead saves, trash, pins, damage; and deleted files still open."""
+"""Findings about the other contents of a store, such as dead saves, trash, pins and damage, and about leaked files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ckstore.model.words import counted, some_of
 _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0
 _NAMED = 3
-_GC_LATER = "ckstore gc frees it an hour after it was last touched (config.grace_s), with --exclusive at once"
+_GC_LATER = "ckstore gc frees it an hour after its last change (config.grace_s), or at once with --exclusive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Leftover:
     """A directory or file in ``staging/`` or ``trash/``."""
 
     name: str
-    age_s: float  # since something was last made or removed in it
-    nbytes: int = 0  # what its files have; of those that are nowhere else
-    owner: str = ""  # user who made it
-    alive: bool = False  # a process holds it
+    age_s: float  # since something was last created or removed in it
+    nbytes: int = 0  # bytes in files that have no other name
+    owner: str = ""  # the user who created it
+    alive: bool = False  # whether a process has it open
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -42,7 +42,7 @@ def _told(found: Leftover) -> str:
 
 
 def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
-    """Return what is to be said of saves that are under way, or died; `shared`: other hosts may be at work."""
+    """Check saves in progress and dead ones. `shared` means that other hosts may use the store."""
     dead = [found for found in stagings if not found.alive]
     stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
     if dead:
@@ -60,7 +60,7 @@ def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Doct
 
 
 def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
-    """Return what is to be said of what is on its way out; `shared`: other hosts may be at work."""
+    """Check the trash. `shared` means that other hosts may use the store."""
     if not trash:
         return ok("trash", "empty")
     kept_bytes = sum(found.nbytes for found in trash)
@@ -75,39 +75,44 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
 
 
 def check_undo(window_s: float, waiting: Sequence[Waiting]) -> DoctorFinding:
-    """Return what is to be said of what was dropped; `window_s`: how long what is deleted waits from now on."""
+    """Check the dropped checkpoints. `window_s` is how long a checkpoint that is deleted now can be restored."""
     whole, broken = ([one for one in waiting if bool(one.problem) is is_broken] for is_broken in (False, True))
-    told = [f"{amount_of(whole)} can be brought back"] if whole else []
-    told += [f"{amount_of(broken)} cannot be brought back: {broken[0].problem}"] if broken else []
+    told = [f"{amount_of(whole)} can be restored"] if whole else []
+    told += [f"{amount_of(broken)} cannot be restored: {broken[0].problem}"] if broken else []
     if told:
         do = "ckstore undo lists them; ckstore gc --now frees them at once"
         return DoctorFinding("note", "undo", "; ".join(told), do)
     if not window_s:
-        return ok("undo", "off: what is deleted cannot be brought back; ckstore config undo --on keeps it for a day")
-    return ok("undo", f"what is deleted can be brought back for {age_words(window_s)}")
+        return ok("undo", "off, so deletions cannot be undone; ckstore config undo --on allows it for a day")
+    return ok("undo", f"deletions can be undone for {age_words(window_s)}")
 
 
 def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
-    """Return what is to be said of the tags."""
-    # `doubtful`: what is wrong with each of which it is unknown what it protects; `do`: what to do about the first.
+    """Check the tags.
+
+    Args:
+        count: The number of tags.
+        doubtful: The problems of the tags for which it is unknown what they protect.
+        do: What to do about the first of these.
+    """
     if doubtful:
-        told = f"nothing is dropped, since it is unknown what is protected: {_listed(doubtful)}"
+        told = f"nothing is dropped, since the protected checkpoints are unknown: {_listed(doubtful)}"
         return DoctorFinding("warning", "tags", told, do)
     return ok("tags", counted(count, "tag"))
 
 
 @dataclass(frozen=True, slots=True)
 class PinFacts:
-    """What the pins are."""
+    """The pins of a store."""
 
     count: int = 0  # all of them
-    expired: tuple[str, ...] = ()  # names of those whose time is over
-    dangling: tuple[str, ...] = ()  # names of those whose checkpoint is gone or was replaced
+    expired: tuple[str, ...] = ()  # names of expired pins
+    dangling: tuple[str, ...] = ()  # names of pins whose checkpoint was deleted or replaced
     problem: str = ""  # why one cannot be read; empty if all can
 
 
 def check_pins(facts: PinFacts) -> DoctorFinding:
-    """Return what is to be said of the pins."""
+    """Check the pins."""
     if facts.problem:
         do = "remove that pin with ckstore pin -d, then pin again: until then no checkpoint is dropped"
         return DoctorFinding("warning", "pins", facts.problem, do)
@@ -115,13 +120,13 @@ def check_pins(facts: PinFacts) -> DoctorFinding:
         told = f"expired, so it protects nothing now: {_listed(facts.expired)}"
         return DoctorFinding("note", "pins", told, f"ckstore pin -d {facts.expired[0]}, or pin again for longer")
     if facts.dangling:
-        told = f"for a checkpoint that is gone or was replaced: {_listed(facts.dangling)}"
+        told = f"of a deleted or replaced checkpoint: {_listed(facts.dangling)}"
         return DoctorFinding("note", "pins", told, f"ckstore pin -d {facts.dangling[0]}")
     return ok("pins", counted(facts.count, "pin"))
 
 
 def check_rules(policies: Mapping[str, RetentionPolicy]) -> DoctorFinding | None:
-    """Judge the policies that the store keeps, by the names of their settings; None if no rule is doubtful."""
+    """Check the policies of the store, by the names of their settings. Return None if no rule is doubtful."""
     doubtful = [
         (name, best, said)
         for name, policy in policies.items()
@@ -139,10 +144,10 @@ def check_rules(policies: Mapping[str, RetentionPolicy]) -> DoctorFinding | None
 
 
 def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> DoctorFinding:
-    """Return what is to be said of checkpoints that were found damaged, and of blobs that were put aside."""
+    """Check checkpoints marked as damaged, and blobs in quarantine."""
     if marked:
         told = f"{counted(len(marked), 'checkpoint')} marked as damaged: {_listed(marked)}"
-        do = "ckstore verify says what is damaged; saving the same content again heals it"
+        do = "ckstore verify lists the damage; saving the same content again heals it"
         return DoctorFinding("warning", "damage", told, do)
     if quarantined:
         told = f"{counted(len(quarantined), 'damaged blob')} in quarantine: {_listed(quarantined)}"
@@ -152,16 +157,21 @@ def check_damage(marked: Sequence[str], quarantined: Sequence[str]) -> DoctorFin
 
 
 def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
-    """Return what is to be said of the last readings of blobs."""
-    # `unread`: of so many of the `count` blobs no reading is known; of the others the oldest was `oldest_s` ago.
+    """Check when blobs were last read.
+
+    Args:
+        count: The number of blobs.
+        unread: The number of these without a known reading.
+        oldest_s: How long ago the oldest reading of the others was.
+    """
     if not count:
         return ok("last readings", "no checkpoint has a blob")
     do = (
-        "ckstore verify --budget 10m reads the blobs that were read longest ago; each save reads a "
+        "ckstore verify --budget 10m reads the blobs that were read longest ago; each save rereads a "
         "share of the blobs that it reuses"
     )
     if unread:
-        told = f"it is not known when {unread} of {counted(count, 'blob')} were last read"
+        told = f"it is unknown when {unread} of {counted(count, 'blob')} were last read"
         return DoctorFinding("note", "last readings", told, do)
     told = f"each of {counted(count, 'blob')} was read or written within the last {age_words(oldest_s)}"
     return ok("last readings", told) if oldest_s < _LONG_UNREAD_S else DoctorFinding("note", "last readings", told, do)
@@ -173,11 +183,14 @@ _PURGED_FROM_S = 7 * 86400.0
 
 
 def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
-    """Return what is to be said of the times of the newest checkpoint's files, the oldest of which is `oldest_s` old.
+    """Check the times of the newest checkpoint's files.
 
-    `owner`: whose that file is, where another user's, who alone can renew its times; else empty.
+    Args:
+        path: The path of the store.
+        oldest_s: The age of the oldest file.
+        owner: The owner of that file if it is another user, who alone can renew its times. Otherwise empty.
     """
-    told = f"the oldest file of the newest checkpoint has times of {age_words(oldest_s)} ago"
+    told = f"the times of the oldest file of the newest checkpoint are {age_words(oldest_s)} old"
     named = _often_purged(path)
     if oldest_s < _PURGED_FROM_S and not named:
         return ok("purge by age", told)
@@ -186,7 +199,7 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
         do += f"; {owner} has to run it for that file"
     if named:
         told += f", and files in /{named} are often deleted by age"
-    return DoctorFinding("note", "purge by age", told, f"{do}; or push to a remote: ckstore push")
+    return DoctorFinding("note", "purge by age", told, f"{do}; or push to a remote with ckstore push")
 
 
 def check_remote_ages(directories: Mapping[str, str]) -> DoctorFinding | None:
@@ -205,17 +218,17 @@ def _often_purged(path: str) -> str:
 
 
 def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
-    """Return what is to be said of checkpoints whose digests are by another hash than those of the store."""
+    """Check for checkpoints whose digests have another hash than the store."""
     if strangers:
         count = counted(len(strangers), "checkpoint")
         told = f"{count} from a store whose hash is not {hash_name}: {_listed(strangers)}"
-        do = "move them away: this store ignores them; ckstore.open_checkpoint(DIRECTORY) reads them where they are"
+        do = "move them away, since this store ignores them; ckstore.open_checkpoint(DIRECTORY) reads them in any place"
         return DoctorFinding("warning", "hash", told, do)
     return ok("hash", f"every checkpoint uses {hash_name} digests")
 
 
 def check_order(problems: Sequence[str]) -> DoctorFinding:
-    """Return what is to be said of checkpoints whose sequence numbers do not count."""
+    """Check for checkpoints whose sequence numbers do not count."""
     if problems:
         do = "save their content again under another step, or delete them: ckstore delete RUN@STEP"
         return DoctorFinding("warning", "order of commits", _listed(problems), do)
@@ -223,7 +236,7 @@ def check_order(problems: Sequence[str]) -> DoctorFinding:
 
 
 def check_health(newest: Mapping[str, tuple[CheckpointInfo, CheckpointInfo | None]]) -> DoctorFinding:
-    """Return what is to be said of the newest checkpoint of each run, given with the newest healthy one, by run."""
+    """Check the newest checkpoint of each run. It is given with the newest healthy one, by run."""
     unhealthy = [
         f"{last.name} is unhealthy: {last.unhealthy}"
         + ("; the run has no healthy checkpoint" if healthy is None else f"; the newest healthy one is {healthy.name}")
@@ -231,7 +244,7 @@ def check_health(newest: Mapping[str, tuple[CheckpointInfo, CheckpointInfo | Non
         if last.unhealthy
     ]
     if unhealthy:
-        do = "look at the training; RUN@latest-healthy names the newest healthy checkpoint, to go back to"
+        do = "check the training; RUN@latest-healthy names the newest healthy checkpoint, for a restart"
         return DoctorFinding("warning", "health", _listed(unhealthy), do)
     still = [f"{unchanged_text(last.unchanged)} of {last.name}" for last, _ in newest.values() if last.unchanged]
     if still:
@@ -242,21 +255,26 @@ def check_health(newest: Mapping[str, tuple[CheckpointInfo, CheckpointInfo | Non
 
 
 def check_catalog(problems: Sequence[str], where: str = "", damaged: Sequence[str] = ()) -> DoctorFinding:
-    """Return what is to be said of the catalog."""
-    # `where` it lies, if that is not in the store; `damaged`: files of catalogs that were set aside before.
+    """Check the catalog.
+
+    Args:
+        problems: The problems of the catalog.
+        where: Its place, if it is not in the store.
+        damaged: Files of earlier catalogs that were set aside.
+    """
     if problems:
         do = "rebuild it from the checkpoints with ckstore reindex; nothing is lost"
         return DoctorFinding("warning", "catalog", _listed(problems), do)
-    whole = f"whole; it is {where}, since other hosts or users have their own" if where else "whole"
+    whole = f"intact; it is {where}, since other hosts or users have their own" if where else "intact"
     if damaged:
-        were = "earlier ones were damaged, or not as ckstore leaves them, and were set aside"
+        were = "earlier ones were damaged or changed by other programs, and were set aside"
         do = "check the disk if you did not expect that; you may remove these files"
         return DoctorFinding("note", "catalog", f"{whole}; {were}: {_listed(damaged)}", do)
     return ok("catalog", whole)
 
 
 def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
-    """Return what is to be said of deleted files that still take space."""
+    """Check for deleted files that still take space."""
     leaks = [leak for leak in leaks if leak.nbytes]
     if not leaks:
         return ok("leaked files", "no deleted file of the store takes space")
@@ -274,9 +292,9 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
 
 
 def check_cache(kept_bytes: int, most_bytes: int) -> DoctorFinding:
-    """Say what is kept of bytes that were fetched; it is bounded, so it is no problem."""
-    most = f"of at most {size_text(most_bytes)}" if most_bytes else "and nothing more"
-    return ok("cache", f"keeps {size_text(kept_bytes)} {most} that reads of checkpoints elsewhere fetched")
+    """Return a finding about the cache of downloaded bytes. Its size is limited, so it is never a problem."""
+    most = f"of at most {size_text(most_bytes)}" if most_bytes else "and will not keep more"
+    return ok("cache", f"keeps {size_text(kept_bytes)} {most} from remote checkpoints")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,25 +322,25 @@ def check_elsewhere(facts: EvictedFacts) -> DoctorFinding:
         do = f"add it again: ckstore remote add {facts.unknown[0]} s3://BUCKET/PREFIX"
         lacks = ", ".join(facts.unknown)
         return DoctorFinding("warning", "elsewhere", f"{found}, but the store has no remote {lacks}", do)
-    names = "ckstore verify names what cannot be fetched"
+    names = "ckstore verify names the checkpoints that cannot be fetched"
     if facts.replaced:
         such_as = f"{counted(len(facts.replaced), 'checkpoint')}, such as {facts.replaced[0]}"
-        told = f"{found}, but another remote has the name of that to which {such_as} went"
-        return DoctorFinding("warning", "elsewhere", told, f"{names}; ckstore delete REF removes a lost one from lists")
+        told = f"{found}, but another remote now has the name under which {such_as} were evicted"
+        return DoctorFinding("warning", "elsewhere", told, f"{names}; ckstore delete REF unlists a lost one")
     if facts.missing:
         such_as = f"{counted(len(facts.missing), 'checkpoint')}, such as {facts.missing[0]}"
         return DoctorFinding("warning", "elsewhere", f"{found}, but the mirror lacks some of {such_as}", names)
-    return ok("elsewhere", f"{found}, which had them when they were evicted: reads fetch them")
+    return ok("elsewhere", f"{found}, which had them when they were evicted; reads fetch them")
 
 
 def check_mirror(status: MirrorStatus) -> DoctorFinding:
-    """Judge how long checkpoints have been only here, and whether pushes work."""
+    """Check how long checkpoints have only been local, and whether pushes work."""
     if status.ok:
         return ok("mirror", str(status))
     if status.missing:
-        do = "push them from a store that has them, or delete them: ckstore delete REF; ckstore verify names the blobs"
+        do = "push them from a store that has them, or delete them (ckstore delete REF); ckstore verify names the blobs"
         return DoctorFinding("warning", "mirror", str(status), do)
-    do = f"look at ckstore savers; try the remote: ckstore remote probe {status.remote}"
+    do = f"check ckstore savers, and try the remote with ckstore remote probe {status.remote}"
     if status.problem:
-        do += "; the process that pushes keeps its credentials: restart the training if they have expired"
+        do += ". A pushing process keeps its credentials, so restart the training if they have expired"
     return DoctorFinding("warning", "mirror", str(status), do)

@@ -1,4 +1,4 @@
-"""A finding: what was looked at, what is so, and what to do about it."""
+"""A finding of `Store.doctor`: the subject, its state, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.model.words import counted, printable
 
 Level = Literal["ok", "note", "warning", "error"]
-"""``ok``; ``note``: good to know; ``warning``: something costs, or will go wrong; ``error``: a promise is not kept."""
+"""``ok``, ``note`` (useful to know), ``warning`` (a cost or a future failure) or ``error`` (a promise is broken)."""
 
 LEVELS: tuple[Level, ...] = get_args(Level)
 MARGIN = max(map(len, LEVELS)) + 2
-"""Columns before what a finding says: its level stands there."""
+"""Columns of the level before the text of a finding."""
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        level: How bad it is.
-        what: What was looked at, in stable words: ``filesystem``, ``free space`` …
-        found: What is so, with numbers.
-        do: What to do about it; empty only where all is well.
+        level: How severe it is.
+        what: The subject of the check in stable words, such as ``filesystem`` or ``free space``.
+        found: The state of the subject, with numbers.
+        do: What to do about it. Empty only if the level is ``ok``.
     """
 
     level: Level
@@ -47,12 +47,12 @@ class DoctorFinding:
 @brief()
 @dataclass(frozen=True, slots=True)
 class DoctorReport:
-    """What `ckstore.Store.doctor` found.
+    """The result of `ckstore.Store.doctor`.
 
     Attributes:
-        findings: Everything that was looked at, in a fixed order.
-        leaks: Deleted files of the store that still take space, largest first, with their holders.
-            Files of other programs are among them. As root all processes are seen, otherwise your own.
+        findings: The results of all checks, in a fixed order.
+        leaks: Deleted files of the store that still take space, largest first, with the processes that have them open.
+            Files of other programs are among them. Root sees all processes, other users only their own.
     """
 
     findings: tuple[DoctorFinding, ...]
@@ -65,11 +65,11 @@ class DoctorReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is an error."""
+        """Whether no finding is an error."""
         return self.worst != "error"
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.findings), summary(self)])  # whole: an error may be the last
+        return "\n".join([*map(str, self.findings), summary(self)])  # not cut, because an error may be the last
 
 
 def summary(report: DoctorReport) -> str:
@@ -77,17 +77,17 @@ def summary(report: DoctorReport) -> str:
     counts = [(level, sum(finding.level == level for finding in report.findings)) for level in reversed(LEVELS)]
     return (
         ", ".join(f"{count} ok" if level == "ok" else counted(count, level) for level, count in counts if count)
-        or "nothing was looked at"
+        or "nothing was checked"
     )
 
 
 def ok(what: str, found: str) -> DoctorFinding:
-    """Return the finding that all is well."""
+    """Return a finding of the level ``ok``."""
     return DoctorFinding("ok", what, found)
 
 
 def age_words(age_s: float) -> str:
-    """Return an age as a sentence has it: ``40 seconds``, ``3 hours``, ``12 days``."""
+    """Return an age as text, such as ``40 seconds``, ``3 hours`` or ``12 days``."""
     for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second")):
         count = int(age_s // unit_s)
         if count >= 2 or unit_s == 1:

@@ -1,4 +1,4 @@
-"""Judge whose a store is, and who else may read or change it."""
+"""Findings about the owner of a store, and about other users who may read or change it."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class OwnerFacts:
     path: str
     mode: int = 0o700  # permission bits of the root
     owner: str = ""  # name of the root's owner
-    # `owner_id` and `process_id`: User ids of the owner of the root, and of this process.
+    # User ids of the owner of the root (`owner_id`) and of this process (`process_id`).
     owner_id: int = 0
     process_id: int = 0
     may_give: bool = True  # whether this process may give files to other users, as root usually may
-    # Directories of the store that are symlinks, no directories, or on another filesystem.
+    # Directories of the store that are symlinks, other files, or on another filesystem.
     misplaced: tuple[str, ...] = ()
-    open_to_all: tuple[str, ...] = ()  # directories or files in it, other than the root, that any user may change
-    foreign_count: int = 0  # files in it that belong to another user than the root
-    writable_blobs: int = 0  # blobs that have write permission
+    open_to_all: tuple[str, ...] = ()  # entries below the root that any user may change
+    foreign_count: int = 0  # files of other users than the owner of the root
+    writable_blobs: int = 0  # blobs with write permission
 
 
 def check_owner(facts: OwnerFacts) -> DoctorFinding:
-    """Return whether this process runs as the owner of the store, or as one of its group."""
+    """Check whether this process runs as the owner of the store, or as a member of its group."""
     if facts.owner_id == facts.process_id:
         return ok("owner", f"{facts.path} belongs to this user, {facts.owner}")
     if facts.mode & _GROUP_WRITES and facts.process_id != 0:
         told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and its group may write to it"
-        do = "nothing, if that is intended: each user frees what they saved; see docs/how-to/group.md"
+        do = "nothing, if that is intended; each user frees their own files, see docs/how-to/group.md"
         return DoctorFinding("note", "owner", told, do)
     me = "root" if facts.process_id == 0 else f"the user {facts.process_id}"
     told = f"{facts.path} belongs to {facts.owner} (uid {facts.owner_id}), and this process runs as {me}"
     if facts.process_id == 0 and facts.may_give:
-        told += ": what it makes in the store is given to that owner"
+        told += ": files that it creates in the store are given to that owner"
         return DoctorFinding("note", "owner", told, "nothing: the owner can read, link and free what root saves")
     if facts.process_id == 0:
         told += (
@@ -49,15 +49,13 @@ def check_owner(facts: OwnerFacts) -> DoctorFinding:
             "and the store's owner can neither link nor free that"
         )
     else:
-        told += (
-            ": the kernel may refuse it links to that user's blobs, and does not show it which processes have them open"
-        )
+        told += ": the kernel may refuse it links to that user's blobs, and hides which processes have them open"
     do = f"use the store as its owner, or give it to this user: chown -R (as root) {facts.path}"
     return DoctorFinding("warning", "owner", told, do)
 
 
 def check_permissions(facts: OwnerFacts) -> DoctorFinding:
-    """Return who else may read or change the store."""
+    """Check who else may read or change the store."""
     open_ = [facts.path] if facts.mode & 0o002 else []
     open_ += facts.open_to_all
     if open_:
@@ -74,7 +72,7 @@ def check_permissions(facts: OwnerFacts) -> DoctorFinding:
         return DoctorFinding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
     if facts.mode & 0o077:
         told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: other users may {_may(facts.mode)} it"
-        do = f"nothing, if that is intended; otherwise: chmod -R go-rwx {facts.path}"
+        do = f"nothing, if that is intended; otherwise chmod -R go-rwx {facts.path}"
         return DoctorFinding("note", "permissions", told, do)
     return ok("permissions", f"only {facts.owner} may use {facts.path}")
 
@@ -83,7 +81,7 @@ def _of_a_group(facts: OwnerFacts) -> DoctorFinding:
     told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: its group may read and change it"
     if facts.foreign_count:
         told += f"; files that do not belong to {facts.owner}: {facts.foreign_count}"
-    do = "nothing, if that is intended, see docs/how-to/group.md; otherwise, as root: "
+    do = "nothing, if that is intended, see docs/how-to/group.md; otherwise, as root, "
     do += f"chmod -R go-rwx {facts.path} and chown -R {facts.owner} {facts.path}"
     if not facts.mode & stat.S_ISGID:
         told += "; new files in it do not get its group, so other users cannot use them"
@@ -96,7 +94,7 @@ def _may(mode: int) -> str:
 
 
 def check_layout(misplaced: Sequence[str]) -> DoctorFinding:
-    """Return whether the directories of the store are where they belong."""
+    """Check whether the directories of the store are in their places."""
     if misplaced:
         do = "move the content back into the store: the whole store must be on one filesystem, without symlinks"
         return DoctorFinding("error", "layout", "; ".join(misplaced), do)

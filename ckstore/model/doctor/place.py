@@ -1,6 +1,6 @@
-"""Judge the filesystem that a store lies on: what it is, how it is mounted, whether it keeps what it was told.
+"""Findings about the filesystem of a store: its type, its mount options, and whether it keeps acknowledged data.
 
-What other hosts see of locks: nfs(5), flock(2), mount.lustre(8); docs/how-to/shared.md says what was tried.
+The sources on locks are nfs(5), flock(2) and mount.lustre(8). docs/how-to/shared.md lists the tested filesystems.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _KEPT_HERE_BY = {
     "ocfs2": ("localflocks",),
     "ceph": (),
 }
-"""Filesystems whose locks on files reach other hosts, and the options with which they do not."""
+"""Filesystems whose file locks reach other hosts, and the mount options that prevent it."""
 _SENT_BY = {"lustre": "flock"}
-"""The option without which they do not."""
+"""The mount option that file locks need to reach other hosts."""
 _ONE_HOST = "save to a run, and prune it, on one host"
 
 
 class Reach(NamedTuple):
-    """How far locks on files reach."""
+    """How far file locks reach."""
 
-    hosts: bool | None  # whether they reach other hosts; None: not known
-    why: str = ""  # by which option of the mount, or for lack of which, they do not; empty else
-    mended: str = ""  # how it is mounted so that they do
+    hosts: bool | None  # whether they reach other hosts; None if unknown
+    why: str = ""  # the mount option, or its absence, that prevents it; empty otherwise
+    mended: str = ""  # how to mount it so that they do
 
 
 def reach_of_locks(kind: str, options: AbstractSet[str]) -> Reach:
-    """Return how far locks on files reach, as the type and the options of the mount say."""
+    """Return how far file locks reach, by the type and the options of the mount."""
     if kind not in _KEPT_HERE_BY:
         return Reach(None)
     for option in _KEPT_HERE_BY[kind]:
@@ -48,15 +48,15 @@ def reach_of_locks(kind: str, options: AbstractSet[str]) -> Reach:
 
 
 def check_locks(kind: str, options: AbstractSet[str]) -> DoctorFinding:
-    """Return what is to be said of locks on a shared filesystem."""
+    """Check whether file locks reach other hosts, for a shared filesystem."""
     hosts, why, mended = reach_of_locks(kind, options)
     if hosts:
-        return ok("locks", "locks on files reach other hosts: one of two that change a run, or settings, waits")
+        return ok("locks", "file locks reach other hosts, so only one host changes a run or the settings at a time")
     if hosts is None:
-        told = f"whether locks on files reach other hosts is not known of {kind}"
+        told = f"it is unknown whether file locks on {kind} reach other hosts"
         do = f"{_ONE_HOST}, unless its documentation says that flock(2) reaches other hosts"
     else:
-        told = f"locks do not reach other hosts, as {kind} is mounted here ({why})"
+        told = f"{kind} is mounted so that locks do not reach other hosts ({why})"
         do = f"{_ONE_HOST}; or {mended}"
     return DoctorFinding("warning", "locks", f"{told}, so each run may be written by one host at a time", do)
 
@@ -70,7 +70,7 @@ _FUSE = "fuse"
 _LOCAL_FUSE = frozenset({"fuse.fuse-overlayfs", "fuse.mergerfs", "fuse.bindfs"})
 TRIED = frozenset({"ext4", "xfs"})
 JOURNALED = frozenset({"ext3", "ext4"})
-"""With or without a journal, by how they were made."""
+"""Filesystems that may have been created with or without a journal."""
 _KEEPING = TRIED | JOURNALED | {"btrfs"}
 _WITHOUT_JOURNAL = frozenset({"ext2", "vfat", "msdos", "exfat"})
 _VOLATILE = frozenset({"volatile", "fsync=volatile"})
@@ -83,51 +83,60 @@ class PlaceFacts:
     """The filesystem of a directory."""
 
     path: str
-    # As in ``/proc/self/mountinfo``: ext4, xfs, tmpfs …; empty if it is not known beyond being of this machine, ``0x…``
-    # if only its number is.
+    # As in ``/proc/self/mountinfo``, such as ext4, xfs or tmpfs. Empty for an unknown local filesystem, ``0x…`` if only
+    # its number is known.
     kind: str = ""
-    mount: str = ""  # where it is mounted
-    source: str = ""  # what is mounted there: a device, usually
+    mount: str = ""  # the mount point
+    source: str = ""  # what is mounted, usually a device
     options: frozenset[str] = frozenset()  # of the mount and of the filesystem
-    journal: bool | None = None  # whether an ext4 has a journal; None: not known, or it is not an ext4
-    # The filesystem that this one keeps its files in: that of the upper layer of an overlay, or of the file behind a
-    # loop device. None: there is none, or it cannot be seen.
+    journal: bool | None = None  # whether an ext4 has a journal; None if unknown, or for another type
+    # The filesystem that stores the files of this one: that of the upper layer of an overlay, or of the file behind a
+    # loop device. None if there is none, or if it is not visible.
     below: PlaceFacts | None = None
-    told: bool | None = None  # whether other machines use it, as someone has said; None: its kind says so
+    told: bool | None = None  # whether the user said that other machines use it; None to decide by its type
 
     @property
     def shared(self) -> bool:
-        """Whether other machines may use it as well."""
+        """Whether other machines may also use it."""
         return self.shared_by_kind if self.told is None else self.told
 
     @property
     def shared_by_kind(self) -> bool:
-        """Whether other machines may have it mounted as well; of what a program provides (FUSE) that is unknown."""
+        """Whether other machines may also have it mounted.
+
+        Also true for a filesystem that a program provides (FUSE), for which this is unknown.
+        """
         by_program = self.kind.partition(".")[0] == _FUSE and self.kind not in _LOCAL_FUSE
         return self.kind in NETWORK or by_program or self.is_unheard_of
 
     @property
     def is_unheard_of(self) -> bool:
-        """Whether only its number is known, so that other machines may have it mounted or not."""
+        """Whether only its number is known, so that other machines may or may not have it mounted."""
         return self.kind.startswith("0x")
 
     @property
     def durable(self) -> bool:
-        """Whether it is known to keep what was made durable through a power cut, if the disk tells the truth."""
+        """Whether it is known to keep synced data through a power cut, provided that the disk does."""
         return not why_not_durable(self) and not why_unknown(self)
 
 
 def why_of_several_hosts(facts: PlaceFacts, path: object) -> str:
-    """Return why other machines may use the directory `path` there: by its kind, or as was said; else empty."""
+    """Return why other machines may use the directory `path`: because of its type, or because of the user's settings.
+
+    Returns an empty string if they may not.
+    """
     if facts.is_unheard_of:
         return f"ckstore does not know the filesystem of {path} ({facts.kind}), which other hosts may use"
     if facts.shared_by_kind:
         return f"{path} is on {facts.kind}, a shared filesystem"
-    return f"by its settings other hosts may use {path}" if facts.shared else ""
+    return f"its settings say that other hosts may use {path}" if facts.shared else ""
 
 
 def why_not_durable(facts: PlaceFacts) -> str:
-    """Return why a power cut loses what was made durable here, as the end of a sentence; empty: no reason is known."""
+    """Return why a power cut loses acknowledged data on this filesystem, as the end of a sentence.
+
+    Returns an empty string if no reason is known.
+    """
     if facts.kind in MEMORY:
         return f"is on {facts.kind}, which is memory: nothing survives a restart of the machine"
     if facts.journal is False:
@@ -135,12 +144,12 @@ def why_not_durable(facts: PlaceFacts) -> str:
     if facts.kind in _WITHOUT_JOURNAL:
         return f"is on {facts.kind}: after a power cut it may lose checkpoints that were acknowledged"
     if facts.options & _VOLATILE:
-        return "is on an overlay that is mounted volatile: fsync does nothing there, so a power cut loses saves"
+        return "is on an overlay that is mounted volatile: fsync has no effect, so a power cut loses saves"
     if facts.options & _NO_BARRIER:
         return "is mounted without write barriers: a power cut may lose acknowledged checkpoints"
     if facts.below is None or not (why := why_not_durable(facts.below)):
         return ""
-    # A filesystem in a file answers for itself (`_durability` says what lies below), unless all of it is memory.
+    # For a filesystem in a file, `durability` also checks the one below, unless all of it is memory.
     if facts.kind == "overlay" or _is_memory(facts.below):
         return f"keeps its files in {facts.below.path}, which {why}"
     return ""
@@ -151,13 +160,13 @@ def _is_memory(facts: PlaceFacts) -> bool:
 
 
 def why_unknown(facts: PlaceFacts) -> str:
-    """Return why it cannot be told whether a power cut loses what was made durable here; empty if it can be told."""
+    """Return why it is unknown whether a power cut loses acknowledged data; empty if it is known."""
     kind = facts.kind
     if not kind:
         return "/proc/self/mountinfo does not show its filesystem"
     if kind == "overlay":
         if facts.below is None:
-            return "the upper layer of the overlay is not visible from here, as in a container"
+            return "the upper layer of the overlay is not visible, for example in a container"
         return why_unknown(facts.below)
     if kind in JOURNALED and facts.journal is None:
         return f"/sys/fs/ext4 does not show whether {facts.source} has a journal"
@@ -171,7 +180,7 @@ def why_unknown(facts: PlaceFacts) -> str:
 
 
 def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
-    """Yield what is to be said of the filesystem."""
+    """Yield the findings about the filesystem."""
     yield _filesystem(facts)
     if facts.shared:
         yield check_locks(facts.kind, facts.options)
@@ -190,31 +199,31 @@ def _filesystem(facts: PlaceFacts) -> DoctorFinding:
         return DoctorFinding("note", "filesystem", told, do)
     if facts.shared:
         told = (
-            f"{why_of_several_hosts(facts, path)}: hosts do not see what another one has open, so the space of "
-            "what is dropped comes back after a while"
+            f"{why_of_several_hosts(facts, path)}: hosts do not see which files another host has open, so "
+            "gc frees blobs after a grace period"
         )
         do = "when no other host uses the store, ckstore gc --exclusive frees at once"
         return DoctorFinding("warning", "filesystem", told, f"{do}; or keep the store on a local disk")
     if kind == "overlay":
         told = (
-            f"{path} is on overlayfs: open files are not always visible, and checkpoints that came with an image "
-            "cannot be deleted or compacted; use a volume for the store"
+            f"{path} is on overlayfs. Open files are not always visible, and checkpoints that came with an image "
+            "cannot be deleted or compacted, so use a volume for the store"
         )
-        do = "in a container mount a volume or a directory of the host, and put the store there"
+        do = "in a container, mount a volume or a directory of the host, and put the store on it"
         return DoctorFinding("warning", "filesystem", told, do)
     where = f"{kind} on {facts.source}, mounted at {facts.mount}"
     if kind in TRIED:
         return ok("filesystem", where)
-    do = "it may well keep every promise, but power cuts are tested on ext4 and XFS only; prefer those"
+    do = "it may keep every promise, but power cuts are only tested on ext4 and XFS; prefer those"
     return DoctorFinding("note", "filesystem", where, do)
 
 
 def _journal(facts: PlaceFacts) -> DoctorFinding:
     if facts.kind not in JOURNALED:
-        return ok("journal", "only ext4 and ext3 can be made without one")
+        return ok("journal", "only ext4 and ext3 can be created without one")
     if facts.journal is None:
         do = "check as root: dumpe2fs -h DEVICE must list has_journal"
-        return DoctorFinding("note", "journal", f"whether {facts.source} has a journal is not visible from here", do)
+        return DoctorFinding("note", "journal", f"it is not visible whether {facts.source} has a journal", do)
     if not facts.journal:
         return DoctorFinding("note", "journal", f"{facts.source} has no journal", "see durability, below")
     return ok("journal", f"{facts.source} has one")
@@ -222,17 +231,17 @@ def _journal(facts: PlaceFacts) -> DoctorFinding:
 
 def _options(facts: PlaceFacts) -> DoctorFinding:
     if "ro" in facts.options:
-        do = "nothing, if you only read from it; otherwise look at dmesg, then as root: mount -o remount,rw"
+        do = "nothing, if you only read from it; otherwise check dmesg, then run mount -o remount,rw as root"
         return DoctorFinding("note", "mount options", f"{facts.mount} is mounted read-only: nothing can be saved", do)
     slow = sorted(facts.options & {"sync", "dirsync"})
     if slow:
-        do = f"remount without {', '.join(slow)}: ckstore itself makes durable what must be"
+        do = f"remount without {', '.join(slow)}, since ckstore syncs everything that must be durable"
         return DoctorFinding("note", "mount options", f"{facts.mount} is mounted with {', '.join(slow)}: slow", do)
     return ok("mount options", "nothing that weakens a promise")
 
 
 def durability(facts: PlaceFacts) -> DoctorFinding:
-    """Return whether `PlaceFacts.durable`, and why not."""
+    """Check whether the filesystem is durable (`PlaceFacts.durable`)."""
     if why := why_not_durable(facts):
         return DoctorFinding("error", "durability", f"{facts.path} {why}", _mended(facts))
     if why := why_unknown(facts):
@@ -240,10 +249,10 @@ def durability(facts: PlaceFacts) -> DoctorFinding:
         return DoctorFinding("warning", "durability", told, f"if that matters, {_LOCAL}")
     if facts.below is not None and not facts.below.durable:
         why = why_not_durable(facts.below) or f"is of unknown kind: {why_unknown(facts.below)}"
-        told = f"{facts.mount} keeps what is written to it, but its files are in {facts.below.path}, which {why}"
+        told = f"{facts.mount} is durable, but its files are in {facts.below.path}, which {why}"
         do = "nothing, if that is intended; otherwise put the store directly on a disk"
         return DoctorFinding("note", "durability", told, do)
-    return ok("durability", f"{facts.kind} keeps what was made durable through a power cut")
+    return ok("durability", f"{facts.kind} keeps acknowledged checkpoints through a power cut")
 
 
 def _mended(facts: PlaceFacts) -> str:
@@ -252,17 +261,17 @@ def _mended(facts: PlaceFacts) -> str:
         if facts.mount != "/":
             return f"unmount it, then {give}"
         return (
-            "put the store on another filesystem, which has a journal; or give this one a journal: a running system "
-            f"cannot unmount /, so start a rescue system, and there {give}"
+            "put the store on another filesystem, which has a journal. Or give this one a journal; a running system "
+            f"cannot unmount /, so start a rescue system, then {give}"
         )
     if facts.options & _NO_BARRIER:
         return f"as root: mount -o remount,barrier {facts.mount}, and correct /etc/fstab"
     if facts.kind == "overlay":
-        return "in a container mount a volume or a directory of the host, on ext4 or XFS, and put the store there"
+        return "in a container, mount a volume or a directory of the host on ext4 or XFS, and put the store on it"
     return _LOCAL
 
 
 def _striping(facts: PlaceFacts) -> DoctorFinding:
-    told = "on Lustre a file is on one server unless its directory says otherwise"
+    told = "on Lustre, a file is on one server unless its directory is striped"
     do = f"before the first save: lfs setstripe -E 1M -c 1 -E -1 -c 4 -S 4M {facts.path}/blobs {facts.path}/staging"
     return DoctorFinding("note", "striping", told, do)

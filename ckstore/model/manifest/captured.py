@@ -9,9 +9,10 @@ from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
 
 
 class ByteSource(Protocol):
-    """The bytes of one storage to save. They are live memory, which may change during the save."""
+    """The bytes of one storage to save. They are live memory, which may change during the save.
 
-    # Several threads may call its methods at the same time.
+    Several threads may call its methods at the same time.
+    """
 
     nbytes: int  # size of the storage, in bytes
     name: str  # name of its first leaf, for messages
@@ -21,16 +22,20 @@ class ByteSource(Protocol):
         """Whether the bytes are on a device. The source then has `device_parts` (`tensors/device/device_copies`)."""
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes of the live memory, read-only and uncopied."""
-        # Return None if the bytes must be read with `read_into`, because the CPU cannot address them (CUDA) or they are
-        # not contiguous (they span a gap between views that share memory).
+        """Return these bytes of the live memory, read-only and uncopied.
+
+        Return None if the bytes must be read with `read_into`, because the CPU cannot address them (CUDA) or they are
+        not contiguous (they span a gap between views that share memory).
+        """
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
         """Copy these bytes into `out`, which has their size; other threads run during large copies."""
 
     def changed(self) -> bool:
-        """Return whether a modification of the values since the capture was detected."""
-        # Modifications through NumPy, ``.data`` or foreign code are not detected.
+        """Return whether a modification of the values since the capture was detected.
+
+        Modifications through NumPy, ``.data`` or foreign code are not detected.
+        """
 
 
 @dataclass(frozen=True)

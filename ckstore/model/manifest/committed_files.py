@@ -88,8 +88,10 @@ def summaries(manifest: Manifest) -> list[FileSummary]:
 
 
 def followed(files: Mapping[str, FileRecord | FileSummary], path: str) -> str | None:
-    """Return the path after following its symlinks like the kernel. It may not exist."""
-    # Return None if it leads out of the checkpoint or has a loop.
+    """Return the path after following its symlinks like the kernel. It may not exist.
+
+    Return None if it leads out of the checkpoint or has a loop.
+    """
     to_do, done = path.split("/")[::-1], list[str]()
     links_left = _LINKS_MOST
     while to_do:

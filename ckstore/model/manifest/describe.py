@@ -28,14 +28,22 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def describe(
     metrics: Mapping[str, Any] | None,
     metadata: Mapping[str, Any] | None,
-    message: str,  # free text
-    parent: str | None,  # id of the checkpoint that this one continues
+    message: str,
+    parent: str | None,
 ) -> Description:
-    """Return the caller's description, checked and copied, so that later changes of the arguments have no effect."""
-    # `metrics` maps names to real numbers: int, float, or a single number with ``__float__`` (a NumPy scalar, a tensor
-    # without dimensions). Integers beyond ±2^53 become floats. `metadata` has JSON-like values: None, bool, int, float,
-    # str, list, tuple (read as a list), and dict with str keys that do not start with ``$``, nested up to
-    # `METADATA_MAX_DEPTH`. Raises BadInput for other values. The message says where the value is.
+    """Return the caller's description, checked and copied, so that later changes of the arguments have no effect.
+
+    Args:
+        metrics: Name -> int, float, or another single number with ``__float__`` (a NumPy scalar, a tensor
+            without dimensions). Integers beyond ±2^53 become floats.
+        metadata: JSON-like values: None, bool, int, float, str, list, tuple (read as a list), dict with str keys
+            that do not start with ``$``, nested up to `METADATA_MAX_DEPTH`.
+        message: Free text.
+        parent: The id of the checkpoint that this one continues, or None.
+
+    Raises:
+        BadInput: A value is of another kind. The message says where it is.
+    """
     if not isinstance(message, str):
         raise BadInput(f"message: wanted a str, got {_kind(message)} {shown(message)}")
     if parent is not None and not is_digest(parent):
@@ -57,8 +65,10 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def decode_metadata(encoded: Any) -> Any:
-    """Return a copy of one value of metadata in the form that the caller gave, with tuples as lists."""
-    # `encoded` must come from `encode_metadata` or a parsed manifest.
+    """Return a copy of one value of metadata in the form that the caller gave, with tuples as lists.
+
+    `encoded` must come from `encode_metadata` or a parsed manifest.
+    """
     if isinstance(encoded, list):
         return [decode_metadata(item) for item in encoded]
     if not isinstance(encoded, dict):
@@ -78,9 +88,16 @@ def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_metadata(metadata: object, where: str, member: str = "metadata") -> dict[str, Any]:
-    """Return `metadata` if it has the form that `encode_metadata` returns."""
-    # `metadata` is a result of `document.parse_object`. `where` names the file and `member` its part, for messages.
-    # Raises BadInput for another form, which `decode_metadata` could not read.
+    """Return `metadata` if it has the form that `encode_metadata` returns.
+
+    Args:
+        metadata: A result of `document.parse_object`.
+        where: The name of the file, for messages.
+        member: The name of its part, for messages.
+
+    Raises:
+        BadInput: It has another form, which `decode_metadata` could not read.
+    """
     if not isinstance(metadata, dict):
         refuse(where, member, "an object", metadata)
     todo: list[tuple[dict[str, Any] | list[Any], int]] = [(metadata, 1)]
@@ -91,7 +108,7 @@ def check_metadata(metadata: object, where: str, member: str = "metadata") -> di
         if isinstance(container, dict):
             for name in container:
                 if name.startswith("$"):
-                    refuse(where, member, "no member with $ but $float and $int, alone", name)
+                    refuse(where, member, "no member with $ except a single $float or $int", name)
         below = container.values() if isinstance(container, dict) else container
         todo.extend(
             (value, depth + 1)
@@ -131,9 +148,8 @@ def _key(name: object, path: str) -> str:
 def _text(text: str, path: str) -> str:
     if not fits_json(text):
         raise BadInput(
-            f"{path}: wanted a str that JSON can hold, got two surrogates that JSON would join "
-            f"into one character: {shown(text)}",
-            hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') joins them, too",
+            f"{path}: JSON would join two surrogates of this str into one character ({shown(text)})",
+            hint="text.encode('utf-16', 'surrogatepass').decode('utf-16') also joins them",
         )
     return str.__str__(text)  # the value of a member of a str enum, not Colour.RED
 
@@ -153,7 +169,7 @@ def _number(value: Any, name: str) -> int | float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise BadInput(f"{path}: wanted a real number, got {_kind(value)}: {error}", hint=_NUMBER_HINT) from error
+        raise BadInput(f"{path}: wanted a real number, got {_kind(value)} ({error})", hint=_NUMBER_HINT) from error
 
 
 def _encoded(value: Any, path: str, depth: int) -> Any:

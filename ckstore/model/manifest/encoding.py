@@ -137,13 +137,13 @@ def _check_paths(encoding: Encoding, plain: set[str], where: str) -> None:
 def check_fits(encoding: Encoding, blobs: Iterable[BlobRecord], manifest_id: str, where: str) -> None:
     """Raise `DamagedBlob` if an encoding does not belong to a manifest."""
     if manifest_id != encoding.checkpoint:
-        _unfit(where, f"it is of the checkpoint {encoding.checkpoint}, and the manifest beside it is {manifest_id}")
+        _unfit(where, f"it belongs to the checkpoint {encoding.checkpoint}, but its manifest has the id {manifest_id}")
     sizes = dict(encoding.files)
     for blob in blobs:
         form = encoding.encoded.get(blob.digest)
         nbytes = sizes.get(blob.digest) if form is None else form.nbytes
         if nbytes != blob.nbytes:
-            _unfit(where, f"it has {nbytes or 'no'} bytes of blob {blob.digest}, wanted {blob.nbytes}")
+            _unfit(where, f"it has {nbytes or 'no'} bytes of blob {blob.digest}, expected {blob.nbytes}")
 
 
 def _unfit(where: str, problem: str) -> NoReturn:

@@ -113,9 +113,11 @@ class Health:
 
     @property
     def unchanged(self) -> tuple[str, ...]:
-        """The parts that no longer change although they should, sorted."""
-        # A frozen part that never changes is no fault, nor is a pause of a rarely updated average. They do not explain
-        # a state in which no part changes.
+        """The parts that no longer change although they should, sorted.
+
+        A frozen part that never changes is no fault, nor is a pause of a rarely updated average. They do not explain a
+        state in which no part changes.
+        """
         if self.parts and all(part.now >= _STILL_LEAST for part in self.parts.values()):
             return tuple(sorted(self.parts))
         stuck = (

@@ -105,7 +105,7 @@ class CheckpointInfo:
         tags: Tags that named it when this was read.
         durable: False if its filesystem is not known to preserve it through a power failure.
         damaged: Whether a read or a verification found damage that has not been repaired since.
-        elsewhere: Whether some of its bytes are only on a remote. A load fetches them.
+        elsewhere: Whether only a remote has some of its bytes. A load fetches them.
         compacted: Whether its directory has encoded forms of blobs and so takes less than `logical_bytes`.
         remotes: The names of the remotes that have its remote-only bytes. Set only by `Store.info`.
         catalogued: False if the catalog could not be updated in time. The next opening updates it.
@@ -231,10 +231,11 @@ _MOST = 2**64
 
 
 class Stamp(NamedTuple):
-    """Identity of the directory and the manifest file of a checkpoint. Another or a modified file has another stamp."""
+    """Identity of the directory and the manifest file of a checkpoint. Another or a modified file has another stamp.
 
-    # Inode numbers are not sufficient, because a filesystem may assign that of a removed directory to the next one. No
-    # user can set the time of change (`ctime`) of a file.
+    Inode numbers are not sufficient, because a filesystem may assign that of a removed directory to the next one. No
+    user can set the time of change (`ctime`) of a file.
+    """
 
     dir_inode: int  # inode number of the directory
     inode: int  # inode number of its ``manifest.json``

@@ -20,8 +20,11 @@ _ARRAYS = ("torch", "numpy", "numbers")  # kinds of leaves that have a dtype and
 
 
 def read_leaves(items: list[Any], storages: tuple[StorageRecord, ...], where: str) -> tuple[LeafRecord, ...]:
-    """Return the leaves in a JSON array, whose storages were read before."""
-    # Raises BadInput if they do not conform to the format. `where` is the file, for the message.
+    """Return the leaves in a JSON array, whose storages were read before.
+
+    Raises:
+        BadInput: They do not conform to the format. The message begins with `where`, the name of the file.
+    """
     return _Leaves([storage.nbytes for storage in storages], where).read(items)
 
 
@@ -102,7 +105,7 @@ class _Leaves:
     def sizes_of(self, shape: Any, name: str, kind: str, item_bytes: int) -> tuple[int, ...]:
         if type(shape) is not list or (kind == "numpy" and len(shape) > NUMPY_MAX_DIMENSIONS):
             refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)
-        count = item_bytes if kind == "numpy" else 1  # which counts bytes, even of an array without elements
+        count = item_bytes if kind == "numpy" else 1  # counts bytes, even of an array without elements
         for size in shape:
             if type(size) is not int or size < 0:
                 refuse(self.where, f"shape of leaf {shown(name)}", "an array of sizes", shape)

@@ -100,9 +100,10 @@ class Description:
 
 
 class DcpValue(NamedTuple):
-    """A value in a state dict of `torch.distributed.checkpoint`, with its name there and its path in the state."""
+    """A value in a state dict of `torch.distributed.checkpoint`, with its name in that dict and its path in the state.
 
-    # A number in the path is an index into a list. A string is a key, or the text of a key of another type.
+    A number in the path is an index into a list. A string is a key, or the text of a key of another type.
+    """
 
     name: str
     path: tuple[str | int, ...]
@@ -128,9 +129,10 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of ``manifest.json``; see docs/format/v1.md for each member."""
+    """The content of ``manifest.json``; see docs/format/v1.md for each member.
 
-    # `encoding` is not part of the file. It describes how the blobs of a compacted checkpoint are stored.
+    `encoding` is not part of the file. It describes how the blobs of a compacted checkpoint are stored.
+    """
 
     run: str
     step: int
@@ -215,8 +217,10 @@ def file_json(file: FileRecord) -> dict[str, Any]:
 
 
 def leaf_text(leaf: LeafRecord) -> str:
-    """Return the canonical JSON of a leaf, without members that have their default."""
-    # The text is assembled without a dict, because a state has tens of thousands of leaves.
+    """Return the canonical JSON of a leaf, without members that have their default.
+
+    The text is assembled without a dict, because a state has tens of thousands of leaves.
+    """
     array = leaf.kind in ("torch", "numpy", "numbers")
     dtype = f'"dtype":{quoted(leaf.dtype)},' if array else ""
     offset = f',"offset":{leaf.offset}' if leaf.offset else ""

@@ -92,8 +92,11 @@ def decode_scalar(node: Node) -> object:
 
 
 def text_of_leaf(leaf: LeafRecord, data: bytes) -> str:
-    """Return the string in the bytes of a leaf."""
-    # Raises DamagedBlob if they are not UTF-8 although their digest is right, so that they never were a string.
+    """Return the string in the bytes of a leaf.
+
+    Raises:
+        DamagedBlob: The bytes are not UTF-8 although their digest is right, so they never were a string.
+    """
     try:
         return data.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
@@ -171,7 +174,7 @@ def encode_key(key: object, depth: int = 1) -> Any:
     if kind is float:
         # NaN is not equal to itself, so the value could never be looked up.
         if math.isnan(key):  # type: ignore[arg-type]
-            raise ValueError("is no number, and is not found again")
+            raise ValueError("is not a number, and could not be looked up")
         return encode_float(key)  # type: ignore[arg-type]
     if kind is tuple:
         if depth > MAX_KEY_DEPTH:
@@ -192,8 +195,10 @@ def decode_key(node: Any) -> Any:
 
 
 def identity_of(node: Any, depth: int = 1) -> Any:
-    """Return a value that is equal for keys that are equal in a dict, such as 1, 1.0 and True, or None for no key."""
-    # Large integers are compared as text, without converting their digits.
+    """Return a value that is equal for keys that are equal in a dict, such as 1, 1.0 and True, or None for no key.
+
+    Large integers are compared as text, without converting their digits.
+    """
     if type(node) is str:
         return (node,)
     if node is None:

@@ -55,14 +55,23 @@ _METRIC_WORDS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")
 def parse_manifest(
     data: bytes, *, where: str, hash_prefix: str = "", plain: Callable[[], bytes] | None = None
 ) -> tuple[Manifest, str]:
-    """Return the manifest in ``manifest.json``, and its id."""
-    # `plain` returns the bytes of the plain manifest, which a compacted checkpoint has in another file. Without it, a
-    # compacted checkpoint is refused. `hash_prefix` is the prefix of the digests of the store, or empty for any.
-    # In the result, metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the JSON
-    # values. All of it conforms to the format, so that callers need not check again.
-    # Raises DamagedBlob if the file is not framed as a manifest, or its digest does not match its bytes. Raises
-    # OtherHash if it is from a store with another hash. Raises BadInput if its bytes are intact but do not conform to
-    # the format, or if it is longer than `MANIFEST_MAX_BYTES`.
+    """Return the manifest in ``manifest.json``, and its id.
+
+    In the result, metadata is still encoded (`describe.decoded_metadata`), and the nodes of the state are the JSON
+    values. All of it conforms to the format, so that callers need not check again.
+
+    Args:
+        data: The bytes of the file.
+        where: The name of the file, for messages.
+        hash_prefix: The prefix of the digests of the store, or empty for any.
+        plain: Returns the bytes of the plain manifest, which a compacted checkpoint has in another file. Without it, a
+            compacted checkpoint is refused.
+
+    Raises:
+        DamagedBlob: The file is not framed as a manifest, or its digest does not match its bytes.
+        OtherHash: The file is from a store with another hash.
+        BadInput: The bytes are intact but do not conform to the format, or there are more than `MANIFEST_MAX_BYTES`.
+    """
     # Check the size before hashing or parsing, because a hostile file must not exhaust the memory of the host.
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
@@ -87,8 +96,10 @@ def parse_encoding(data: bytes, *, where: str) -> Encoding:
 def parse_facts(
     data: bytes, *, where: str, hash_prefix: str = "", plain: Callable[[], bytes] | None = None
 ) -> CheckpointInfo:
-    """Return the facts in ``manifest.json`` on the whole checkpoint, without checking its values and blobs."""
-    # This takes a fifth of the time of `parse_manifest`, and does not imply that the checkpoint can be loaded.
+    """Return the facts in ``manifest.json`` on the whole checkpoint, without checking its values and blobs.
+
+    This takes a fifth of the time of `parse_manifest`, and does not imply that the checkpoint can be loaded.
+    """
     if len(data) > MANIFEST_MAX_BYTES:
         refuse(where, "the manifest", f"at most {MANIFEST_MAX_BYTES} bytes", len(data))
     manifest_id, body = _unframe(data, where, hash_prefix)
@@ -108,11 +119,11 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
     if not (data.startswith(_HEAD) and data.startswith(_MIDDLE, end) and data.endswith(_TAIL)):
         wanted = '{"digest":"…","manifest":…} and a line feed'
         found = f"{len(data)} bytes: {shown(data[:40])} … {shown(data[-10:])}"
-        raise DamagedBlob(f"{where}: not framed as a manifest: wanted {wanted}, found {found}")
+        raise DamagedBlob(f"{where} is not framed as a manifest: wanted {wanted}, found {found}")
     claimed = data[len(_HEAD) : end].decode("latin-1")
     # The prefix selects the algorithm.
     if not is_digest(claimed):
-        raise DamagedBlob(f"{where}: its digest: wanted xxh3-… or blake3-…, found {shown(claimed)}")
+        raise DamagedBlob(f"{where}: wanted a digest xxh3-… or blake3-…, found {shown(claimed)}")
     if hash_prefix and not claimed.startswith(f"{hash_prefix}-"):  # first, as the package for its hash may be missing
         found = claimed.partition("-")[0]
         msg = (
@@ -123,7 +134,7 @@ def _unframe(data: bytes, where: str, hash_prefix: str) -> tuple[str, memoryview
     body = memoryview(data)[start : len(data) - len(_TAIL)]
     found = algorithm_of(claimed).digest(body)
     if found != claimed:
-        raise DamagedBlob(f"{where}: the manifest is damaged: wanted the digest {claimed}, found {found}")
+        raise DamagedBlob(f"{where} is damaged: wanted the digest {claimed}, found {found}")
     return claimed, body
 
 

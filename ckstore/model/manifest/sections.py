@@ -28,8 +28,10 @@ _Children = Iterable[tuple[Any, Any]]
 
 
 def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most: int) -> None:
-    """Check that `state` is a node that names each of `leaves` once, by its path."""
-    # `names_most` limits the characters in the paths of all values together, counted without escapes.
+    """Check that `state` is a node that names each of `leaves` once, by its path.
+
+    `names_most` limits the characters in the paths of all values together, counted without escapes.
+    """
     walk = _StateCheck(leaves, where, names_most)
     walk.down([(_STATE, state)])
     # A leaf that no node names could not be loaded, and the loss of its bytes would not be noticed.
@@ -39,9 +41,10 @@ def check_state(state: Any, leaves: Sequence[LeafRecord], where: str, names_most
 
 
 class _Place:
-    """The place of a container. Its name is only computed for a leaf below it."""
+    """The place of a container. Its name is only computed for a leaf below it.
 
-    # So a hostile manifest cannot cause long names for many empty containers.
+    So a hostile manifest cannot cause long names for many empty containers.
+    """
 
     __slots__ = ("_name", "depth", "key", "leafless", "name_chars", "parent")
 

@@ -43,8 +43,13 @@ class PlainValues:
 
 
 def plain_values(state: Node, leaves: tuple[LeafRecord, ...], keep: Callable[[str], bool] | None) -> PlainValues:
-    """Return the values in `state` that are not leaves."""
-    # `keep` selects names, or all if it is not given. Attributes are included if any value in their dict is selected.
+    """Return the values in `state` that are not leaves.
+
+    Args:
+        state: The node of the state.
+        leaves: Its leaves.
+        keep: Selects names. If None, all are selected. Attributes are included if any value in their dict is selected.
+    """
     found = PlainValues()
     _ValueCollector(found, leaves, keep).node(state, "")
     return found

@@ -1,4 +1,4 @@
-"""The files in the directory of a checkpoint: its blobs, or the files that these are decoded from."""
+"""The files in the directory of a checkpoint: its blobs, or the encoded files that these are decoded from."""
 
 from __future__ import annotations
 

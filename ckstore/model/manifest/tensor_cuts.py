@@ -69,9 +69,11 @@ def cut_flat(start: int, stop: int, chunk_bytes: int) -> Iterator[tuple[int, int
 
 
 def cut_block(shape: Sizes, block: Block, chunk_bytes: int, dim: int = 0) -> Iterator[Block]:
-    """Cut a block that is not contiguous in the tensor into pieces that are contiguous in the block, in its order."""
-    # The cuts are where the rows of the whole tensor fill a chunk, so that the pieces of all blocks in this range form
-    # one chunk. The dimensions before `dim` are already cut.
+    """Cut a block that is not contiguous in the tensor into pieces that are contiguous in the block, in its order.
+
+    The cuts are where the rows of the whole tensor fill a chunk, so that the pieces of all blocks in this range form
+    one chunk. The dimensions before `dim` are already cut.
+    """
     row_bytes = math.prod(shape[dim + 1 :])
     step = max(1, chunk_bytes // row_bytes)
     first, count = block.offsets[dim], block.sizes[dim]
@@ -88,9 +90,11 @@ def _with(sizes: Sizes, dim: int, value: int) -> Sizes:
 
 
 def fill_exactly(shape: Sizes, blocks: Sequence[Block], dim: int = 0) -> bool:
-    """Return whether blocks cover a tensor without gaps or overlaps, like a grid."""
-    # In each dimension, starting with the first, blocks with the same start must have the same end. A grid of ranks
-    # with its own boundaries in each dimension satisfies this. The blocks are alike in the dimensions before `dim`.
+    """Return whether blocks cover a tensor without gaps or overlaps, like a grid.
+
+    In each dimension, starting with the first, blocks with the same start must have the same end. A grid of ranks with
+    its own boundaries in each dimension satisfies this. The blocks are alike in the dimensions before `dim`.
+    """
     if dim == len(shape):
         return len(blocks) == 1
     groups: dict[tuple[int, int], list[Block]] = {}

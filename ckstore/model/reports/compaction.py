@@ -35,10 +35,10 @@ class CompactionEntry:
     again: bool = False
 
     def __str__(self) -> str:
-        act = "is compacted; looked at again" if self.again else "encode"
+        act = "is compacted and checked again" if self.again else "encode"
         what = f"stays as it is: {self.reason}" if self.reason else f"{act} against {self.base}"
         if self.gone_bytes:
-            what += f"; decoded with {size_text(self.gone_bytes)} of checkpoints that are gone"
+            what += f"; decoded with {size_text(self.gone_bytes)} of deleted checkpoints"
         return printable(f"{self.info.name}: {what}")
 
 
@@ -61,7 +61,7 @@ class CompactionPlan:
     def __str__(self) -> str:
         again = sum(entry.again for entry in self.compacted)
         said = f"would compact {len(self.compacted) - again} of {counted(len(self.entries), 'checkpoint')}"
-        return in_lines(self.entries, [said + (f", and look again at {again} that are compacted" if again else "")])
+        return in_lines(self.entries, [said + (f", and check {again} compacted ones again" if again else "")])
 
 
 @brief()

@@ -32,8 +32,8 @@ class DeletionEffect:
         size = size_text(self.freed_bytes) if self.freed_bytes else "nothing"
         frees = f"this {'would free' if dry_run else 'frees'} {size}"
         reasons = {
-            "is in other checkpoints as well": self.shared_bytes,
-            "lies in packs of small tensors that other checkpoints need": self.packed_bytes,
+            "is also in other checkpoints": self.shared_bytes,
+            "is in packs of small tensors that other checkpoints need": self.packed_bytes,
             "has other hardlinks, of a save in progress or outside the store": self.linked_bytes,
         }
         kept = [f"{size_text(nbytes)} {reason}" for reason, nbytes in reasons.items() if nbytes]

@@ -169,9 +169,9 @@ def summary(found: Diff) -> str:
     """Return a sentence on the number of files and tensors that differ."""
     pair = f"{found.before} and {found.after}"
     if found.same_content:
-        return printable(f"{pair} hold the same")
+        return printable(f"{pair} have the same content")
     if not found:
-        return printable(f"{pair} hold the same values in another order or with other strides")
+        return printable(f"{pair} have the same values in another order or with other strides")
     tensors = _counts(len(found.changed), len(found.added), len(found.removed))
     same = f"{found.unchanged_count} the same"
     counts = f"{tensors}, {same}" if tensors else f"all {same}" if found.unchanged_count else "none"

@@ -13,8 +13,8 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, first_of, printable, some_of
 
 _WAITING = {
-    False: "can be brought back (ckstore undo)",
-    True: "cannot be brought back (ckstore undo says why), and stays",
+    False: "can be restored (ckstore undo)",
+    True: "cannot be restored (ckstore undo gives the reason), and stays",
 }
 _AT_ONCE = "ckstore gc --now frees that at once"
 _NEEDED = "other checkpoints have the same blobs, or were compacted and are decoded with them"
@@ -66,7 +66,7 @@ class Waiting:
         return f"{self.run}@{self.step}"
 
     def __str__(self) -> str:
-        why = f": it cannot be brought back: {self.problem}" if self.problem else ""
+        why = f": it cannot be restored: {self.problem}" if self.problem else ""
         times = f"dropped {self.dropped[:19]}Z, until {self.until[:19]}Z"
         return printable(f"{self.ref} {times}, {size_text(self.nbytes)}{why}")
 
@@ -207,7 +207,7 @@ class GcReport:
             sentences.append(f"would free {what}" if self.dry_run else f"freed {what}")
         opened, unasked = by_reason(self.held)
         if opened:
-            sentences.append(f"{_kept(opened)}: open in {named(opened)}; gc frees them once they are closed")
+            sentences.append(f"{_kept(opened)}: open in {named(opened)}, and gc frees them once they are closed")
         sentences += [f"{_kept(blobs)}: {reason}" for reason, blobs in unasked.items()]
         if self.linked_elsewhere:
             sentences.append(f"{_kept(self.linked_elsewhere)}: hardlinks outside the store share their bytes")
@@ -220,7 +220,7 @@ class GcReport:
         elif self.dry_run and self.retention is not None and self.retention.plan.dropped:
             sentences.append("would free nothing: other checkpoints need the same blobs")
         elif self.plan is not None and any("@" in name for name in self.plan.trash):  # RUN@STEP: it was a checkpoint
-            sentences.append(f"what was dropped {'would free' if self.dry_run else 'frees'} nothing: {_NEEDED}")
+            sentences.append(f"the dropped checkpoints {'would free' if self.dry_run else 'free'} nothing: {_NEEDED}")
         else:
             sentences.append("nothing else is unused" if self.waiting else "nothing is unused")
             sentences += _waiting_lines(self.waiting)
@@ -241,7 +241,7 @@ def _waiting(count: int) -> str:
     wait = "1 entry of trash/ waits" if count == 1 else f"{count} entries of trash/ wait"
     return (
         f"{wait} for the grace (config.grace_s), since other hosts may be using the store; "
-        "when none does, ckstore gc --exclusive frees at once"
+        "if none does, ckstore gc --exclusive frees at once"
     )
 
 
@@ -253,9 +253,12 @@ def _left(count: int) -> str:
 
 
 def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]] | None = None) -> Iterator[str]:
-    """Yield lines on the freed and the kept blobs."""
-    # The retention is left out. `table` formats the blobs that each process has open. If it is None, each list is cut
-    # to a few lines.
+    """Yield lines on the freed and the kept blobs, without the retention.
+
+    Args:
+        report: The report.
+        table: Formats the blobs that each process has open. If None, each list is cut to a few lines.
+    """
     if report.freed_count:
         what = f"{size_text(report.freed_bytes)} in {counted(report.freed_count, 'blob')}"
         grown = 0 if report.dry_run else report.filesystem_freed_bytes
@@ -283,7 +286,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield from (printable(f"not as planned: {one}") for one in said)
     if report.dead_pack_bytes:
         dead = f"{size_text(report.dead_pack_bytes)} cannot be freed yet"
-        yield f"{dead}: it lies in packs of small tensors, of which others are still needed"
+        yield f"{dead}: it is in packs of small tensors, some of which are still needed"
     if report.unseen_processes is None:
         yield "cannot see which processes have files open: /proc is missing, or hides them"
     if report.trash_left and (report.waits_for_grace or not is_idle):  # otherwise a line above says so
@@ -294,7 +297,7 @@ def _waiting_lines(waiting: Sequence[Waiting]) -> Iterator[str]:
     for is_broken, words in _WAITING.items():
         if own := [one for one in waiting if bool(one.problem) is is_broken]:
             until = printable(max(one.until for one in own)[:16].replace("T", " "))
-            then = _AT_ONCE if any(one.nbytes for one in own) else f"freeing it gives nothing back: {_NEEDED}"
+            then = _AT_ONCE if any(one.nbytes for one in own) else f"deleting it frees nothing: {_NEEDED}"
             yield f"{amount_of(own, 'dropped checkpoint')} {words} until {until} UTC; {then}"
 
 

@@ -27,7 +27,7 @@ class Skipped:
     error: OSError | None = None
 
     def __str__(self) -> str:
-        return printable(f"{self.info.name} stays, since {self.reason}")
+        return printable(f"{self.info.name} is kept, since {self.reason}")
 
 
 @brief()
@@ -104,7 +104,7 @@ class RemotePruneReport:
         parts += [f"{verb} {counted(self.removed_count, 'blob')}, {size_text(self.removed_bytes)}, from {self.remote}"]
         if self.condemned_count:
             blobs = f"{counted(self.condemned_count, 'blob')} of {size_text(self.condemned_bytes)}"
-            parts.append(f"{blobs} that nothing names can go once the grace is over")
+            parts.append(f"{blobs} can be deleted after the grace period")
         if self.uncondemned_count:
             parts.append(f"{counted(self.uncondemned_count, 'more unreferenced blob')} will be marked by later calls")
         if self.voided_count:

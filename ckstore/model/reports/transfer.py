@@ -125,7 +125,7 @@ class MirrorStatus:
         if self.failing_since:
             why += f"; none has worked since {self.failing_since[:19].replace('T', ' ')} UTC"
         seen = f" (it listed them as of {self.looked[:16].replace('T', ' ')} UTC)" if self.looked else ""
-        lost = f"{counted(len(self.missing), 'checkpoint')} whose bytes this store let go of" if self.missing else ""
+        lost = f"{counted(len(self.missing), 'checkpoint')} that this store evicted" if self.missing else ""
         such_as = f", such as {self.missing[0]}{seen}" if self.missing else ""
         if not self.behind:
             found = f"lacks bytes of {lost}{such_as}" if lost else f"has every checkpoint{seen}"
@@ -217,4 +217,4 @@ def summary(report: EvictReport) -> str:
 
 
 def _verb(report: EvictReport) -> str:
-    return "would let go of" if report.dry_run else "let go of"
+    return "would evict" if report.dry_run else "evicted"

@@ -59,7 +59,7 @@ class CheckpointUsage:
 
     def __str__(self) -> str:
         logical, alone, shared = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
-        return printable(f"{self.shown} holds {logical}: {alone} alone, {shared} as its part of what is shared")
+        return printable(f"{self.shown} holds {logical}: {alone} alone, {shared} as its part of shared blobs")
 
 
 @brief("run", "checkpoint_count", "logical_bytes", "alone_bytes", "shared_bytes")
@@ -88,7 +88,7 @@ class RunUsage:
     def __str__(self) -> str:
         count = counted(self.checkpoint_count, "checkpoint")
         logical, alone, shared = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
-        return printable(f"{self.run}: {count} of {logical}: {alone} alone, {shared} as its part of what is shared")
+        return printable(f"{self.run}: {count} of {logical}, {alone} alone, {shared} as its part of shared blobs")
 
 
 @brief()
@@ -142,15 +142,15 @@ def summary(usage: Usage) -> Iterator[str]:
     if usage.encoded_bytes:
         yield f"{size_text(usage.encoded_bytes)} of it is encoded: {size_text(usage.saved_bytes)} saved by compaction"
     if usage.elsewhere_bytes:
-        yield f"{size_text(usage.elsewhere_bytes)} of these are elsewhere, at a remote"
+        yield f"{size_text(usage.elsewhere_bytes)} of these are only on a remote"
     if usage.cached_bytes:
-        yield f"{size_text(usage.cached_bytes)} more were fetched from there and are kept: ckstore gc removes them"
+        yield f"{size_text(usage.cached_bytes)} more were fetched from it and are cached: ckstore gc deletes them"
     if usage.shared_bytes:
         yield f"{size_text(usage.shared_bytes)} of it is in several checkpoints"
     if usage.unused_bytes:
         yield f"{size_text(usage.unused_bytes)} of it is unused: ckstore gc frees it"
     if usage.waiting_bytes:
-        yield f"{size_text(usage.waiting_bytes)} of it was dropped, and waits to be brought back: ckstore undo lists it"
+        yield f"{size_text(usage.waiting_bytes)} of it is in dropped checkpoints: ckstore undo lists them"
     if usage.dead_bytes:
         yield f"{size_text(usage.dead_bytes)} of it is dead: unused parts of blobs that are still needed"
 

@@ -180,8 +180,8 @@ class Away:
         at = f", at {' and '.join(self.remotes)}" if self.remotes else ""
         if self.missing:
             return printable(f"{self.name}  cannot be fetched: {self.missing} (as of {_minute(self.as_of)})")
-        known = f"listed there as of {_minute(self.as_of)}" if self.as_of else f"not looked at: {self.unasked}"
-        return printable(f"{self.name}  bytes of it are elsewhere{at}, and were not read; {known}")
+        known = f"listed there as of {_minute(self.as_of)}" if self.as_of else f"not checked: {self.unasked}"
+        return printable(f"{self.name}  its bytes are elsewhere{at}, and were not read; {known}")
 
 
 @brief()
@@ -209,7 +209,8 @@ class VerifyReport:
         quarantined: Paths of the damaged blobs that were quarantined.
         healable: Damaged blobs of which the store has an intact copy, so that a repair can heal them. Empty after a
             repair, a quick verification, or one with a budget, which do not search for copies.
-        elsewhere: The checkpoints with bytes that only a remote has. A load compares these bytes when it fetches them.
+        elsewhere: The checkpoints with some bytes that only a remote has. A load compares these bytes after it fetched
+            them.
     """
 
     checkpoint_count: int
@@ -258,10 +259,10 @@ def summary(report: VerifyReport) -> Iterator[str]:
     checkpoints = counted(report.checkpoint_count, "checkpoint")
     if report.damage:
         whole = report.checkpoint_count - len({found.name for found in report.damage if found.affects})
-        yield f"{whole} of {checkpoints} whole, as far as was read"
+        yield f"{whole} of {checkpoints} intact, as far as they were read"
     if report.healable:
         blobs = counted(len(report.healable), "damaged blob")
-        yield f"the store has right copies of {blobs}: ckstore verify --repair heals"
+        yield f"the store has intact copies of {blobs}: ckstore verify --repair heals them"
     decoded = f" and {size_text(report.decoded_bytes)} decoded" if report.decoded_bytes else ""
     read = f"{checkpoints}, {size_text(report.checked_bytes)} read{decoded}"
     if report.mode == "sampled":

@@ -82,7 +82,7 @@ def advice(ways: Sequence[Way], missing: Amount | None) -> str:
         return "nothing in the store can be dropped or freed: free space on the filesystem, then save again"
     said = ", ".join(f"{way.action} would free {_in_words(way.frees, missing)}" for way in useful)
     enough = missing is None or useful[-1].frees.covers(missing)
-    return said if enough else f"{said}; that is not enough: free space on the filesystem as well"
+    return said if enough else f"{said}. That is not enough, so also free space on the filesystem"
 
 
 def _in_words(amount: Amount, missing: Amount | None) -> str:

@@ -43,12 +43,19 @@ def recheck_bytes(state_bytes: int, share: float) -> int:
 
 
 def due(readings: Iterable[Reading], budget_bytes: int, now_ns: int) -> list[DueBytes]:
-    """Return the bytes to read, in total `budget_bytes` bytes of the blobs that were read longest ago."""
-    # A blob whose reading is in progress is first among blobs of its age. Otherwise a frozen base would never be
-    # compared completely. A blob that is read completely is not cut, so the sum may be larger by most of one blob. If
-    # each call records its readings, every byte of blobs of n bytes in total is read within n / `budget_bytes` + 2
-    # calls. `readings` has each blob once. A time after `now_ns` is from a wrong clock or forged and is ignored.
-    # The order among the others is random, so that different blobs are read each time if no reading can be recorded.
+    """Return the bytes to read, in total `budget_bytes` bytes of the blobs that were read longest ago.
+
+    A blob whose reading is in progress is first among blobs of its age. Otherwise a frozen base would never be compared
+    completely. A blob that is read completely is not cut, so the sum may be larger by most of one blob. If each call
+    records its readings, every byte of blobs of n bytes in total is read within n / `budget_bytes` + 2 calls.
+
+    Args:
+        readings: The readings, each blob once.
+        budget_bytes: The number of bytes to read.
+        now_ns: The current time. A later time of a reading is from a wrong clock or forged, and is ignored.
+    """
+    # The order of blobs of equal age is random, so that different blobs are read each time if no reading can be
+    # recorded.
     ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), _RANDOM.random()))
     parts: list[DueBytes] = []
     left_bytes = budget_bytes

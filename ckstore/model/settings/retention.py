@@ -64,7 +64,7 @@ class RetentionPolicy:
             object.__setattr__(self, "max_bytes", budget.max_bytes)
             object.__setattr__(self, "low_bytes", budget.low_bytes)
         elif self.low_bytes is not None:
-            raise BadInput(f"low_bytes needs a max_bytes above it, got {shown(self.low_bytes)} alone")
+            raise BadInput(f"low_bytes needs a max_bytes above it, got only low_bytes={shown(self.low_bytes)}")
         if not self.to_json():
             raise BadInput(
                 "a retention policy must have a rule, got none: it would keep nothing",

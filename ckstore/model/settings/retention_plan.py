@@ -141,11 +141,15 @@ def plan(
     budget: Budget | None = None,
     beside: Mapping[str, Mapping[str, int]] | None = None,
 ) -> RetentionPlan:
-    """Return the decision to keep or drop each checkpoint, with the reasons."""
-    # `policy` has the rules for all runs, or those of each run. In the second case, a run without rules is kept.
-    # `history` has all checkpoints of each run to consider, in any order. Other runs are not changed. `now` has a time
-    # zone. `budget` is for all runs together and needs their blobs in the history. `beside` maps runs to digest -> size
-    # of each blob of superseded checkpoints that are kept. They count only for budgets.
+    """Return the decision to keep or drop each checkpoint, with the reasons.
+
+    Args:
+        policy: The rules for all runs, or those of each run. In the second case, a run without rules is kept.
+        history: All checkpoints of each run to consider, in any order. Other runs are not changed.
+        now: The current time, with a time zone.
+        budget: The budget of all runs together. It needs their blobs in the history.
+        beside: Run -> digest -> size of each blob of superseded checkpoints that are kept. They count only for budgets.
+    """
     beside = beside or {}
     entries: list[PlanEntry] = []
     notes: list[str] = []
@@ -180,10 +184,17 @@ def over_budget(
     whose: str,
     staying: Mapping[str, int],
 ) -> Budgeted:
-    """Drop the oldest checkpoints until the others are within a budget, those that are the best by a metric last."""
-    # Protected checkpoints are kept. Unhealthy ones are dropped first. `blobs` maps names of checkpoints to digest ->
-    # size of each blob. Each blob counts once. `whose` names the owner of the budget in the reason. `staying` has
-    # digest -> size of kept blobs of checkpoints without an entry.
+    """Drop the oldest checkpoints until the others are within a budget, those that are the best by a metric last.
+
+    Protected checkpoints are kept. Unhealthy ones are dropped first. Each blob counts once.
+
+    Args:
+        entries: The plan before the budget.
+        blobs: Name of a checkpoint -> digest -> size of each blob.
+        budget: The budget.
+        whose: The owner of the budget, for the reason.
+        staying: Digest -> size of kept blobs of checkpoints without an entry.
+    """
     uses: Counter[str] = Counter(staying.keys())
     nbytes: dict[str, int] = {**staying}
     for entry in entries:
@@ -207,7 +218,7 @@ def over_budget(
         replace(entry, keep=False, reasons=(reason,), relied_on=False) if entry.info.name in gone else entry
         for entry in entries
     ]
-    left = f"{whose} stays above its budget of {budget}: what is never dropped takes {size_text(total)}"
+    left = f"{whose} stays above its budget of {budget}: protected checkpoints take {size_text(total)}"
     return Budgeted(made, [left] if total > budget.most else [])
 
 
@@ -312,15 +323,17 @@ class _Run:
                 yield candidate, True, f"it is the newest of its {unit}, and damaged: {candidate.damage}"
 
     def _twice(self, ordered: Sequence[Candidate], rule: Callable[[Sequence[Candidate]], Iterator[Verdict]]) -> None:
-        """Apply a counting rule to the healthy checkpoints, and to all of them to judge the unhealthy ones."""
-        # The rule keeps the healthy checkpoints that it would keep without unhealthy ones. So at most twice as many are
-        # kept, for as long as a diverged training is saved.
+        """Apply a counting rule to the healthy checkpoints, and to all of them to judge the unhealthy ones.
+
+        The rule keeps the healthy checkpoints that it would keep without unhealthy ones. So at most twice as many are
+        kept, for as long as a diverged training is saved.
+        """
         healthy = [candidate for candidate in ordered if candidate.healthy]
         for candidate, keep, reason in rule(healthy):
             self._note(candidate, reason, keep=keep)
         for candidate, keep, reason in rule(ordered) if len(healthy) < len(ordered) else ():
             if not candidate.healthy:
-                self._note(candidate, f"{reason}; it is unhealthy, and takes no healthy one's place", keep=keep)
+                self._note(candidate, f"{reason}; it is unhealthy, and does not replace a healthy one", keep=keep)
 
     def _note(self, candidate: Candidate, reason: str, *, keep: bool) -> None:
         name = candidate.info.name

@@ -258,7 +258,7 @@ def _let_go(context: Context, one: Eviction) -> str:
         # Also before the rename: after a kill in between, rows would still count the blobs, and gc would never free
         # them.
         touch(lock)
-        # By one rename: the directory has all of its blobs, or none and a document that says where they are.
+        # By one rename: the directory has all of its blobs, or none and a document that locates them.
         target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")
         links.rename(path / BLOBS, target)
         links.make_directory(path / BLOBS)

@@ -136,18 +136,18 @@ TAGS = {"best": STORE[3].key, "gone": CheckpointKey("exp", 350, "350.0123456789"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("exp@340", r"^exp@340: there is no step 340 of the run 'exp'; nearest: exp@200, exp@300, exp@400, exp@500"),
-        ("xep@100", r"^xep@100: there is no run 'xep'; the runs are exp, other \(the run is the part before @"),
-        ("bset", r"^bset: there is no tag 'bset'; the tags are best, baseline, gone \(the newest is other@100\)$"),
+        ("exp@340", r"^exp@340: there is no step 340 of the run 'exp', only exp@200, exp@300, exp@400, exp@500"),
+        ("xep@100", r"^xep@100: there is no run 'xep', only exp, other \(the run is the part before @"),
+        ("bset", r"^bset: there is no tag 'bset', only best, baseline, gone \(the newest is other@100\)$"),
         ("exp", r"^exp is a run, and no tag \(write exp@latest or exp@STEP\)$"),
-        ("lastest", r"^lastest: there is no tag 'lastest'; .* \(did you mean latest\?\)$"),
-        ("exp@latst", r"^exp@latst: there is no tag 'latst'; .* \(did you mean exp@latest\?\)$"),
-        ("exp@100-300", r"^exp@100-300: .* \(where several may be meant a range is exp@100..300\)$"),
+        ("lastest", r"^lastest: there is no tag 'lastest', .* \(did you mean latest\?\)$"),
+        ("exp@latst", r"^exp@latst: there is no tag 'latst', .* \(did you mean exp@latest\?\)$"),
+        ("exp@100-300", r"^exp@100-300: .* \(where several refs are allowed, a range is exp@100..300\)$"),
         ("gone", r"^gone: the tag 'gone' names exp@350, which is missing or incomplete"),
         ("other@best", r"^other@best: the tag 'best' names exp@300, which is in another run \(write best\)$"),
-        ("other@300", r"^other@300: there is no step 300 of the run 'other'; nearest: other@100 \(write exp@300"),
-        ("ffffff", r"^ffffff: no id begins with these digits; the newest: bbbbbb1000 \(other@100\), .* and 7 more"),
-        ("7777777", r"^7777777: there is no step 7777777; nearest: exp@600, exp@700, exp@800, exp@900"),
+        ("other@300", r"^other@300: there is no step 300 of the run 'other', only other@100 \(write exp@300"),
+        ("ffffff", r"^ffffff: no id begins with these digits, the newest are bbbbbb1000 \(other@100\), .* and 7 more"),
+        ("7777777", r"^7777777: there is no step 7777777, only exp@600, exp@700, exp@800, exp@900"),
     ],
 )
 def test_a_miss_says_what_there_is(text: str, message: str) -> None:
@@ -158,7 +158,7 @@ def test_a_miss_says_what_there_is(text: str, message: str) -> None:
 def test_an_empty_store_and_a_store_without_tags_say_so() -> None:
     with pytest.raises(NoSuchRef, match=r"^latest: the store has no checkpoints"):
         resolve(parse_ref("latest"), [], {})
-    with pytest.raises(NoSuchRef, match="there is no tag 'best'; the store has no tags"):
+    with pytest.raises(NoSuchRef, match="there is no tag 'best', and the store has no tags"):
         resolve(parse_ref("best"), STORE, {})
 
 
@@ -169,7 +169,7 @@ def test_a_step_of_several_runs_lists_them() -> None:
 
 def test_a_step_that_only_another_run_than_main_has_is_named_in_the_hint() -> None:
     store = [*STORE, info("main", 5, 12, "cccccc")]
-    with pytest.raises(NoSuchRef, match=r"no step 300 of the run 'main'; nearest: main@5 \(write exp@300 for"):
+    with pytest.raises(NoSuchRef, match=r"no step 300 of the run 'main', only main@5 \(write exp@300 for"):
         resolve(parse_ref("300"), store, TAGS)
 
 
@@ -200,7 +200,8 @@ def test_a_step_is_its_newest_checkpoint_and_an_id_or_a_tag_also_names_a_superse
 def test_ids_of_several_checkpoints_are_listed_newest_first() -> None:
     store = [replace(c, id="xxh3-abcdef" + c.id[11:]) for c in STORE[:5]]
     with pytest.raises(
-        AmbiguousRef, match=r"^abcdef: 5 ids begin with these digits: .*exp@400.*exp@100\) and 1 more \(give more"
+        AmbiguousRef,
+        match=r"^abcdef: 5 ids begin with these digits, such as .*exp@400.*exp@100\) and 1 more \(give more",
     ):
         resolve(parse_ref("abcdef"), store, {})
 

@@ -74,7 +74,7 @@ def test_a_place_is_judged_by_what_it_is(facts: dict[str, object], wanted: dict[
         ("/data", "unmount it, then as root: tune2fs -O has_journal /dev/x and e2fsck -f /dev/x"),
         (
             "/",
-            "put the store on another filesystem, which has a journal; or give this one a journal: a running system ",
+            "put the store on another filesystem, which has a journal. Or give this one a journal; a running system ",
         ),
     ],
 )
@@ -90,18 +90,18 @@ def test_without_a_journal_doctor_says_what_can_be_done_there(mount: str, do: st
     "kind,options,level,says",
     [
         ("nfs4", "rw,vers=4.2,local_lock=none", "ok", "reach other hosts"),
-        ("nfs4", "rw,local_lock=all", "warning", "mounted here (local_lock=all)"),
+        ("nfs4", "rw,local_lock=all", "warning", "reach other hosts (local_lock=all)"),
         ("nfs", "rw,vers=3,local_lock=none", "ok", "reach other hosts"),
-        ("nfs", "rw,vers=3,nolock,local_lock=all", "warning", "mounted here (nolock)"),
-        ("nfs", "rw,local_lock=flock", "warning", "mounted here (local_lock=flock)"),
+        ("nfs", "rw,vers=3,nolock,local_lock=all", "warning", "reach other hosts (nolock)"),
+        ("nfs", "rw,local_lock=flock", "warning", "reach other hosts (local_lock=flock)"),
         ("nfs", "rw,local_lock=posix", "ok", "reach other hosts"),
         ("lustre", "rw,flock", "ok", "reach other hosts"),
-        ("lustre", "rw,localflock", "warning", "mounted here (localflock)"),
-        ("lustre", "rw", "warning", "mounted here (no flock)"),
+        ("lustre", "rw,localflock", "warning", "reach other hosts (localflock)"),
+        ("lustre", "rw", "warning", "reach other hosts (no flock)"),
         ("ceph", "rw", "ok", "reach other hosts"),
-        ("gfs2", "rw,localflocks", "warning", "mounted here (localflocks)"),
-        ("gpfs", "rw", "warning", "is not known of gpfs"),
-        ("fuse.sshfs", "rw", "warning", "is not known of fuse.sshfs"),
+        ("gfs2", "rw,localflocks", "warning", "reach other hosts (localflocks)"),
+        ("gpfs", "rw", "warning", "file locks on gpfs"),
+        ("fuse.sshfs", "rw", "warning", "file locks on fuse.sshfs"),
     ],
 )
 def test_the_type_and_the_options_of_a_mount_say_how_far_locks_reach(
@@ -211,7 +211,7 @@ MINE = owners.OwnerFacts(path="/s", owner="ann", owner_id=7, process_id=7)
     "check,facts,level,said",
     [
         (owners.check_owner, {}, "ok", "ann"),
-        (owners.check_owner, {"process_id": 0}, "note", "is given to that owner"),
+        (owners.check_owner, {"process_id": 0}, "note", "are given to that owner"),
         (owners.check_owner, {"process_id": 0, "may_give": False}, "warning", "root will own"),
         (owners.check_owner, {"process_id": 8}, "warning", "the user 8"),
         (owners.check_permissions, {}, "ok", "only ann may use"),

@@ -168,10 +168,10 @@ def test_whatever_is_one_real_number_is_a_metric(value: Any) -> None:
         (torch.tensor(1j), "wanted a real number, got Tensor"),
         (torch.ones(1), r"wanted one number, got the shape \(1,\)"),
         (np.ones((2, 1)), r"wanted one number, got the shape \(2, 1\)"),
-        (torch.tensor(1.0, device="meta"), "wanted a real number, got Tensor: "),
+        (torch.tensor(1.0, device="meta"), "wanted a real number, got Tensor \\("),
         (None, "wanted a real number, got NoneType"),
         ("0.5", "wanted a real number, got str '0.5'"),
-        (10**400, "wanted a real number, got int: "),
+        (10**400, "wanted a real number, got int \\("),
     ],
 )
 def test_what_is_not_one_real_number_is_refused_with_its_name(value: Any, message: str) -> None:

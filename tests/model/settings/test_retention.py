@@ -212,7 +212,7 @@ def test_above_a_budget_the_oldest_go_first_and_the_best_last() -> None:
     assert "the run main is above its budget of 35 B, down to 30 B" in str(result.dropped[0])
     assert kept(plan(RetentionPolicy(max_bytes="1KB"), history, NOW)) == {f"main@{step}" for step in range(6)}
     (note,) = plan(RetentionPolicy(max_bytes=3), history, NOW).notes
-    assert note == "the run main stays above its budget of 3 B: what is never dropped takes 15 B"
+    assert note == "the run main stays above its budget of 3 B: protected checkpoints take 15 B"
 
 
 def test_what_has_no_bytes_here_is_not_dropped_for_a_budget() -> None:
@@ -277,7 +277,7 @@ def test_three_healthy_then_three_unhealthy_leave_two_of_each() -> None:
     result = plan(RetentionPolicy(keep_last=2, keep_best=Best("loss", "min")), history, NOW)
 
     assert kept(result) == {"main@2", "main@3", "main@5", "main@6"}
-    assert "takes no healthy one's place" in str(result.entries[-1])
+    assert "does not replace a healthy one" in str(result.entries[-1])
     assert "it is unhealthy, so it is not the best by loss" in str(result.entries[3])
 
 
@@ -389,9 +389,9 @@ def test_a_metric_that_a_run_has_no_number_for_keeps_the_whole_run(
     "metrics, wanted, said",
     [
         ({"loss": 1.0, "acc": 2.0}, "los", "did you mean loss?"),
-        ({"loss": 1.0, "acc": 2.0}, "bleu", "metrics there: acc, loss"),
-        ({}, "loss", "they have no metrics"),
-        ({"loss": math.nan, "acc": 2.0}, "loss", "loss is nan in each that has it"),
+        ({"loss": 1.0, "acc": 2.0}, "bleu", "existing metrics: acc, loss"),
+        ({}, "loss", "the checkpoints have no metrics"),
+        ({"loss": math.nan, "acc": 2.0}, "loss", "loss is nan in all checkpoints that have it"),
     ],
 )
 def test_a_metric_that_is_nowhere_is_said_with_what_there_is(metrics: dict[str, float], wanted: str, said: str) -> None:

@@ -42,7 +42,7 @@ def test_the_advice_ends_with_the_first_way_that_is_enough() -> None:
     assert advice(ways, Amount(2**20, 0)) == "gc would free 3.0 MiB"
     assert advice(ways, Amount(9 * 2**20, 0)) == "gc would free 3.0 MiB, three would free 40.0 MiB"
     assert advice(ways, Amount(0, 4)) == "gc would free 3 inodes, three would free 50 inodes"
-    assert advice(ways, Amount(2**30, 0)).endswith("40.0 MiB; that is not enough: free space on the filesystem as well")
+    assert advice(ways, Amount(2**30, 0)).endswith("40.0 MiB. That is not enough, so also free space on the filesystem")
     assert advice(ways, None) == "gc would free 3.0 MiB, three would free 40.0 MiB"
     assert advice(ways[:1], Amount(1, 1)) == "gc would free 3.0 MiB and 3 inodes"
 

@@ -393,8 +393,8 @@ def test_a_dry_run_says_what_is_compacted_already(store: Store) -> None:
     report = store.compact(dry_run=True)
 
     assert [entry.info.step for entry in report.plan.compacted if not entry.again] == [2]
-    assert str(report).splitlines()[-1] == "would compact 1 of 6 checkpoints, and look again at 2 that are compacted"
-    assert "main@0: is compacted; looked at again against main@" in str(report)
+    assert str(report).splitlines()[-1] == "would compact 1 of 6 checkpoints, and check 2 compacted ones again"
+    assert "main@0: is compacted and checked again against main@" in str(report)
 
 
 def test_annotations_are_taken_along(store: Store) -> None:

@@ -160,7 +160,7 @@ def test_what_hung_on_a_dropped_checkpoint_is_encoded_against_another_and_the_pl
     (entry,) = [entry for entry in plan.entries if entry.info.step == 3]
     assert entry.gone_bytes > 0
     assert "; decoded with " in str(entry)
-    assert "of checkpoints that are gone" in str(entry)
+    assert "of deleted checkpoints" in str(entry)
     unused = store.du().disk_bytes
     store.compact(keep_newest=1)
 
@@ -177,11 +177,13 @@ def test_gc_says_why_what_was_deleted_of_a_compacted_run_frees_nothing(store: St
 
     waits, planned, done = store.gc(), store.gc(now=True, dry_run=True), store.gc(now=True)
 
-    assert waits.explanation.startswith("nothing else is unused; 1 dropped checkpoint with 0 B can be brought back")
+    assert waits.explanation.startswith("nothing else is unused; 1 dropped checkpoint with 0 B can be restored")
     assert "are decoded with them" in waits.explanation
     assert "frees that at once" not in str(waits)
-    assert planned.explanation.startswith("what was dropped would free nothing: other checkpoints have the same blobs")
-    assert done.explanation.startswith("what was dropped frees nothing: other checkpoints have the same blobs")
+    assert planned.explanation.startswith(
+        "the dropped checkpoints would free nothing: other checkpoints have the same blobs"
+    )
+    assert done.explanation.startswith("the dropped checkpoints free nothing: other checkpoints have the same blobs")
     assert "are decoded with them" in str(done)
     assert store.gc(now=True).explanation.startswith("nothing is unused; ")
 

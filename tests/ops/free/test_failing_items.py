@@ -77,7 +77,7 @@ def test_prune_drops_what_it_can_and_its_report_names_the_rest(
         ("a@0", errno.EXDEV),
         ("a@1", errno.EXDEV),
     ]
-    assert "a@0 stays, since it could not be dropped: Invalid cross-device link" in str(report)
+    assert "a@0 is kept, since it could not be dropped: Invalid cross-device link" in str(report)
     monkeypatch.undo()
     assert len(store.prune(RetentionPolicy(keep_last=1)).dropped) == 2
     check_store(store.path)

@@ -76,7 +76,7 @@ def test_the_refusal_says_what_would_free_how_much_and_that_is_what_it_frees(sma
 def test_a_disk_that_cannot_hold_it_whatever_is_dropped_is_told_so(small_store: Store, mount: Path) -> None:
     leave_bytes(mount, MIB)
 
-    with pytest.raises(InsufficientSpace, match="that is not enough: free space on the filesystem as well"):
+    with pytest.raises(InsufficientSpace, match="That is not enough, so also free space on the filesystem"):
         small_store.save(state(9, mib=40), step=9)
 
 

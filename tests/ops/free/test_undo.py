@@ -101,7 +101,7 @@ def test_gc_and_saves_leave_it_until_its_time_is_over(kept: Store, monkeypatch: 
     assert (report.freed_count, [one.ref for one in report.waiting], report.trash_left) == (0, ["main@1"], ())
     assert report.differences == ()
     assert report.linked_elsewhere == ()
-    assert "can be brought back (ckstore undo)" in str(report)
+    assert "can be restored (ckstore undo)" in str(report)
     assert kept.gc(dry_run=True).freed_bytes == 0
     assert kept.du().waiting_bytes == 300_000
     Store.open(kept.path)
@@ -143,9 +143,9 @@ def test_doctor_says_what_can_be_brought_back_and_not_that_gc_frees_it(kept: Sto
         return {one.what: str(one) for one in kept.doctor().findings if one.what in ("undo", "trash")}
 
     save(kept, 1)
-    assert "can be brought back for" in told()["undo"]
+    assert "deletions can be undone for" in told()["undo"]
     kept.delete(1)
-    assert "1 checkpoint with 293.0 KiB can be brought back" in told()["undo"]
+    assert "1 checkpoint with 293.0 KiB can be restored" in told()["undo"]
     assert "empty" in told()["trash"]
     kept.gc(now=True)
     kept.config.undo_by_hand_s = None
@@ -274,7 +274,7 @@ def test_what_lacks_a_blob_is_listed_with_what_it_lacks_and_refused(kept: Store)
     assert digest in broken.problem
     assert "missing" in broken.problem
     assert 0 < broken.nbytes < 4_000_000
-    assert "cannot be brought back" in str(broken)
+    assert "cannot be restored" in str(broken)
     with pytest.raises(DamagedBlob, match=r"main@1 cannot be brought back: .*missing") as refused:
         kept.undelete("main@1")
     assert "store.gc(now=True)" in refused.value.hint

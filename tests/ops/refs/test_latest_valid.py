@@ -323,7 +323,7 @@ def test_one_whose_manifest_is_gone_is_said_to_be_there_and_perhaps_older(store:
     with pytest.warns(CkstoreWarning, match=r"main@1: .* is missing \(so it may be older\)"):
         assert store.load("latest-valid")["w"][0] == 2
     with pytest.raises(
-        NoSuchRef, match=rf"main@1.*but {re.escape(f'checkpoints/main/{directory.name}')} is there, and is no whole"
+        NoSuchRef, match=rf"main@1.*but {re.escape(f'checkpoints/main/{directory.name}')} exists and is incomplete"
     ):
         store.load("main@1")
     for left in store.path.glob("catalog.db*"):

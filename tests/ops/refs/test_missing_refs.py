@@ -108,7 +108,10 @@ def test_a_ref_to_the_newest_where_there_is_none_says_what_a_first_start_does(st
         with pytest.raises(NoSuchRef) as caught:
             store.info(ref)
 
-        assert f"at the first start of a run store.latest({asked}) is None: load only if it is not" in caught.value.hint
+        assert (
+            f"At the first start of a run, store.latest({asked}) returns None, so load only if it does not"
+            in caught.value.hint
+        )
 
 
 @pytest.mark.parametrize("ref", [-1, "-1", "main@-20", np.int64(-3)])
@@ -130,9 +133,7 @@ def test_an_incomplete_checkpoint_is_not_answered_with_the_step_of_another_run(s
     directory = directory_of(store, "main@1")
     (directory / "manifest.json").unlink()
 
-    with pytest.raises(
-        NoSuchRef, match=rf"; but checkpoints/main/{directory.name} is there, and is no whole checkpoint"
-    ):
+    with pytest.raises(NoSuchRef, match=rf"; but checkpoints/main/{directory.name} exists and is incomplete"):
         store.load(ref)
     assert store.load("side@1")["w"][0] == 1
     shutil.rmtree(directory)

@@ -101,12 +101,12 @@ def test_a_checkpoint_that_was_not_deleted_keeps_its_data(store: Store) -> None:
             DeletionEffect(1024, 2048, 4096, 8192),
             True,
             (
-                "this would free 1.0 KiB: 2.0 KiB is in other checkpoints as well, 4.0 KiB lies in packs of small "
+                "this would free 1.0 KiB: 2.0 KiB is also in other checkpoints, 4.0 KiB is in packs of small "
                 "tensors that other checkpoints need, 8.0 KiB has other hardlinks, of a save in progress or outside "
                 "the store"
             ),
         ),
-        (DeletionEffect(0, 2048), False, "this frees nothing: 2.0 KiB is in other checkpoints as well"),
+        (DeletionEffect(0, 2048), False, "this frees nothing: 2.0 KiB is also in other checkpoints"),
         (DeletionEffect(), False, "this frees nothing: the store has no data of it"),
     ],
 )

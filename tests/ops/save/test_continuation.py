@@ -410,7 +410,7 @@ def test_a_run_that_each_rank_would_take_for_itself_is_refused(store: Store, mon
         Store.open(store.path, run="auto")
 
     assert [run.name for run in store.runs()] == ["gpt"]
-    with pytest.raises(BadInput, match="needs the name of one"):
+    with pytest.raises(BadInput, match="needs the name of a specific run"):
         store.rename_run("gpt", "auto")
     with pytest.raises(BadInput, match="if_run_in_use must be 'error' or 'append'"):
         store.save({"w": 1}, 9, if_run_in_use="replace")  # type: ignore[call-overload]

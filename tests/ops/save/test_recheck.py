@@ -363,7 +363,7 @@ def test_doctor_says_how_old_the_oldest_reading_is(store: Store) -> None:
     _change_catalog(store, f"UPDATE readings SET read_ns = {time.time_ns() - 40 * 86400 * 10**9} WHERE blob_id = 1")
     assert (found().level, "was read or written within the last 40 days" in found().found) == ("note", True)
     _change_catalog(store, "UPDATE readings SET read_ns = 0 WHERE blob_id = 1")
-    assert found().found == "it is not known when 1 of 4 blobs were last read"
+    assert found().found == "it is unknown when 1 of 4 blobs were last read"
 
 
 def _change_catalog(store: Store, statement: str) -> None:
