@@ -14,7 +14,7 @@ CLAIMS = [
         "PresenceCheck.claim",
         "        for_each(claim, wanted, threads=self._manner.threads, stopping=objects.close)\n",
         "",
-        f"{_CLAIMS}::test_another_store_removes_nothing_that_one_relies_on[True]",
+        f"{_CLAIMS}::test_a_store_removes_nothing_that_another_store_relies_on[True]",
         "assert",
     ),
     Mutant(
@@ -23,7 +23,7 @@ CLAIMS = [
         "PresenceCheck.lacks",
         "if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:",
         "if False:",
-        f"{_CLAIMS}::test_a_removal_beside_an_eviction_loses_nothing[claim]",
+        f"{_CLAIMS}::test_a_removal_during_an_eviction_loses_nothing[claim]",
         "assert",
     ),
     Mutant(
@@ -32,7 +32,7 @@ CLAIMS = [
         "keep_remote.remove_there",
         "{*places} - {claim.place for claim in claims} - failed.keys()",
         "places",
-        f"{_CLAIMS}::test_a_removal_sees_a_claim_that_was_written_after_it_looked_first",
+        f"{_CLAIMS}::test_a_removal_finds_a_claim_that_was_written_after_its_first_check",
         "NoSuchRef",
     ),
     Mutant(
@@ -41,7 +41,7 @@ CLAIMS = [
         "KeepRemote._candidates",
         'wanted_by=stays.get(place.id, "") or claimed.get(place, ""),',
         'wanted_by=stays.get(place.id, ""),',
-        f"{_CLAIMS}::test_another_store_s_plan_says_who_relies_on_a_checkpoint",
+        f"{_CLAIMS}::test_the_plan_of_another_store_names_the_store_that_relies_on_a_checkpoint",
         "assert",
     ),
     Mutant(
@@ -50,7 +50,7 @@ CLAIMS = [
         "ObjectSource.listed",
         "            dropped -= {claim.place for claim in claims_at(self._objects)}\n",
         "            pass\n",
-        f"{_CLAIMS}::test_a_removal_sees_a_claim_that_was_written_after_it_looked_first",
+        f"{_CLAIMS}::test_a_removal_finds_a_claim_that_was_written_after_its_first_check",
         "NoSuchRef",
     ),
     Mutant(
@@ -68,7 +68,7 @@ CLAIMS = [
         "claims._is_needed",
         "(_listed(context, claim.place), _dropped(context, claim.place), _listed(context, claim.place))",
         "(_listed(context, claim.place), ())",
-        f"{_CLAIMS}::test_what_can_be_brought_back_stays_there_until_it_cannot",
+        f"{_CLAIMS}::test_a_deleted_checkpoint_stays_at_the_remote_while_it_can_be_restored",
         "assert",
     ),
     Mutant(
@@ -77,7 +77,7 @@ CLAIMS = [
         "transfer.pull",
         "if work.brought_back and isinstance(there, Remote):",
         "if False:",
-        f"{_CLAIMS}::test_a_claim_ends_when_the_bytes_are_back",
+        f"{_CLAIMS}::test_a_claim_ends_when_the_bytes_are_restored",
         "assert",
     ),
     Mutant(
@@ -104,7 +104,7 @@ CLAIMS = [
         "Ownership._take",
         "            self._check_dead(remote, owner, listed)\n",
         "            pass\n",
-        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so",
+        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_is_refused_and_keeps_its_checkpoints",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -113,7 +113,7 @@ CLAIMS = [
         "Ownership._check_dead",
         "if remote.cas and age_s > there.life_s:",
         "if remote.cas:",
-        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so",
+        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_is_refused_and_keeps_its_checkpoints",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -124,7 +124,7 @@ CLAIMS = [
         "        runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}\n",
         "        runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}\n"
         "        listed = source.places()\n",
-        f"{_OWNERS}::test_a_policy_judges_nothing_that_a_new_owner_pushed_while_it_listed",
+        f"{_OWNERS}::test_a_policy_ignores_checkpoints_that_a_new_owner_pushed_during_the_listing",
         "assert",
     ),
     Mutant(
@@ -142,7 +142,7 @@ CLAIMS = [
         "Ownership._write_again",
         "remote.objects.update(keys.owner(run), own.render(), known.tag)",
         "remote.objects.send(keys.owner(run), own.render())",
-        f"{_OWNERS}::test_a_process_that_owned_a_run_notices_that_another_store_took_it",
+        f"{_OWNERS}::test_a_process_notices_that_another_store_took_over_its_run",
         "assert",
     ),
     Mutant(
@@ -151,7 +151,7 @@ CLAIMS = [
         "KeepRemote._judges",
         "        return False\n",
         "        return True\n",
-        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so",
+        f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_is_refused_and_keeps_its_checkpoints",
         "assert",
     ),
     Mutant(
@@ -160,7 +160,7 @@ CLAIMS = [
         "Ownership._take",
         "        raise_order(self.context, owner.sequence, remote.name)\n",
         "",
-        f"{_OWNERS}::test_a_dead_owner_loses_its_run_and_what_it_brings_late_is_not_the_newest",
+        f"{_OWNERS}::test_a_dead_owner_loses_its_run_and_its_late_pushes_are_not_the_newest",
         "assert",
     ),
     Mutant(
@@ -169,7 +169,7 @@ CLAIMS = [
         "KeepRemote._stays_for_here",
         "            elif info.id in wanted:\n",
         "            elif False:\n",
-        f"{_OWNERS}::test_a_store_that_begins_to_mirror_late_saves_after_what_is_there[bucket]",
+        f"{_OWNERS}::test_a_store_that_gets_a_mirror_late_saves_after_its_checkpoints[bucket]",
         "NoSuchRef",
     ),
     Mutant(
@@ -178,7 +178,7 @@ CLAIMS = [
         "sequence.next_sequence",
         "max(greatest, context.known.greatest_sequence.value, least) + 1",
         "max(greatest, context.known.greatest_sequence.value) + 1",
-        f"{_OWNERS}::test_a_store_that_was_restored_from_a_backup_goes_on_above_what_it_brought",
+        f"{_OWNERS}::test_a_store_restored_from_a_backup_continues_above_its_pushed_numbers",
         "assert",
     ),
     Mutant(
@@ -187,7 +187,7 @@ CLAIMS = [
         "ownership.raise_order",
         "if sequence > own + WIDEST_GAP:",
         "if sequence < 0:",
-        f"{_OWNERS}::test_a_number_that_was_made_up_there_is_refused",
+        f"{_OWNERS}::test_a_forged_sequence_number_on_the_mirror_is_refused",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -196,7 +196,7 @@ CLAIMS = [
         "store.Store.verify",
         "        if not report.elsewhere:\n",
         "        if report:\n",
-        f"{_LISTING}::test_verify_lists_the_remote_and_says_what_left_it",
+        f"{_LISTING}::test_verify_lists_the_remote_and_names_missing_objects",
         "assert",
     ),
     Mutant(
@@ -205,7 +205,7 @@ CLAIMS = [
         "Mirror._settled",
         "        new = [info for info in new if info.id not in again]\n",
         "",
-        f"{_LISTING}::test_the_mirror_lists_once_a_day_and_pushes_again_what_is_here",
+        f"{_LISTING}::test_the_mirror_lists_once_a_day_and_pushes_missing_checkpoints_again",
         "assert",
     ),
     Mutant(
@@ -214,7 +214,7 @@ CLAIMS = [
         "Mirror._look",
         "        if age_s < _LOOK_AGAIN_S:\n",
         "        if True:\n",
-        f"{_LISTING}::test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics",
+        f"{_LISTING}::test_lost_checkpoints_are_reported_by_status_doctor_and_metrics",
         "assert",
     ),
     Mutant(
@@ -223,7 +223,7 @@ CLAIMS = [
         "metadata_sync.take_names",
         "if target is None or _came_from(context, source, name, target):",
         "if target is None or moving:",
-        f"{_CLAIMS}::test_a_tag_that_came_from_a_remote_moves_as_it_does_there_unless_it_was_moved_here",
+        f"{_CLAIMS}::test_a_tag_from_a_remote_follows_the_remote_unless_it_was_moved_locally",
         "assert",
     ),
     Mutant(
@@ -232,7 +232,7 @@ CLAIMS = [
         "metadata_sync.take_names",
         "if target is None or _came_from(context, source, name, target):",
         "if True:",
-        f"{_CLAIMS}::test_a_tag_that_came_from_a_remote_moves_as_it_does_there_unless_it_was_moved_here",
+        f"{_CLAIMS}::test_a_tag_from_a_remote_follows_the_remote_unless_it_was_moved_locally",
         "assert",
     ),
     Mutant(
@@ -259,7 +259,7 @@ CLAIMS = [
         "Mirror._say",
         "            self._own(there, info)\n",
         "            pass\n",
-        f"{_OWNERS}::test_an_owner_stays_alive_while_a_large_checkpoint_is_on_its_way",
+        f"{_OWNERS}::test_an_owner_stays_alive_during_the_push_of_a_large_checkpoint",
         "assert",
     ),
     Mutant(
@@ -268,7 +268,7 @@ CLAIMS = [
         "claims._read_if_possible",
         "    except RemoteError:\n        return None\n",
         "    except RemoteError:\n        raise\n",
-        f"{_CLAIMS}::test_a_claim_that_cannot_be_read_counts_and_stops_nothing_else",
+        f"{_CLAIMS}::test_an_unreadable_claim_counts_and_blocks_nothing_else",
         "RemoteError",
     ),
     Mutant(
@@ -278,7 +278,7 @@ CLAIMS = [
         "    except (CkstoreError, OSError):  # unreadable, such as another user's: it may be alive\n"
         "        return False\n",
         "    except (CkstoreError, OSError):\n        return True\n",
-        f"{_OWNERS}::test_a_store_on_this_machine_is_gone_only_if_that_can_be_seen",
+        f"{_OWNERS}::test_a_store_on_this_machine_is_dead_only_if_its_path_can_be_read",
         "assert",
     ),
     Mutant(
@@ -314,7 +314,7 @@ CLAIMS = [
         "listing._missing_at_holder",
         "    except NoSuchRemote as error:",
         "    except ZeroDivisionError as error:",
-        f"{_LISTING}::test_of_an_emptied_remote_every_statement_is_true_and_the_hint_makes_it_again",
+        f"{_LISTING}::test_every_statement_about_an_emptied_remote_is_true_and_the_hint_restores_it",
         "assert",
     ),
     Mutant(
@@ -323,7 +323,7 @@ CLAIMS = [
         "check_elsewhere",
         "    if facts.missing:",
         "    if False:",
-        f"{_LISTING}::test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics",
+        f"{_LISTING}::test_lost_checkpoints_are_reported_by_status_doctor_and_metrics",
         "assert",
     ),
 ]

@@ -46,7 +46,7 @@ DECIDING = [
         "_protect",
         "            kept += [candidate.wanted_by] if candidate.wanted_by else []\n",
         "",
-        "tests/remote/test_mirror.py::test_retention_keeps_what_the_mirror_lacks_and_says_so",
+        "tests/remote/test_mirror.py::test_retention_keeps_checkpoints_that_the_mirror_lacks_and_gives_the_reason",
         "assert",
     ),
     Mutant(

@@ -14,7 +14,7 @@ GOING_ON = [
         "Mirror._do",
         "            self._failed[duty] = error\n            return False\n",
         "            raise\n",
-        f"{_REMOTE}::test_one_that_cannot_be_pushed_stops_neither_the_others_nor_the_policies_of_the_mirror[url]",
+        f"{_REMOTE}::test_a_checkpoint_that_cannot_be_pushed_stops_neither_others_nor_the_policies[url]",
         "it waits as for a mirror that is away",
     ),
     Mutant(
@@ -23,7 +23,7 @@ GOING_ON = [
         "mirror._push_all",
         "min(2 * retry_s, _LONGEST_PAUSE_S)",
         "retry_s",
-        f"{_REMOTE}::test_what_failed_is_tried_again_ever_more_rarely_and_goes_once_it_is_whole[url]",
+        f"{_REMOTE}::test_a_failed_push_is_retried_ever_more_rarely_until_it_succeeds[url]",
         "assert",
     ),
     Mutant(
@@ -32,7 +32,7 @@ GOING_ON = [
         "Push._send_whole",
         "(CkstoreError, OSError) as error",
         "DamagedBlob as error",
-        f"{_REMOTE}::test_a_push_of_all_sends_the_others_and_names_each_that_it_could_not[disk]",
+        f"{_REMOTE}::test_a_push_of_all_sends_the_others_and_names_each_failed_checkpoint[disk]",
         "Regex pattern did not match",
     ),
     Mutant(
@@ -41,7 +41,7 @@ GOING_ON = [
         "_blobs_of_each",
         "(CkstoreError, OSError) as error",
         "ZeroDivisionError as error",
-        f"{_REMOTE}::test_a_push_of_all_sends_the_others_and_names_each_that_it_could_not[manifest]",
+        f"{_REMOTE}::test_a_push_of_all_sends_the_others_and_names_each_failed_checkpoint[manifest]",
         "Regex pattern did not match",
     ),
     Mutant(
@@ -50,7 +50,7 @@ GOING_ON = [
         "Push._send_whole",
         "        except OF_ALL:\n            raise\n",
         "",
-        f"{_REMOTE}::test_a_push_stops_where_the_remote_takes_nothing",
+        f"{_REMOTE}::test_a_push_stops_if_the_remote_accepts_nothing",
         "assert",
     ),
     Mutant(
@@ -59,7 +59,7 @@ GOING_ON = [
         "Pull.bring",
         "(CkstoreError, OSError) as error",
         "RemoteError as error",
-        f"{_REMOTE}::test_a_pull_of_all_brings_the_others_and_names_each_that_it_could_not",
+        f"{_REMOTE}::test_a_pull_of_all_fetches_the_others_and_names_each_failed_checkpoint",
         "Regex pattern did not match",
     ),
     Mutant(
@@ -68,7 +68,7 @@ GOING_ON = [
         "evict._tried",
         "(CkstoreError, OSError) as error",
         "RemoteError as error",
-        f"{_REMOTE}::test_an_evict_of_several_lets_go_of_the_others_and_names_the_one",
+        f"{_REMOTE}::test_an_eviction_of_several_evicts_the_others_and_names_the_failed_one",
         "Regex pattern did not match",
     ),
     Mutant(
@@ -77,7 +77,7 @@ GOING_ON = [
         "KeepRemote._forget_here",
         "(CkstoreError, OSError) as error",
         "ZeroDivisionError as error",
-        f"{_REMOTE}::test_keep_remote_removes_the_others_and_reports_the_one",
+        f"{_REMOTE}::test_keep_remote_removes_the_others_and_reports_the_failed_one",
         "Invalid cross-device link",
     ),
     Mutant(
@@ -86,7 +86,7 @@ GOING_ON = [
         "Remotes.prune",
         "                failure = error\n",
         "                raise\n",
-        f"{_REMOTE}::test_a_prune_goes_on_though_keep_remote_cannot_be_planned",
+        f"{_REMOTE}::test_a_prune_continues_if_keep_remote_cannot_be_planned",
         "assert [] == ['cold']",
     ),
     Mutant(

@@ -10,7 +10,7 @@ _CACHE, _TEMPORARY, _CROSSING = (
     "tests/remote/test_temporary.py",
     "tests/machines/test_crossing.py",
 )
-_KILLED = "tests/remote/test_killed_evict.py::test_a_gc_after_a_kill_anywhere_frees_what_is_free"
+_KILLED = "tests/remote/test_killed_evict.py::test_a_gc_after_any_kill_frees_all_unused_blobs"
 
 PARTIES = [
     Mutant(
@@ -19,7 +19,7 @@ PARTIES = [
         "Ending.waiting",
         "            if self.is_asked:",
         "            if self.is_asked is None:",
-        f"{_ENDS}::test_a_process_that_is_asked_to_end_in_the_middle_of_a_push_pushes_what_is_left",
+        f"{_ENDS}::test_a_process_asked_to_end_during_a_push_pushes_the_rest",
         "assert",
     ),
     Mutant(
@@ -28,7 +28,7 @@ PARTIES = [
         "Ending._asked",
         "            signal.setitimer(signal.ITIMER_REAL, self._last_s)\n",
         "",
-        f"{_ENDS}::test_a_push_that_does_not_end_is_left_after_some_seconds",
+        f"{_ENDS}::test_a_push_that_does_not_end_is_abandoned_after_some_seconds",
         "assert",
     ),
     Mutant(
@@ -37,7 +37,7 @@ PARTIES = [
         "mirror.serve",
         "        if time.monotonic() - done_at >= patience_s:\n",
         "        if time.monotonic() - done_at >= 2 * patience_s:\n",
-        f"{_ENDS}::test_a_process_whose_mirror_refuses_for_long_ends_and_the_reason_stays",
+        f"{_ENDS}::test_a_process_refused_by_its_mirror_for_long_ends_and_the_reason_is_kept",
         "assert",
     ),
     Mutant(
@@ -55,7 +55,7 @@ PARTIES = [
         "engine_errors.translated",
         "code[1] in _FULL_CODES",
         "code[1] in ()",
-        "tests/remote/test_engine.py::test_a_full_bucket_is_told_from_wrong_credentials",
+        "tests/remote/test_engine.py::test_a_full_bucket_is_distinguished_from_wrong_credentials",
         "RemoteDenied",
     ),
     Mutant(
@@ -73,7 +73,7 @@ PARTIES = [
         "Fetched._make_room",
         "        nbytes += self._pending_bytes\n",
         "",
-        f"{_CACHE}::test_threads_that_write_at_once_keep_to_the_limit",
+        f"{_CACHE}::test_concurrent_writers_keep_the_cache_within_its_limit",
         "assert",
     ),
     Mutant(
@@ -82,7 +82,7 @@ PARTIES = [
         "make_temporary",
         "    _sweep()\n",
         "",
-        f"{_TEMPORARY}::test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays",
+        f"{_TEMPORARY}::test_directories_of_killed_processes_are_removed_and_others_kept",
         "assert",
     ),
     Mutant(
@@ -91,7 +91,7 @@ PARTIES = [
         "temporary._sweep",
         "locks.try_exclusive(Path(path))",
         "locks.lock_shared(Path(path))",
-        f"{_TEMPORARY}::test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays",
+        f"{_TEMPORARY}::test_directories_of_killed_processes_are_removed_and_others_kept",
         "assert",
     ),
     Mutant(
@@ -146,7 +146,7 @@ PARTIES = [
         "_Names.outside",
         "        inside += [folder / digest for folder in self.listing[1]]\n",
         "",
-        "tests/remote/test_killed_evict.py::test_what_an_eviction_moved_to_trash_has_no_names_outside_the_store",
+        "tests/remote/test_killed_evict.py::test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_elsewhere",
         "LinkedBlob",
     ),
     Mutant(
@@ -155,7 +155,7 @@ PARTIES = [
         "keep_remote._is_only_at",
         "return is_lacking and document is not None",
         "return document is not None",
-        "tests/remote/test_killed_evict.py::test_keep_remote_drops_nothing_here_that_a_killed_eviction_left_whole",
+        "tests/remote/test_killed_evict.py::test_keep_remote_drops_no_checkpoint_that_a_killed_eviction_left_complete",
         "assert",
     ),
     Mutant(
@@ -164,8 +164,7 @@ PARTIES = [
         "KeepRemote._forget_here",
         "why, last=partial(_check_only_at, uuid, manifest))",
         "why)",
-        "tests/remote/test_killed_evict.py::"
-        "test_keep_remote_drops_nothing_here_whose_bytes_a_pull_brings_back_meanwhile",
+        "tests/remote/test_killed_evict.py::test_keep_remote_drops_no_checkpoint_whose_bytes_a_pull_is_restoring",
         "assert",
     ),
 ]

@@ -34,7 +34,7 @@ REMOTES = [
         "Push._send_under",
         "        intent.write(objects)\n",
         "        unmark_needed(objects, [], cas=self._remote.cas)\n        intent.write(objects)\n",
-        f"{_ORDER}::test_a_push_writes_its_intent_and_then_looks",
+        f"{_ORDER}::test_a_push_writes_its_intent_before_it_checks_the_remote",
         "assert",
     ),
     Mutant(
@@ -43,7 +43,7 @@ REMOTES = [
         "Push._send_under",
         "        if gone:\n",
         "        if gone == 1:\n",
-        f"{_ORDER}::test_a_push_looks_again_before_it_says_that_all_is_there",
+        f"{_ORDER}::test_a_push_checks_all_blobs_again_before_it_publishes",
         "KeyError",
     ),
     Mutant(
@@ -52,7 +52,7 @@ REMOTES = [
         "Intent.commit",
         'self._replace(objects, "committing", cas=True,',
         'self._replace(objects, "committing", cas=False,',
-        f"{_PUSH}::test_a_push_whose_intent_was_taken_begins_again",
+        f"{_PUSH}::test_a_push_whose_intent_was_voided_starts_again",
         "assert",
     ),
     Mutant(
@@ -61,7 +61,7 @@ REMOTES = [
         "Intent.renew",
         "            if age_s > LIFE_S / 2:\n                raise VoidIntent\n",
         "",
-        f"{_PUSH}::test_a_push_that_slept_begins_again",
+        f"{_PUSH}::test_a_push_that_was_suspended_starts_again",
         "assert",
     ),
     Mutant(
@@ -70,7 +70,7 @@ REMOTES = [
         "push._checked",
         "    if found != blob.digest:\n",
         "    if not found:\n",
-        f"{_PUSH}::test_damaged_bytes_never_get_a_name_elsewhere",
+        f"{_PUSH}::test_damaged_bytes_are_never_pushed_under_their_digest",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -88,7 +88,7 @@ REMOTES = [
         "CondemnedNames.unmark_needed",
         "self.condemned.pop(str(name), None)",
         "self.condemned.get(str(name), None)",
-        f"{_PUSH}::test_a_condemned_blob_is_struck_out_before_it_is_relied_on",
+        f"{_PUSH}::test_a_marked_blob_is_unmarked_before_a_push_relies_on_it",
         "assert",
     ),
     Mutant(
@@ -97,7 +97,7 @@ REMOTES = [
         "CondemnedNames.unmark_needed",
         "                self.retired_names[digest] = name.number + 1\n",
         "                pass\n",
-        f"{_PUSH}::test_a_blob_that_a_pruner_removes_goes_on_under_another_name",
+        f"{_PUSH}::test_a_blob_that_a_pruner_deletes_gets_a_new_name",
         "assert",
     ),
     Mutant(
@@ -124,7 +124,7 @@ REMOTES = [
         "ObjectSource.listed",
         " and place not in dropped]",
         "]",
-        f"{_PULL}::test_a_dropped_checkpoint_is_not_there",
+        f"{_PULL}::test_a_removed_checkpoint_is_not_found",
         "",
     ),
     Mutant(
@@ -133,7 +133,7 @@ REMOTES = [
         "condemned_names.swap",
         "    return objects.update(keys.CONDEMNED, data, version)\n",
         "    return objects.put(keys.CONDEMNED, data).tag\n",
-        f"{_PRUNE}::test_a_push_that_takes_a_blob_back_in_the_middle_keeps_it",
+        f"{_PRUNE}::test_a_push_that_unmarks_a_blob_during_a_prune_keeps_it",
         "assert",
     ),
     Mutant(
@@ -142,7 +142,7 @@ REMOTES = [
         "_Prune._rounds",
         "            said, version = read_versioned(self.remote.objects)\n            named = self.survey.named()\n",
         "            named = self.survey.named()\n            said, version = read_versioned(self.remote.objects)\n",
-        f"{_ORDER}::test_a_pruner_looks_at_intents_before_checkpoints_and_reads_its_version_before_both",
+        f"{_ORDER}::test_a_pruner_reads_its_version_then_intents_then_checkpoints",
         "assert",
     ),
     Mutant(
@@ -151,7 +151,7 @@ REMOTES = [
         "RemoteSurvey.named",
         "        found: set[str] = set()\n",
         "        found: set[str] = set()\n        ObjectSource(self.remote.objects, self.remote.name).places()\n",
-        f"{_ORDER}::test_a_pruner_looks_at_intents_before_checkpoints_and_reads_its_version_before_both",
+        f"{_ORDER}::test_a_pruner_reads_its_version_then_intents_then_checkpoints",
         "assert",
     ),
     Mutant(
@@ -160,7 +160,7 @@ REMOTES = [
         "_Prune._rounds",
         "                self.survey.finish_removals()\n",
         "",
-        f"{_ORDER}::test_a_removal_that_was_cut_off_is_finished_by_the_next_prune[True-1]",
+        f"{_ORDER}::test_an_interrupted_removal_is_finished_by_the_next_prune[True-1]",
         "assert",
     ),
     Mutant(
@@ -169,7 +169,7 @@ REMOTES = [
         "RemoteSurvey.finish_removals",
         "if tuple(place) not in pushed and ",
         "if ",
-        f"{_ORDER}::test_what_is_being_pushed_again_is_not_removed_with_what_an_earlier_removal_left",
+        f"{_ORDER}::test_a_checkpoint_being_pushed_again_is_not_removed_with_earlier_leftovers",
         "assert",
     ),
     Mutant(
@@ -178,7 +178,7 @@ REMOTES = [
         "RemoteSurvey.finish_removals",
         " and objects.head(place.dropped)",
         "",
-        f"{_ORDER}::test_what_was_pushed_again_since_the_pruner_looked_is_not_removed",
+        f"{_ORDER}::test_a_checkpoint_pushed_again_after_the_pruners_listing_is_not_removed",
         "assert",
     ),
     Mutant(
@@ -187,7 +187,7 @@ REMOTES = [
         "_Start.is_over",
         "return age_s > self.pause_s",
         "return True",
-        f"{_MIRROR}::test_processes_that_cannot_be_started_or_die_at_once_are_started_ever_more_rarely[1]",
+        f"{_MIRROR}::test_failing_mirror_processes_are_started_ever_more_rarely[1]",
         "assert",
     ),
     Mutant(
@@ -196,7 +196,7 @@ REMOTES = [
         "settings_at",
         '        objects.send(key, b"1")\n',
         "",
-        f"{_MIRROR}::test_where_no_mirror_can_be_made_no_store_is_left_either[no bucket]",
+        f"{_MIRROR}::test_no_store_is_left_behind_if_its_mirror_cannot_be_created[no bucket]",
         "assert",
     ),
     Mutant(
@@ -205,7 +205,7 @@ REMOTES = [
         "_Prune._judged",
         "            elif self._is_past(time_of_text(said.condemned[name])):\n",
         "            elif said.condemned[name]:\n",
-        f"{_PRUNE}::test_a_blob_that_nothing_names_is_condemned_and_then_removed",
+        f"{_PRUNE}::test_an_unreferenced_blob_is_marked_and_then_deleted",
         "assert",
     ),
     Mutant(
@@ -214,7 +214,7 @@ REMOTES = [
         "_Prune._judged",
         "                fresh += [name] if self._is_old(one) else []\n",
         "                fresh += [name]\n",
-        f"{_PRUNE}::test_a_blob_that_nothing_names_is_condemned_and_then_removed",
+        f"{_PRUNE}::test_an_unreferenced_blob_is_marked_and_then_deleted",
         "assert",
     ),
     Mutant(
@@ -223,7 +223,7 @@ REMOTES = [
         "RemoteSurvey.named",
         "            found.update(record.blobs)\n",
         "            pass\n",
-        f"{_PRUNE}::test_what_a_push_under_way_names_stays",
+        f"{_PRUNE}::test_blobs_of_a_push_in_progress_are_kept",
         "assert",
     ),
     Mutant(
@@ -232,7 +232,7 @@ REMOTES = [
         "intent_record.void",
         "    return objects.update(record.listed.key, gone.render(), record.listed.tag) is not None\n",
         "    return objects.put(record.listed.key, gone.render()) is not None\n",
-        f"{_ORDER}::test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away",
+        f"{_ORDER}::test_an_intent_renewed_since_it_was_listed_is_not_voided",
         "assert",
     ),
     Mutant(
@@ -241,7 +241,7 @@ REMOTES = [
         "intent_record.finish",
         "objects.head(place.dropped) is None and ",
         "",
-        f"{_ORDER}::test_a_push_that_was_asked_for_by_a_pruner_is_not_finished_where_it_was_removed",
+        f"{_ORDER}::test_a_committed_push_of_a_removed_checkpoint_is_not_finished",
         "assert",
     ),
     Mutant(
@@ -250,7 +250,7 @@ REMOTES = [
         "_Prune._end_batches",
         "            said.burn(self._sent)\n",
         "",
-        f"{_PRUNE}::test_a_name_whose_removal_was_not_acknowledged_is_burnt",
+        f"{_PRUNE}::test_a_name_whose_deletion_was_not_acknowledged_is_retired",
         "assert",
     ),
     Mutant(
@@ -259,7 +259,7 @@ REMOTES = [
         "_Prune._next",
         "                new.burn(dead.names)\n",
         "                pass\n",
-        f"{_PRUNE}::test_the_batch_of_a_dead_pruner_is_burnt",
+        f"{_PRUNE}::test_the_names_of_a_dead_pruners_batch_are_retired",
         "assert",
     ),
     Mutant(
@@ -268,7 +268,7 @@ REMOTES = [
         "prune.prune",
         "    if not remote.cas and not exclusive:\n",
         "    if not remote.cas and exclusive is None:\n",
-        f"{_PRUNE}::test_without_compare_and_swap_a_prune_needs_to_be_alone",
+        f"{_PRUNE}::test_without_compare_and_swap_a_prune_must_be_exclusive",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -277,7 +277,7 @@ REMOTES = [
         "PresenceCheck._is_known",
         '        return seen.how == "read" or self._remote.checks_bodies\n',
         "        return bool(seen.how)\n",
-        f"{_EVICT}::test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back",
+        f"{_EVICT}::test_reading_back_detects_a_bit_that_flipped_at_the_remote",
         "Error",
     ),
     Mutant(
@@ -295,7 +295,7 @@ REMOTES = [
         "PresenceCheck.lacks",
         "        if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:\n",
         "        if objects.head(place.manifest) is None:\n",
-        f"{_EVICT}::test_nothing_goes_that_is_not_at_the_remote[dropped]",
+        f"{_EVICT}::test_only_checkpoints_at_the_remote_are_evicted[dropped]",
         "assert",
     ),
     Mutant(
@@ -305,7 +305,7 @@ REMOTES = [
         "                if listed is None or listed.nbytes != file.nbytes:\n",
         "                if listed is None:\n                    continue\n"
         "                if listed.nbytes != file.nbytes:\n",
-        f"{_EVICT}::test_nothing_goes_that_is_not_at_the_remote[missing]",
+        f"{_EVICT}::test_only_checkpoints_at_the_remote_are_evicted[missing]",
         "KeyError",
     ),
     Mutant(
@@ -314,7 +314,7 @@ REMOTES = [
         "evict._begin",
         "        say_elsewhere(context, one)\n",
         "        pass\n",
-        "tests/remote/test_claims.py::test_a_claim_ends_when_the_bytes_are_back",
+        "tests/remote/test_claims.py::test_a_claim_ends_when_the_bytes_are_restored",
         "assert",
     ),
     Mutant(
@@ -332,7 +332,7 @@ REMOTES = [
         "ServiceObjects.create",
         "            found = self._same(key, data)\n",
         "            found = False\n",
-        f"{_ENGINE}::test_a_create_whose_answer_was_lost_is_no_lost_race",
+        f"{_ENGINE}::test_a_create_with_a_lost_response_counts_as_done",
         "assert",
     ),
     Mutant(
@@ -377,7 +377,7 @@ REMOTES = [
         "RemoteSurvey._read",
         "            files = found.manifest.blobs if found.encoding is None else found.encoding.files\n",
         "            files = found.manifest.blobs\n",
-        f"{_DELTAS}::test_a_prune_keeps_what_something_is_decoded_with",
+        f"{_DELTAS}::test_a_prune_keeps_the_bases_of_encoded_blobs",
         "assert",
     ),
     Mutant(
@@ -386,7 +386,7 @@ REMOTES = [
         "Decoding.advance",
         "        if form is None or algorithm_of(old.piece).digest(into) != old.piece:\n",
         "        if form is None:\n",
-        f"{_DELTAS}::test_memory_that_is_not_what_it_was_is_left_alone",
+        f"{_DELTAS}::test_memory_that_lacks_the_old_piece_is_not_changed",
         "assert",
     ),
     Mutant(
@@ -395,7 +395,7 @@ REMOTES = [
         "remote_presence._files_of",
         "    if encoding is None:\n",
         "    if encoding is None or encoding.encoded:\n",
-        f"{_DELTAS}::test_an_evicted_checkpoint_reads_through_its_differences",
+        f"{_DELTAS}::test_an_evicted_checkpoint_is_read_through_its_differences",
         "assert",
     ),
     Mutant(
@@ -413,7 +413,7 @@ REMOTES = [
         "RemoteReader._source",
         "                if uuid_of(remote) != holder.uuid:\n",
         "                if not uuid_of(remote):\n",
-        f"{_EVICT}::test_a_remote_that_is_away_is_said",
+        f"{_EVICT}::test_an_unavailable_remote_is_reported",
         "another remote has the name",
     ),
     Mutant(
@@ -422,7 +422,7 @@ REMOTES = [
         "Remotes._tried",
         '        is_shared = make and abilities.writes and abilities.cas == "no"\n',
         "        is_shared = False\n",
-        f"{_REMOTES}::test_two_clients_that_make_a_remote_at_a_service_without_conditions_agree",
+        f"{_REMOTES}::test_two_clients_that_create_one_remote_without_conditions_agree",
         "assert",
     ),
     Mutant(
@@ -431,7 +431,7 @@ REMOTES = [
         "mirror.serve",
         "with lock:",
         "if True:",
-        f"{_MIRROR}::test_while_a_mirror_that_failed_waits_another_process_may_go_on",
+        f"{_MIRROR}::test_another_process_may_push_while_a_failed_mirror_process_waits",
         "assert",
     ),
     Mutant(
@@ -440,7 +440,7 @@ REMOTES = [
         "mirror.serve",
         "        elif not has_failed:  # another is at work\n",
         "        else:\n",
-        f"{_MIRROR}::test_while_a_mirror_that_failed_waits_another_process_may_go_on",
+        f"{_MIRROR}::test_another_process_may_push_while_a_failed_mirror_process_waits",
         "InterruptedError",
     ),
     Mutant(
@@ -449,7 +449,7 @@ REMOTES = [
         "retain.plan_local",
         "    for info in behind(context.layout, remote, here):\n",
         "    for info in behind(context.layout, remote, []):\n",
-        f"{_KEEP}::test_what_the_mirror_lacks_a_tag_or_a_pin_keeps_its_bytes_and_the_plan_says_why[url]",
+        f"{_KEEP}::test_checkpoints_keep_their_bytes_for_a_tag_a_pin_or_the_mirror_and_the_plan_gives_the_reason[url]",
         "assert",
     ),
     Mutant(
@@ -458,7 +458,7 @@ REMOTES = [
         "retain.plan_local",
         "    here = [info for info in infos(context) if not info.elsewhere]\n",
         "    here = infos(context)\n",
-        f"{_KEEP}::test_what_has_no_bytes_here_takes_no_place_of_those_that_keep_theirs[url]",
+        f"{_KEEP}::test_evicted_checkpoints_do_not_count_for_keep_local[url]",
         "assert",
     ),
     Mutant(
@@ -467,7 +467,7 @@ REMOTES = [
         "mirrored.kept_for_mirror",
         "        found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}\n",
         "        found |= {info.name: not_yet(remote) for info in lacking if info.name in found}\n",
-        f"{_KEEP}::test_local_retention_keeps_what_the_mirror_is_to_keep_and_lacks[url]",
+        f"{_KEEP}::test_local_retention_keeps_checkpoints_that_the_mirror_lacks_and_will_keep[url]",
         "assert",
     ),
     Mutant(
@@ -476,7 +476,7 @@ REMOTES = [
         "push.push_metadata",
         "    there = {place for place in places if place.manifest in found and place.dropped not in found}\n",
         "    there = places\n",
-        f"{_MIRROR}::test_what_was_said_is_brought_once_and_nothing_of_what_was_removed_there",
+        f"{_MIRROR}::test_metadata_is_pushed_once_and_not_for_removed_checkpoints",
         "assert",
     ),
     Mutant(
@@ -486,7 +486,7 @@ REMOTES = [
         "            self._note(name, uuid, done)\n",
         "            said = {one.key: one.digest for one in self._said(done)}\n"
         "            self._note(name, uuid, done, said)\n",
-        f"{_MIRROR}::test_tags_pins_and_notes_come_after_a_push_that_was_killed_behind_its_manifest[url]",
+        f"{_MIRROR}::test_tags_pins_and_notes_follow_a_push_that_was_killed_after_its_manifest[url]",
         "assert",
     ),
     Mutant(
@@ -495,7 +495,7 @@ REMOTES = [
         "Mirror._bring_said",
         "        lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]\n",
         "        lacking = lacking[:PAGE_ASKS]\n",
-        f"{_MIRROR}::test_one_that_cannot_be_joined_there_keeps_nothing_else_back",
+        f"{_MIRROR}::test_a_document_that_cannot_be_merged_does_not_hold_up_others",
         "assert",
     ),
     Mutant(
@@ -504,7 +504,7 @@ REMOTES = [
         "mirrored.note_taken",
         "    if documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
         "    if not documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
-        f"{_MIRROR}::test_what_came_from_the_mirror_does_not_go_back_over_what_others_said_since[url-pull]",
+        f"{_MIRROR}::test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stores[url-pull]",
         "assert",
     ),
     Mutant(
@@ -522,7 +522,7 @@ REMOTES = [
         "keep_remote._is_there",
         "    return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None\n",
         "    return True\n",
-        f"{_KEEP}::test_what_was_replaced_stays_while_it_is_all_that_is_there",
+        f"{_KEEP}::test_a_replaced_checkpoint_stays_while_its_replacement_is_missing",
         "assert",
     ),
     Mutant(
@@ -531,7 +531,7 @@ REMOTES = [
         "keep_remote._of_replaced",
         '    kept += ["this store has it as the newest of its step"] if is_here else []\n',
         "",
-        f"{_KEEP}::test_what_was_replaced_stays_for_a_tag_or_a_pin_there_and_where_the_store_lists_it",
+        f"{_KEEP}::test_a_replaced_checkpoint_stays_if_tagged_pinned_or_listed",
         "assert",
     ),
     Mutant(
@@ -549,7 +549,7 @@ REMOTES = [
         "mirrored.add_mirrored",
         "    if all(info.id in given or info.elsewhere for info in here):\n",
         "    if given:\n",
-        f"{_MIRROR}::test_a_step_that_is_saved_again_takes_the_place_of_what_the_mirror_was_given[directory]",
+        f"{_MIRROR}::test_a_step_saved_again_replaces_the_metadata_on_the_mirror[directory]",
         "StepExists",
     ),
     Mutant(
@@ -558,7 +558,7 @@ REMOTES = [
         "KeepRemote._forget_here",
         "        if info is None or not info.elsewhere:\n",
         "        if info is None or info.elsewhere:\n",
-        f"{_KEEP}::test_keep_remote_removes_there_and_drops_here_what_is_only_listed[url]",
+        f"{_KEEP}::test_keep_remote_removes_from_the_mirror_and_drops_listed_checkpoints_locally[url]",
         "assert",
     ),
     Mutant(
@@ -567,7 +567,7 @@ REMOTES = [
         "KeepRemote._forget_here",
         "            return error.message\n",
         '            return ""\n',
-        f"{_KEEP}::test_what_is_open_here_and_only_listed_stays_at_both[url]",
+        f"{_KEEP}::test_an_open_listed_checkpoint_stays_locally_and_on_the_mirror[url]",
         "assert",
     ),
     Mutant(
@@ -576,7 +576,7 @@ REMOTES = [
         "KeepRemote._stays_for_here",
         "            if info.tags:\n",
         "            if info.tags and not pins:\n",
-        f"{_KEEP}::test_a_tag_and_a_pin_that_were_made_here_after_the_push_keep_it_there[url]",
+        f"{_KEEP}::test_local_tags_and_pins_added_after_the_push_keep_a_checkpoint_on_the_mirror[url]",
         "assert",
     ),
     Mutant(
@@ -585,7 +585,7 @@ REMOTES = [
         "KeepRemote._stays_for_here",
         "            elif info.id in pins:\n",
         "            elif info.name in pins:\n",
-        f"{_KEEP}::test_a_tag_and_a_pin_that_were_made_here_after_the_push_keep_it_there[url]",
+        f"{_KEEP}::test_local_tags_and_pins_added_after_the_push_keep_a_checkpoint_on_the_mirror[url]",
         "assert",
     ),
     Mutant(
@@ -594,7 +594,7 @@ REMOTES = [
         "KeepRemote._candidates",
         "read_tags(remote.objects, strict=True)",
         "read_tags(remote.objects)",
-        f"{_KEEP}::test_a_tag_that_cannot_be_read_there_stops_it",
+        f"{_KEEP}::test_an_unreadable_tag_on_the_mirror_stops_keep_remote",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -603,7 +603,7 @@ REMOTES = [
         "keep_remote.remove_there",
         '    each(places, lambda place: remote.objects.send(place.dropped, b"{}"))\n',
         "",
-        f"{_ORDER}::test_what_is_removed_is_marked_before_its_manifest_goes",
+        f"{_ORDER}::test_a_removal_writes_its_mark_before_it_deletes_the_manifest",
         "assert",
     ),
     Mutant(
@@ -612,7 +612,7 @@ REMOTES = [
         "Fetched._make_room",
         "        if self._nbytes + nbytes <= most:\n            return True\n",
         "        if nbytes <= most:\n            return True\n",
-        f"{_CACHE}::test_it_is_bounded_and_the_one_used_longest_ago_goes_first",
+        f"{_CACHE}::test_the_cache_is_bounded_and_drops_the_least_recently_used_entry",
         "assert",
     ),
     Mutant(
@@ -621,7 +621,7 @@ REMOTES = [
         "fetched.limit_bytes",
         "    return min(share, (room.free_bytes + kept_bytes) // 2)\n",
         "    return share\n",
-        f"{_CACHE}::test_it_never_takes_more_than_half_of_what_is_free",
+        f"{_CACHE}::test_the_cache_never_takes_more_than_half_of_the_free_space",
         "assert",
     ),
     Mutant(
@@ -630,7 +630,7 @@ REMOTES = [
         "RemoteReader.__call__",
         "        if again:\n",
         "        if again and old is not None:\n",
-        f"{_CACHE}::test_bytes_that_rotted_or_were_forged_in_it_are_fetched_again",
+        f"{_CACHE}::test_damaged_or_forged_bytes_in_the_cache_are_fetched_again",
         "Error",
     ),
     Mutant(
@@ -639,7 +639,7 @@ REMOTES = [
         "_bring_back",
         "compares=True",
         "compares=False",
-        "tests/remote/test_evict.py::test_a_pull_reads_the_local_blobs_that_take_the_place_of_evicted_ones",
+        "tests/remote/test_evict.py::test_a_pull_verifies_local_blobs_that_replace_evicted_ones",
         "DamagedBlob",
     ),
     Mutant(
@@ -666,7 +666,7 @@ REMOTES = [
         "Push._watch",
         "        self._renew()\n",
         "",
-        f"{_PUSH}::test_an_intent_is_renewed_while_a_single_blob_is_on_its_way",
+        f"{_PUSH}::test_an_intent_is_renewed_while_a_single_blob_is_sent",
         "the intent was not renewed",
     ),
     Mutant(
@@ -693,7 +693,7 @@ REMOTES = [
         "ServiceObjects.update",
         "self._own_mark(key, data)",
         "self._mark(key, data, result)",
-        f"{_ENGINE}::test_the_mark_of_a_swap_is_never_that_of_another_clients_write[True]",
+        f"{_ENGINE}::test_the_tag_returned_by_a_swap_is_never_that_of_another_clients_write[True]",
         "assert",
     ),
     Mutant(
@@ -703,7 +703,7 @@ REMOTES = [
         "                version = swap(self.remote.objects, new, version)\n",
         "                _, version = read_versioned(self.remote.objects)\n"
         "                version = swap(self.remote.objects, new, version)\n",
-        f"{_MANY}::test_a_push_that_takes_a_blob_out_between_two_batches_keeps_it",
+        f"{_MANY}::test_a_push_that_unmarks_a_blob_between_two_batches_keeps_it",
         "assert",
     ),
     Mutant(
@@ -721,7 +721,7 @@ REMOTES = [
         "_Prune.beside_pushes",
         "                self._end_batches()\n",
         "                pass\n",
-        f"{_MANY}::test_a_finished_batch_is_taken_out_when_a_later_request_fails",
+        f"{_MANY}::test_a_finished_batch_is_removed_when_a_later_request_fails",
         "assert",
     ),
     Mutant(
@@ -730,7 +730,7 @@ REMOTES = [
         "_Prune._next",
         "fresh[: max(0, MOST_CONDEMNED - len(condemned) - going_count)]",
         "fresh",
-        f"{_MANY}::test_no_more_is_condemned_than_a_push_should_read",
+        f"{_MANY}::test_the_number_of_marked_blobs_is_limited",
         "assert",
     ),
     Mutant(
@@ -739,7 +739,7 @@ REMOTES = [
         "_Prune._next",
         "        if len(new.retired_names) + going_count + len(batch) > MOST_BURNT:\n",
         "        if len(new.retired_names) > MOST_BURNT:\n",
-        f"{_MANY}::test_no_batch_is_begun_whose_names_could_not_be_burnt",
+        f"{_MANY}::test_no_batch_begins_whose_names_could_not_be_retired",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -757,7 +757,7 @@ REMOTES = [
         "_read_blob",
         "            if algorithm_of(blob.digest).digest(data) == blob.digest:\n",
         "            if len(data) == blob.nbytes:\n",
-        f"{_RESCUE}::test_a_remote_whose_copy_is_damaged_too_is_named_and_the_next_one_asked",
+        f"{_RESCUE}::test_a_remote_with_a_damaged_copy_is_named_and_the_next_one_is_asked",
         "repaired damaged or missing blobs",
     ),
     Mutant(
@@ -793,7 +793,7 @@ REMOTES = [
         "problem",
         '        return self._problem if self._problem and time.monotonic() - self._failed_s < AGAIN_S else ""\n',
         '        return ""\n',
-        f"{_RESCUE}::test_a_remote_that_does_not_answer_is_waited_for_once",
+        f"{_RESCUE}::test_a_load_waits_only_once_for_a_remote_that_does_not_answer",
         "assert",
     ),
     Mutant(
@@ -802,7 +802,7 @@ REMOTES = [
         "_answering",
         "    timer.start()\n",
         "",
-        f"{_RESCUE}::test_a_remote_that_does_not_answer_is_waited_for_once",
+        f"{_RESCUE}::test_a_load_waits_only_once_for_a_remote_that_does_not_answer",
         "assert",
     ),
     Mutant(
@@ -811,7 +811,7 @@ REMOTES = [
         "_repair_locked",
         '            if answer.data is None:\n                return "; ".join(answer.problems)\n',
         "",
-        f"{_RESCUE}::test_a_remote_whose_copy_is_damaged_too_is_named_and_the_next_one_asked",
+        f"{_RESCUE}::test_a_remote_with_a_damaged_copy_is_named_and_the_next_one_is_asked",
         "assert",
     ),
     Mutant(
@@ -820,7 +820,7 @@ REMOTES = [
         "_take",
         "            if is_repaired or context.rescuer is None or not context.rescuer.checkpoint(info.key):\n",
         "            if not is_repaired:\n",
-        f"{_RESCUE}::test_what_a_failed_load_marked_is_repaired_when_the_remote_is_back",
+        f"{_RESCUE}::test_damage_marked_by_a_failed_load_is_repaired_once_the_remote_answers",
         "latest-valid is main@2",
     ),
     Mutant(
@@ -838,7 +838,7 @@ REMOTES = [
         "repair_manifest",
         "    remote = copies.remote_manifest(key)\n",
         "    remote = None\n",
-        f"{_RESCUE}::test_a_damaged_manifest_comes_back_from_the_remote",
+        f"{_RESCUE}::test_a_damaged_manifest_is_restored_from_the_remote",
         "latest-valid is main@2",
     ),
     Mutant(
@@ -865,7 +865,7 @@ REMOTES = [
         "directory_objects._rename",
         "        if before is None or status.st_mtime_ns > before.st_mtime_ns:\n",
         "        if True:\n",
-        f"{_IN_DIRECTORY}::test_each_version_has_a_mark_of_its_own",
+        f"{_IN_DIRECTORY}::test_each_version_has_its_own_tag",
         "assert",
     ),
     Mutant(
@@ -874,7 +874,7 @@ REMOTES = [
         "directory_objects.DirectoryObjects.update",
         "_lock(top, exclusive=True)",
         "_lock(top, exclusive=False)",
-        f"{_IN_DIRECTORY}::test_of_updates_of_several_processes_none_is_lost",
+        f"{_IN_DIRECTORY}::test_updates_of_several_processes_are_never_lost",
         "assert",
     ),
     Mutant(
@@ -892,7 +892,7 @@ REMOTES = [
         "directory_objects.DirectoryObjects._write",
         "            _sweep(folder)\n",
         "            pass\n",
-        f"{_IN_DIRECTORY}::test_a_writer_that_is_killed_leaves_a_whole_object_and_nothing_that_stays",
+        f"{_IN_DIRECTORY}::test_a_killed_writer_leaves_a_complete_object_and_no_lasting_leftover",
         "assert",
     ),
     Mutant(
@@ -910,7 +910,7 @@ REMOTES = [
         "ownership.Ownership.own",
         "            check_takes(remote, self.context.settings)  # first: another remote may have replaced this one\n",
         "            pass\n",
-        f"{_MIRROR}::test_another_place_under_the_name_of_the_mirror_has_nothing_yet[made again]",
+        f"{_MIRROR}::test_another_remote_under_the_name_of_the_mirror_starts_empty[made again]",
         "assert",
     ),
     Mutant(
@@ -937,7 +937,7 @@ REMOTES = [
         "store_conversion._end",
         "    if problem := attest.lacks(place_of(one.info), one.blobs, read=True):\n",
         '    if problem := "":\n',
-        f"{_CONVERT}::test_what_is_damaged_at_the_remote_is_still_read_from_the_store",
+        f"{_CONVERT}::test_checkpoints_damaged_at_the_remote_are_still_read_from_the_store",
         "DID NOT RAISE",
     ),
     Mutant(
@@ -946,7 +946,7 @@ REMOTES = [
         "directory_objects._make_parents",
         "        links.make_directory(top, mode=mode)\n",
         "        links.make_directory(top)\n",
-        f"{_IN_DIRECTORY}::test_folders_that_many_threads_make_at_once_are_all_as_open_as_the_directory",
+        f"{_IN_DIRECTORY}::test_folders_created_by_many_threads_get_the_permissions_of_the_directory",
         "assert",
     ),
     Mutant(
@@ -955,7 +955,7 @@ REMOTES = [
         "CallThreads._begin_in_child",
         "        if self._pid != os.getpid():\n",
         "        if False:\n",
-        f"{_IN_DIRECTORY}::test_a_forked_child_can_use_it",
+        f"{_IN_DIRECTORY}::test_a_forked_child_can_use_the_objects",
         "assert",
     ),
     Mutant(
@@ -973,7 +973,7 @@ REMOTES = [
         "Intent.renew",
         "            if self.has_committed:\n",
         "            if False:\n",
-        f"{_ORDER}::test_an_intent_that_has_committed_is_not_renewed",
+        f"{_ORDER}::test_a_committed_intent_is_not_renewed",
         "VoidIntent",
     ),
     Mutant(
@@ -982,7 +982,7 @@ REMOTES = [
         "push_plan.believe",
         "known, nbytes, unreadable=unreadable)",
         "known, nbytes, has_looked=True, unreadable=unreadable)",
-        f"{_PUSH}::test_a_store_that_knows_nothing_of_its_mirror_sends_no_blob_that_is_there",
+        f"{_PUSH}::test_a_store_without_a_record_of_its_mirror_sends_no_existing_blob",
         "assert",
     ),
     Mutant(
@@ -1000,7 +1000,7 @@ REMOTES = [
         "Push._removed",
         "hundreds if len(hundreds) <= max(2 * len(runs), request_count) else runs",
         "runs",
-        "tests/remote/test_push.py::test_a_push_of_many_checkpoints_lists_their_hundreds_and_not_all_of_the_run",
+        "tests/remote/test_push.py::test_a_push_of_many_checkpoints_lists_only_their_hundreds_of_steps",
         "assert",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Two pushers and a pruner at one remote, each by a proxy that fails, killed and begun again until the time is over."""
+"""Two pushers and a pruner on one remote, behind failing proxies, killed and restarted until the time is up."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _LIVE = 8
 
 
 def state(run: str, step: int) -> dict[str, bytes]:
-    """Return what is saved: some of it by both pushers, and again and again."""
+    """Return the state to save. Both pushers save some of it, repeatedly."""
     return {"own": f"{run}@{step}".encode() * 300, "shared": bytes([step % 5]) * 3000, "run": run.encode() * 2000}
 
 
 def push_on(path: Path, run: str, direct: Target, told: Connection, seed: int) -> None:
-    """Save, push, let go of and drop, for ever; say what was acknowledged, and what is going to be dropped."""
+    """Save, push, evict and drop forever; print acknowledged checkpoints, and those about to be dropped."""
     intents.LIFE_S = _LIFE_S
     drawn = random.Random(seed)
     store, objects = Store.open(path, run=run), ServiceObjects(direct)
@@ -61,7 +61,7 @@ def push_on(path: Path, run: str, direct: Target, told: Connection, seed: int) -
 
 
 def prune_on(target: Target) -> None:
-    """Prune, for ever."""
+    """Prune forever."""
     while True:
         with suppress(CkstoreError):
             laws.prune(ServiceObjects(target), grace_s=_GRACE_S)
@@ -69,11 +69,11 @@ def prune_on(target: Target) -> None:
 
 @dataclass
 class Client:
-    """A client, and what it said.
+    """A client process and its output.
 
     Attributes:
-        job, arguments: What it does.
-        faults: Of the proxy that it goes by.
+        job, arguments: The function that it runs.
+        faults: The faults of its proxy.
     """
 
     job: laws.Job
@@ -88,7 +88,7 @@ class Client:
     _told: Connection | None = None
 
     def go_on(self) -> None:
-        """Begin, if it is the first time or it was killed; hear what it said."""
+        """Start the client unless it runs, and read its output."""
         self.hear()
         if self._process is not None and self._process.is_alive():
             return
@@ -107,14 +107,14 @@ class Client:
         self.faults.pid = self._process.pid
 
     def hear(self) -> None:
-        """Take in what it said."""
+        """Read the output of the client."""
         with suppress(EOFError, OSError):
             while self._told is not None and self._told.poll():
                 what, place = self._told.recv()
                 (self.pushed if what == "pushed" else self.dropping).add(Place(*place))
 
     def stop(self) -> None:
-        """Kill it."""
+        """Kill the client."""
         if self._process is not None:
             self._process.kill()
             self._process.join()
@@ -123,7 +123,7 @@ class Client:
 
 
 def run_clients(folder: Path, service: Service, *, seconds: float, seed: int) -> dict[str, int]:
-    """Let them work for so long; return what was tried."""
+    """Run the clients for a while; return the operations that were tried."""
     drawn = random.Random(seed)
     direct = service.target("run")
     objects = ServiceObjects(direct)
@@ -187,7 +187,7 @@ def _look(objects: ServiceObjects, clients: list[Client]) -> None:
 
 
 def _check_loads(path: Path, run: str) -> None:
-    """Every checkpoint of a store reads as it was saved, also those whose bytes were let go."""
+    """Check that every checkpoint of a store, evicted or not, reads as it was saved."""
     with Store.open(path) as store:
         for info in store.checkpoints(run):
             assert store.load(info) == state(run, info.step), f"{info.name} is another one"

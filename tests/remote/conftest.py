@@ -1,4 +1,4 @@
-"""What tests of remotes share: doubles in memory, a small S3 service, a proxy before it, and credentials."""
+"""Fixtures of the tests of remotes: doubles in memory, a small S3 service, a proxy for it, and credentials."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _interrupts() -> Iterator[None]:
-    """Have SIGINT raise also where the tests were started in the background, which ignores it."""
+    """Restore the handler of SIGINT, which is ignored if the tests were started in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -39,7 +39,7 @@ def _interrupts() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the names of doubles lead to them; others lead to what the settings say."""
+    """Resolve the names of doubles to the doubles, and other names by the settings."""
     REMOTES.clear()
     real = remote_opener.open_remote
 
@@ -51,7 +51,7 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_mirror_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no process that mirrors: the tests take the steps themselves."""
+    """Start no mirror process, because the tests run its steps themselves."""
     monkeypatch.setattr(starting, "start", lambda *_: None)
 
 
@@ -66,27 +66,27 @@ def store_with_mirror(request: pytest.FixtureRequest, tmp_path: Path, memory: Ta
 
 @pytest.fixture
 def service() -> Iterator[Service]:
-    """Return a service that does what S3 does."""
+    """Return a service that behaves like S3."""
     with s3_service() as running:
         yield running
 
 
 @pytest.fixture
 def proxy(service: Service) -> Iterator[Proxy]:
-    """Return a proxy before the service."""
+    """Return a proxy for the service."""
     with faulty_proxy(service.port) as running:
         yield running
 
 
 @pytest.fixture
 def through(service: Service, proxy: Proxy) -> Target:
-    """Return the service as a target that is reached by the proxy."""
+    """Return the service as a target behind the proxy."""
     return service.target("run", proxy.port)
 
 
 @pytest.fixture
 def memory(request: pytest.FixtureRequest) -> Iterator[Target]:
-    """Return objects in memory, of this test alone."""
+    """Return objects in memory that only this test uses."""
     from ckstore.remote.service import engine
 
     target = Target("url", f"memory://{abs(hash(request.node.nodeid))}/run")

@@ -25,10 +25,10 @@ class Double:
 
     Attributes:
         held: Key -> bytes.
-        requests: How many calls of each kind were made; a listing counts one for each 1,000 keys.
-        sent_bytes, received_bytes: Of the bodies.
-        fault: Called with the kind of a call and its key; says what goes wrong with it.
-        most_in_flight_bytes: The most bytes of bodies that were on their way at once.
+        requests: Number of calls of each kind. A listing counts one for each 1,000 keys.
+        sent_bytes, received_bytes: Total size of the bodies.
+        fault: Called with the kind of a call and its key. Returns the fault to inject.
+        most_in_flight_bytes: The most bytes of bodies that were in flight at once.
     """
 
     held: dict[str, bytes] = field(default_factory=dict)
@@ -117,11 +117,11 @@ class Double:
         """Do nothing: no call of this double waits."""
 
     def request_count(self) -> int:
-        """Return how many requests there were beside listings."""
+        """Return the number of requests other than listings."""
         return sum(count for call, count in self.requests.items() if call != "list")
 
     def forget_requests(self) -> None:
-        """Count from here on."""
+        """Reset the counters."""
         self.requests.clear()
         self.sent_bytes = self.received_bytes = self.most_in_flight_bytes = 0
         self.keys_read.clear()
@@ -174,7 +174,7 @@ REMOTES: dict[str, Remote] = {}
 def new_remote(
     settings: StoreSettings, name: str = "away", *, cas: bool = True, checks_bodies: bool = False
 ) -> tuple[Double, str]:
-    """Make an empty remote of a store; return its objects and its name."""
+    """Create an empty remote of a store; return its objects and its name."""
     objects = Double()
     info = RemoteInfo.of(settings, "2026-11-26T00:00:00.000000Z")
     objects.put(keys.INFO, info.render())

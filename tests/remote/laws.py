@@ -1,4 +1,4 @@
-"""The laws of a remote, judged by its objects alone, and processes that work at it and are killed."""
+"""The laws of a remote, checked only by its objects, and processes that use it and are killed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _FORKS.set_forkserver_preload(["tests.remote.laws", "obstore.store"])
 
 
 def listed_whole(objects: ServiceObjects) -> dict[Place, set[str]]:
-    """Return the checkpoints that a remote lists with their digests, after looking that every blob of each is there.
+    """Return the listed checkpoints of a remote with their digests, after checking that it has every blob of them.
 
     Raises:
-        AssertionError: One is not whole.
+        AssertionError: A checkpoint is incomplete.
     """
     source, found = ObjectSource(objects, "remote"), dict[Place, set[str]]()
     places = source.places()
@@ -81,10 +81,10 @@ def prune(objects: ServiceObjects, *, grace_s: float, after_s: float = 0.0) -> N
 
 
 def check_no_orphan_outlives_two_graces(objects: ServiceObjects) -> None:
-    """Let two graces pass without any client, and look that nothing is left that no checkpoint names.
+    """Prune twice, each after a grace period without clients, and check that no unreferenced blob is left.
 
     Raises:
-        AssertionError: Something is.
+        AssertionError: An unreferenced blob is left.
     """
     # A push that was killed is taken for dead after its intent's life, which is less than a day.
     for days in (2, 3):
@@ -105,14 +105,14 @@ def drop(objects: ServiceObjects, place: Place) -> None:
 
 @dataclass
 class Faults:
-    """What goes wrong with the requests of one proxy; also the death of the client, or of the service.
+    """The faults of the requests of one proxy, and the death of the client or of the service.
 
     Attributes:
-        drawn: Where it is drawn from.
-        share: Of the requests that fail.
-        kill_at: The client is killed as this request comes, counted from `begin`; 0: it is not.
-        down_at: The service dies there, and is away for a moment.
-        pid: Of the client; 0: it is not known yet.
+        drawn: The random generator.
+        share: The share of requests that fail.
+        kill_at: The number of the request, counted from `begin`, at which the client is killed. 0 for never.
+        down_at: The number of the request at which the service dies and is unavailable for a moment.
+        pid: The process id of the client. 0 if it is not known yet.
     """
 
     proxy: Proxy
@@ -128,13 +128,13 @@ class Faults:
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, *, kill_at: int = 0, down_at: int = 0) -> None:
-        """Count requests from here."""
+        """Start counting requests."""
         with self._mutex:
             self.kill_at, self.down_at, self.pid, self._seen = kill_at, down_at, 0, 0
             self.proxy.fault = self._next
 
     def end(self) -> None:
-        """Let everything pass."""
+        """Stop injecting faults."""
         with self._mutex:
             self.proxy.fault = lambda _line: ""
 
@@ -159,14 +159,14 @@ Job = Callable[..., None]
 
 
 def begun(job: Job, *arguments: Any) -> Any:
-    """Begin a job in a process of its own, and return that."""
+    """Start a job in a new process, and return the process."""
     process = _FORKS.Process(target=job, args=arguments, daemon=True)
     process.start()
     return process
 
 
 def in_child(job: Job, *arguments: Any, faults: Faults, kill_at: int) -> bool:
-    """Do a job in another process, killed as its request of that number comes; return whether it ended well."""
+    """Run a job in another process that is killed at a given request; return whether it succeeded."""
     faults.begin(kill_at=kill_at)
     process = begun(job, *arguments)
     faults.pid = process.pid or 0
@@ -189,7 +189,7 @@ def pushing(path: Path, ref: str) -> None:
 
 
 def evicting(path: Path, refs: Iterable[str]) -> None:
-    """Let go of checkpoints."""
+    """Evict checkpoints."""
     _ended(lambda: Store.open(path).evict([*refs], REMOTE))
 
 
@@ -203,7 +203,7 @@ def _ended(act: Callable[[], object]) -> None:
 
 
 def acknowledged(act: Callable[[], object]) -> bool:
-    """Do what may fail; return whether it was acknowledged."""
+    """Run an operation that may fail; return whether it was acknowledged."""
     try:
         act()
     except CkstoreError:

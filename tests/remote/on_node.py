@@ -1,4 +1,4 @@
-"""One rank on one node, as a program: it joins the group, and does one thing after another.
+"""One rank on one node, as a program that joins the group and performs operations one after another.
 
 Words: rank, number of ranks, address of the meeting, folder of its store, its mirror, then ``save=STEP`` or
 ``load=STEP``; or ``die=STEP``, which saves and kills the last rank before it has sent a byte.
@@ -37,7 +37,7 @@ def _state(whole: torch.Tensor, step: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Do what the words say, and print what came of each as a line of JSON."""
+    """Perform the operations given as arguments, and print the result of each as a line of JSON."""
     rank, size, meeting, folder, mirror, *acts = sys.argv[1:]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Rounds of pushes, evictions and prunes while requests and answers get lost, and clients and the service die."""
+"""Rounds of pushes, evictions and prunes while requests and responses are lost and clients and the service die."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LIVE = 12
 def run_rounds(
     folder: Path, direct: Target, proxied: Target, proxy: Proxy, *, rounds: int, seed: int, kills: bool, deltas: bool
 ) -> dict[str, int]:
-    """Push, evict, drop and prune through a proxy that fails; return what was tried."""
+    """Push, evict, drop and prune through a failing proxy; return the operations that were tried."""
     drawn = random.Random(seed)
     store = Store.init(folder / "store", chunk_bytes=2**20)
     store.config.push_deltas = deltas
@@ -46,7 +46,7 @@ def run_rounds(
     lost = 0
 
     def attempt(what: str, step: int = 0) -> bool:
-        """Do it here, or in a process that may be killed in the middle; the service may die as well."""
+        """Run it in this process, or in one that may be killed in the middle. The service may also die."""
         if not ends:
             ends.extend(drawn.sample(_ENDS, len(_ENDS)) if kills else [""])
         end, at = ends.pop(), drawn.randrange(1, _REQUESTS)

@@ -1,4 +1,4 @@
-"""The endpoint of an Azure remote: requests go where the user says, to an emulator as to any other service."""
+"""The endpoint of an Azure remote: requests are sent to the given endpoint, whether an emulator or a service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN = ("/own", "own")
 
 @pytest.fixture
 def service() -> Iterator[tuple[int, Asked]]:
-    """Return the port of a service that refuses everything, and what it was asked: request lines, with who signed."""
+    """Return the port of a service that refuses all requests, and the received request lines with their signers."""
     asked: Asked = []
     listener = socket.create_server(("127.0.0.1", 0))
 

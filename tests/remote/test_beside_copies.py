@@ -1,4 +1,4 @@
-"""What ckstore sends beside what copies files: the short form of ``python -m tests.bench remote``."""
+"""The bytes that ckstore sends compared with a copy of files: the short form of ``python -m tests.bench remote``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.remote, pytest.mark.timeout(900)]
 _BYTES = 32 * 2**20
 
 
-def test_a_push_sends_what_changed_where_copying_sends_every_file(tmp_path: Path, ceph: Service) -> None:
+def test_a_push_sends_changed_blobs_and_a_file_copy_sends_every_file(tmp_path: Path, ceph: Service) -> None:
     found = off_node_history.compared(tmp_path, ceph, 1, _BYTES)
 
     small = _BYTES / 100

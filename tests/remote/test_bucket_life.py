@@ -1,4 +1,4 @@
-"""What happens to a bucket of its own accord, on a real service: every statement about it is true afterwards.
+"""Changes of a bucket by its service or its users, on a real service: all reports about it stay true.
 
 Two stores mirror one run each to one bucket, by two gateways of Ceph RGW. Then objects leave by a lifecycle rule, a
 quota is used up, a user empties the bucket, or an administrator restores it from a backup.
@@ -35,7 +35,7 @@ _WAIT_S = 120.0
 
 
 class Bucket:
-    """The bucket of two stores, as an administrator sees it; below a prefix of this test alone."""
+    """The bucket of two stores, as an administrator sees it, below a prefix that only this test uses."""
 
     def __init__(self, ceph: CephService, prefix: str, folder: Path) -> None:
         self.ceph, self.prefix, self.folder = ceph, prefix, folder
@@ -51,7 +51,7 @@ class Bucket:
         return Store.open(store.path, run=run)
 
     def add(self, store: Store, port: int) -> None:
-        """Make the bucket the remote of a store, as a user does."""
+        """Add the bucket as the remote of a store, as a user does."""
         target = self.ceph.target(self.prefix, port)
         store.remotes.add("cold", target.address, endpoint=target.endpoint)
 
@@ -61,11 +61,11 @@ class Bucket:
             node.save(state(step + 100 * self.nodes.index(node)), step=step)
 
     def keys(self, under: str = "") -> list[str]:
-        """Return the keys that the bucket has, without the prefix."""
+        """Return the keys in the bucket, without the prefix."""
         return [one.key for one in self.objects.list(under)]
 
     def wait(self, holds: Callable[[], bool]) -> None:
-        """Wait until the service did what it was told."""
+        """Wait until the service has applied a change."""
         deadline = time.monotonic() + _WAIT_S
         while not holds():
             assert time.monotonic() < deadline
@@ -73,7 +73,7 @@ class Bucket:
 
 
 def mirror(store: Store) -> CkstoreError | None:
-    """Do what the process that mirrors does until nothing is left; return why it failed, if it did."""
+    """Run the steps of the mirror process until nothing is left; return the reason if it failed."""
     steps = Mirror(context_of(store))
     problem: CkstoreError | None
     try:
@@ -90,19 +90,19 @@ def mirror(store: Store) -> CkstoreError | None:
 
 
 def next_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the clock of the daily listing show a time that is a day later than before."""
+    """Move the clock of the daily listing forward by a day."""
     before = mirrored.now
     for module in (mirrored, mirror_step):
         monkeypatch.setattr(module, "now", lambda: before() + timedelta(days=1.1))
 
 
 def check_statements(store: Store, number: int, lost: Collection[int] = (), *, is_listed: bool = True) -> None:
-    """Look that `verify`, `doctor` and metrics say of each checkpoint what a load finds.
+    """Check that `verify`, `doctor` and metrics agree with loads of each checkpoint.
 
     Args:
-        store: Which.
-        number: Of the node; its states differ by it.
-        lost: Steps that nothing has the bytes of.
+        store: The store.
+        number: The number of the node, by which its states differ.
+        lost: Steps whose bytes are lost.
         is_listed: Whether the bucket was listed since the last change.
     """
     store.gc()  # empties the download cache: what loads now is here or in the bucket
@@ -148,7 +148,7 @@ def bucket(ceph: CephService, request: pytest.FixtureRequest, tmp_path: Path) ->
         check_store(node.path)
 
 
-def test_what_a_lifecycle_rule_removes_is_named_and_pushed_again(
+def test_objects_removed_by_a_lifecycle_rule_are_named_and_pushed_again(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, node in enumerate(bucket.nodes):
@@ -179,7 +179,7 @@ def test_what_a_lifecycle_rule_removes_is_named_and_pushed_again(
             assert same(fresh.load(f"{node.run}@{step}"), state(step + 100 * number))
 
 
-def test_a_full_bucket_is_said_and_what_waited_is_pushed_when_it_is_raised(bucket: Bucket) -> None:
+def test_a_full_bucket_is_reported_and_pushes_resume_when_its_quota_is_raised(bucket: Bucket) -> None:
     quota = ("--quota-scope=bucket", "--uid=ck")
     bucket.ceph.admin("quota", "set", *quota, "--max-size=1")
     bucket.ceph.admin("quota", "enable", *quota)
@@ -210,7 +210,7 @@ def test_a_full_bucket_is_said_and_what_waited_is_pushed_when_it_is_raised(bucke
     assert bucket.keys("intents/") == []
 
 
-def test_an_emptied_bucket_is_named_and_made_again(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_emptied_bucket_is_reported_and_can_be_added_again(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.objects.delete(bucket.keys())
     bucket.save(5)
     for number, node in enumerate(bucket.nodes):
@@ -233,7 +233,9 @@ def test_an_emptied_bucket_is_named_and_made_again(bucket: Bucket, monkeypatch: 
         check_statements(node, number)
 
 
-def test_a_bucket_that_is_restored_gets_what_it_had_since(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_restored_from_a_backup_gets_the_later_checkpoints_again(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backup = {
         one["Key"]: bucket.client.get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read()
         for one in bucket.client.list_objects_v2(Bucket=BUCKET, Prefix=f"{bucket.prefix}/")["Contents"]

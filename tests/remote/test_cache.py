@@ -1,4 +1,4 @@
-"""What reads of evicted checkpoints fetched is kept, bounded, and never believed."""
+"""The cache of bytes fetched by reads of evicted checkpoints is bounded, and its content is always verified."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kept(store: Store) -> int:
     return cached_bytes(context_of(store).layout)
 
 
-def test_a_second_load_fetches_nothing_also_by_another_handle(evicted: tuple[Store, Double]) -> None:
+def test_a_second_load_fetches_nothing_even_by_another_handle(evicted: tuple[Store, Double]) -> None:
     store, objects = evicted
     assert same(store.load(1), state(1))
     assert objects.requests["read"] > 0
@@ -56,7 +56,7 @@ def test_a_second_load_fetches_nothing_also_by_another_handle(evicted: tuple[Sto
     assert store.verify().ok
 
 
-def test_bytes_that_rotted_or_were_forged_in_it_are_fetched_again(evicted: tuple[Store, Double]) -> None:
+def test_damaged_or_forged_bytes_in_the_cache_are_fetched_again(evicted: tuple[Store, Double]) -> None:
     store, objects = evicted
     store.load(1)
     place = Path(str(folder(context_of(store).layout)))
@@ -75,7 +75,7 @@ def test_bytes_that_rotted_or_were_forged_in_it_are_fetched_again(evicted: tuple
     assert objects.requests["read"] == 0
 
 
-def test_it_is_bounded_and_the_one_used_longest_ago_goes_first(tmp_path: Path) -> None:
+def test_the_cache_is_bounded_and_drops_the_least_recently_used_entry(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     store.config.cache_bytes = 10_000
     cache = Fetched(context_of(store))
@@ -97,7 +97,9 @@ def test_it_is_bounded_and_the_one_used_longest_ago_goes_first(tmp_path: Path) -
     assert kept(store) <= 10_000
 
 
-def test_it_never_takes_more_than_half_of_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_never_takes_more_than_half_of_the_free_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from ckstore.fs import dirfd_stat
 
     layout = context_of(Store.init(tmp_path / "store")).layout
@@ -108,7 +110,7 @@ def test_it_never_takes_more_than_half_of_what_is_free(tmp_path: Path, monkeypat
     assert limit_bytes(layout, 0) == 10**8
 
 
-def test_zero_keeps_nothing_gc_ends_it_and_du_and_doctor_say_what_there_is(evicted: tuple[Store, Double]) -> None:
+def test_size_zero_disables_the_cache_gc_empties_it_and_du_and_doctor_report_it(evicted: tuple[Store, Double]) -> None:
     store, objects = evicted
     store.config.cache_bytes = 0
     store.load(1)
@@ -128,7 +130,7 @@ def test_zero_keeps_nothing_gc_ends_it_and_du_and_doctor_say_what_there_is(evict
         store.load(1)
 
 
-def test_it_is_said_where_the_bytes_are_never_that_they_are_damaged(evicted: tuple[Store, Double]) -> None:
+def test_verify_names_the_remote_of_evicted_bytes_and_reports_no_damage(evicted: tuple[Store, Double]) -> None:
     store, objects = evicted
     report = store.verify()
     assert report.ok
@@ -149,7 +151,7 @@ def test_it_is_said_where_the_bytes_are_never_that_they_are_damaged(evicted: tup
     assert {use.name: use.remotes for use in store.why(min(here))}["main@2"] == ()
 
 
-def test_a_forked_child_waits_for_no_thread_that_it_lacks(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_wait_for_threads_of_its_parent(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     cache, is_held, may_end = Fetched(context_of(store)), threading.Event(), threading.Event()
 
@@ -171,7 +173,7 @@ def test_a_forked_child_waits_for_no_thread_that_it_lacks(tmp_path: Path) -> Non
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_forked_child_reads_on_what_is_elsewhere(evicted: tuple[Store, Double]) -> None:
+def test_a_forked_child_still_reads_evicted_checkpoints(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
     with store.open_checkpoint(1) as opened:
         name = next(name for name in opened if opened.slice(name).shape)
@@ -185,7 +187,7 @@ def test_a_forked_child_reads_on_what_is_elsewhere(evicted: tuple[Store, Double]
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_where_its_directory_cannot_be_listed_bytes_are_fetched(
+def test_without_a_readable_cache_directory_bytes_are_fetched(
     evicted: tuple[Store, Double], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, objects = evicted
@@ -232,7 +234,7 @@ def test_fetched_bytes_are_written_by_several_threads_at_once(tmp_path: Path, mo
     assert (bytes(into), cached_bytes(context.layout)) == (b"x" * 1000, 2000)
 
 
-def test_threads_that_write_at_once_keep_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_writers_keep_the_cache_within_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.init(tmp_path / "store")
     store.config.cache_bytes = 3000
     context = context_of(store)

@@ -1,4 +1,4 @@
-"""An evicted checkpoint stays at the remote until its store needs it no more, although others remove things there."""
+"""An evicted checkpoint stays at the remote while its store needs it, although other stores remove checkpoints."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def place_of_step(store: Store, step: int) -> Place:
 
 
 def clean(objects: Double, remote: Remote) -> None:
-    """Prune as often as it takes to remove what nothing names, with a grace in between."""
+    """Prune until all unreferenced blobs are removed, with a grace period between prunes."""
     for _ in range(3):
         objects.now += timedelta(days=2)
         prune(remote, ALGORITHMS["xxh3_128"], grace_s=3600)
 
 
 def keep_last(store: Store, name: str, count: int) -> list[str]:
-    """Apply `keep_remote` from a store; return why checkpoints that it does not keep stayed."""
+    """Apply `keep_remote` from a store; return the reasons why checkpoints that it does not keep stayed."""
     report = KeepRemote(context_of(store), REMOTES[name], RetentionPolicy(keep_last=count)).apply()
     return [*(one.reason for one in report.skipped), *("; ".join(entry.reasons) for entry in report.plan.kept)]
 
@@ -65,7 +65,7 @@ def manifests(objects: Double) -> set[int]:
 
 
 @pytest.mark.parametrize("cas", [True, False])
-def test_another_store_removes_nothing_that_one_relies_on(store: Store, tmp_path: Path, cas: bool) -> None:
+def test_a_store_removes_nothing_that_another_store_relies_on(store: Store, tmp_path: Path, cas: bool) -> None:
     objects, name = new_remote(store.settings, cas=cas)
     store.push(remote=name, all=True)
     store.evict(1, name)
@@ -88,7 +88,7 @@ def test_another_store_removes_nothing_that_one_relies_on(store: Store, tmp_path
     check_store(store.path)
 
 
-def test_another_store_s_plan_says_who_relies_on_a_checkpoint(
+def test_the_plan_of_another_store_names_the_store_that_relies_on_a_checkpoint(
     store: Store, tmp_path: Path, away: tuple[Double, str]
 ) -> None:
     _, name = away
@@ -100,7 +100,7 @@ def test_another_store_s_plan_says_who_relies_on_a_checkpoint(
     assert {entry.info.step: entry.protected for entry in plan.kept} == {1: True, 3: True}
 
 
-def test_a_claim_ends_when_the_bytes_are_back(store: Store, away: tuple[Double, str]) -> None:
+def test_a_claim_ends_when_the_bytes_are_restored(store: Store, away: tuple[Double, str]) -> None:
     objects, name = away
     store.evict([1, 2], name)
     assert {claim.place.step for claim in claims_at(objects)} == {1, 2}
@@ -110,7 +110,9 @@ def test_a_claim_ends_when_the_bytes_are_back(store: Store, away: tuple[Double, 
     assert same(store.load(1), state(1))
 
 
-def test_what_can_be_brought_back_stays_there_until_it_cannot(store: Store, away: tuple[Double, str]) -> None:
+def test_a_deleted_checkpoint_stays_at_the_remote_while_it_can_be_restored(
+    store: Store, away: tuple[Double, str]
+) -> None:
     objects, name = away
     store.config.undo_by_hand_s = 3600
     store.evict(1, name)
@@ -130,7 +132,9 @@ def test_what_can_be_brought_back_stays_there_until_it_cannot(store: Store, away
         store.load(1)
 
 
-def test_keep_remote_removes_what_this_store_alone_relied_on(store: Store, away: tuple[Double, str]) -> None:
+def test_keep_remote_removes_a_checkpoint_that_only_this_store_relied_on(
+    store: Store, away: tuple[Double, str]
+) -> None:
     objects, name = away
     store.evict([1, 2], name)
     keep_last(store, name, 1)
@@ -141,7 +145,7 @@ def test_keep_remote_removes_what_this_store_alone_relied_on(store: Store, away:
 
 
 @pytest.mark.parametrize("when", ["claim", "look"])
-def test_a_removal_beside_an_eviction_loses_nothing(store: Store, away: tuple[Double, str], when: str) -> None:
+def test_a_removal_during_an_eviction_loses_nothing(store: Store, away: tuple[Double, str], when: str) -> None:
     objects, name = away
     place = place_of_step(store, 1)
     done: list[str] = []
@@ -165,7 +169,7 @@ def test_a_removal_beside_an_eviction_loses_nothing(store: Store, away: tuple[Do
     check_store(store.path)
 
 
-def test_a_removal_sees_a_claim_that_was_written_after_it_looked_first(
+def test_a_removal_finds_a_claim_that_was_written_after_its_first_check(
     store: Store, tmp_path: Path, away: tuple[Double, str]
 ) -> None:
     objects, name = away
@@ -203,7 +207,7 @@ def test_a_claim_keeps_the_blobs_of_a_manifest_that_a_late_removal_hit(store: St
         clean(objects, REMOTES[name])
 
 
-def test_a_claim_that_cannot_be_read_counts_and_stops_nothing_else(
+def test_an_unreadable_claim_counts_and_blocks_nothing_else(
     store: Store, tmp_path: Path, away: tuple[Double, str]
 ) -> None:
     objects, name = away
@@ -269,7 +273,7 @@ def test_an_eviction_that_the_remote_refuses_leaves_no_claim(store: Store, away:
         assert not list(store.path.glob(f"checkpoints/main/{step}.*/elsewhere.json"))
 
 
-def test_the_claims_of_a_store_that_is_gone_are_released_by_hand(
+def test_a_user_can_release_the_claims_of_a_store_that_no_longer_exists(
     store: Store, tmp_path: Path, away: tuple[Double, str]
 ) -> None:
     objects, name = away
@@ -301,7 +305,7 @@ def test_a_store_does_not_release_its_own_claims(store: Store, away: tuple[Doubl
     assert store.remotes.claims(name)[0].is_own
 
 
-def test_a_tag_that_came_from_a_remote_moves_as_it_does_there_unless_it_was_moved_here(
+def test_a_tag_from_a_remote_follows_the_remote_unless_it_was_moved_locally(
     store: Store, tmp_path: Path, service: Service
 ) -> None:
     target = service.target("tags")

@@ -1,4 +1,4 @@
-"""Clone: a new store lists all that a remote has, at once, and reads it through."""
+"""Clone: a new store lists all checkpoints of a remote at once, and reads their bytes from it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_clone_lists_everything_has_no_bytes_and_trains_on(store: Store, tmp_p
     assert same(clone.load(2), state(2))
 
 
-def test_a_clone_is_whole_from_the_start_and_gc_does_not_advise_to_delete_what_has_no_bytes(
+def test_a_clone_is_complete_from_the_start_and_gc_does_not_suggest_deleting_evicted_checkpoints(
     store: Store, tmp_path: Path
 ) -> None:
     clone = Store.clone(store.path, tmp_path / "clone")
@@ -70,14 +70,14 @@ def test_a_clone_is_whole_from_the_start_and_gc_does_not_advise_to_delete_what_h
     assert "deleting the oldest checkpoint main@3 would free" in clone.gc().explanation
 
 
-def test_a_clone_again_adds_what_is_new(store: Store, tmp_path: Path) -> None:
+def test_a_repeated_clone_adds_new_checkpoints(store: Store, tmp_path: Path) -> None:
     Store.clone(store.path, tmp_path / "clone")
     store.save(state(4), step=4)
     clone = Store.clone(store.path, tmp_path / "clone")
     assert [info.step for info in clone.checkpoints()] == [1, 2, 4]
 
 
-def test_a_clone_that_was_killed_before_the_names_is_repeated_with_them(
+def test_a_repeated_clone_adds_the_tags_and_pins_that_a_killed_one_did_not(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: object, **__: object) -> None:
@@ -92,7 +92,7 @@ def test_a_clone_that_was_killed_before_the_names_is_repeated_with_them(
     assert [pin.reason for pin in clone.pins()] == ["paper"]
 
 
-def test_what_is_no_remote_leaves_nothing(store: Store, tmp_path: Path) -> None:
+def test_a_clone_of_a_place_without_a_remote_leaves_nothing(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NoSuchRemote, match="neither a store nor a remote"):
         Store.clone(tmp_path / "nothing", tmp_path / "clone")
     assert not (tmp_path / "clone").exists()
@@ -156,7 +156,7 @@ def test_one_damaged_manifest_keeps_no_other_one_from_being_listed(
     assert same(clone.load(2), state(2))
 
 
-def test_who_forgets_the_remote_of_what_is_only_listed_hears_of_it(store: Store, tmp_path: Path) -> None:
+def test_removing_the_only_remote_of_listed_checkpoints_warns(store: Store, tmp_path: Path) -> None:
     clone = Store.clone(store.path, tmp_path / "clone")
     with pytest.warns(CkstoreWarning, match=r"2 checkpoints .* cannot be loaded until .* is added again as origin"):
         clone.remotes.remove("origin")
@@ -173,7 +173,7 @@ def away(store: Store) -> str:
 
 
 def again(store: Store, away: str, seed: int) -> CheckpointInfo:
-    """Save and push another checkpoint at step 2, as a training does that went on from step 1 again."""
+    """Save and push another checkpoint at step 2, like a training that resumed from step 1."""
     saved = store.save(state(seed), step=2, if_exists="replace")
     store.push(2, away)
     return saved
@@ -185,7 +185,7 @@ def listing(away: str, path: Path) -> Store:
     return clone
 
 
-def test_of_several_at_one_step_the_newest_is_listed(store: Store, away: str, tmp_path: Path) -> None:
+def test_a_clone_lists_the_newest_checkpoint_of_a_step(store: Store, away: str, tmp_path: Path) -> None:
     store.push(all=True, remote=away)
     seed, old = 3, store.info(2)
     while (newest := again(store, away, seed)).id < old.id:  # the greater id must not be what decides
@@ -195,7 +195,9 @@ def test_of_several_at_one_step_the_newest_is_listed(store: Store, away: str, tm
     assert same(clone.load("latest"), state(seed))
 
 
-def test_what_is_only_listed_makes_way_for_a_later_one_of_its_remote(store: Store, away: str, tmp_path: Path) -> None:
+def test_a_listed_checkpoint_is_superseded_by_a_later_one_of_its_remote(
+    store: Store, away: str, tmp_path: Path
+) -> None:
     store.push(all=True, remote=away)
     listing(away, tmp_path / "clone")
     newest = again(store, away, 3)
@@ -206,7 +208,9 @@ def test_what_is_only_listed_makes_way_for_a_later_one_of_its_remote(store: Stor
 
 
 @pytest.mark.parametrize("how", ["bytes", "remote"])
-def test_what_is_here_or_at_another_remote_stays(store: Store, away: str, tmp_path: Path, how: str) -> None:
+def test_checkpoints_with_local_bytes_or_on_another_remote_stay_current(
+    store: Store, away: str, tmp_path: Path, how: str
+) -> None:
     clone = Store.clone(store.path, tmp_path / "clone") if how == "remote" else None
     store.push(all=True, remote=away)
     clone = clone or listing(away, tmp_path / "clone")
@@ -219,10 +223,8 @@ def test_what_is_here_or_at_another_remote_stays(store: Store, away: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["store", "objects"])
-def test_a_tag_that_came_with_a_clone_goes_where_its_source_moves_it(
-    store: Store, away: str, tmp_path: Path, kind: str
-) -> None:
-    """V14: the step goes on with what its source has there now, and so does a tag that was not moved here."""
+def test_a_tag_from_a_clone_follows_its_source(store: Store, away: str, tmp_path: Path, kind: str) -> None:
+    """V14: the step follows its source, and so does a tag that was not moved locally."""
     store.unpin("main@1")
     if kind == "objects":
         store.push(all=True, remote=away)
@@ -253,7 +255,7 @@ def test_a_tag_that_came_with_a_clone_goes_where_its_source_moves_it(
 
 
 @pytest.mark.parametrize("name", ["tag", "pin"])
-def test_what_is_named_at_a_remote_is_listed_though_it_is_superseded(
+def test_a_superseded_checkpoint_that_is_named_at_the_remote_is_listed(
     store: Store, away: str, tmp_path: Path, name: str
 ) -> None:
     old = store.info(2)
@@ -270,7 +272,7 @@ def test_what_is_named_at_a_remote_is_listed_though_it_is_superseded(
     assert same(clone.load(2), state(3))
 
 
-def test_listing_a_remote_drops_nothing_and_supersedes_nothing_that_is_only_here(
+def test_listing_a_remote_drops_nothing_and_supersedes_no_local_checkpoint(
     store: Store, away: str, tmp_path: Path
 ) -> None:
     here = Store.init(tmp_path / "clone", chunk_bytes=MIB)
@@ -285,7 +287,7 @@ def test_listing_a_remote_drops_nothing_and_supersedes_nothing_that_is_only_here
     assert same(clone.load(2), state(7))
 
 
-def test_a_manifest_that_came_with_another_bit_is_read_again(store: Store, away: str, tmp_path: Path) -> None:
+def test_a_manifest_received_with_a_flipped_bit_is_read_again(store: Store, away: str, tmp_path: Path) -> None:
     store.push(all=True, remote=away)
     harmed: set[str] = set()
 
@@ -302,9 +304,7 @@ def test_a_manifest_that_came_with_another_bit_is_read_again(store: Store, away:
     assert len(harmed) == 2
 
 
-def test_what_is_superseded_at_a_remote_and_not_named_is_not_listed_by_a_later_look_either(
-    store: Store, away: str, tmp_path: Path
-) -> None:
+def test_superseded_unnamed_checkpoints_of_a_remote_are_never_listed(store: Store, away: str, tmp_path: Path) -> None:
     store.push(all=True, remote=away)
     newest = again(store, away, 3)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Which name of a blob counts, and how a push takes blobs from what is condemned."""
+"""Current names of blobs, and how a push unmarks blobs that are marked for deletion."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def objects(memory: Target) -> ServiceObjects:
     return ServiceObjects(memory)
 
 
-def test_nothing_is_condemned_at_first(objects: ServiceObjects) -> None:
+def test_a_new_remote_has_no_marked_blobs(objects: ServiceObjects) -> None:
     assert names(objects, A, B) == [A, B]
     assert objects.head(keys.CONDEMNED) is None
 
 
-def test_a_push_takes_condemned_blobs_out_and_burns_names_that_go(objects: ServiceObjects) -> None:
+def test_a_push_unmarks_blobs_and_retires_names_that_are_being_deleted(objects: ServiceObjects) -> None:
     said = CondemnedNames({A: NOW, B: NOW, f"{C}.2": NOW}, {BATCH: Batch((f"{C}.2", A), NOW)}, {C: 2})
     swap(objects, said, None)
 
@@ -46,7 +46,7 @@ def test_a_push_takes_condemned_blobs_out_and_burns_names_that_go(objects: Servi
     assert names(objects, A, C) == [f"{A}.1", f"{C}.3"]
 
 
-def test_another_client_that_was_faster_is_heard(objects: ServiceObjects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_by_a_faster_client_is_read_again(objects: ServiceObjects, monkeypatch: pytest.MonkeyPatch) -> None:
     swap(objects, CondemnedNames(condemned={A: NOW}), None)
     real, changes = (
         objects.update,
@@ -64,8 +64,8 @@ def test_another_client_that_was_faster_is_heard(objects: ServiceObjects, monkey
     assert names(objects, A) == [f"{A}.1"]
 
 
-def test_as_much_as_a_pruner_enters_fits() -> None:
-    """Names of the longest digests, each burnt many times; a batch whose pruner died is burnt as a whole."""
+def test_the_most_that_a_pruner_enters_fits() -> None:
+    """Names with the longest digests, each retired many times. The whole batch of a dead pruner is retired."""
     digests = [f"blake3-{number:064x}" for number in range(1000)]
     names = [f"{digest}.999" for digest in digests]
     condemned = len(CondemnedNames(condemned=dict.fromkeys(names, NOW)).render()) / 1000
@@ -75,7 +75,7 @@ def test_as_much_as_a_pruner_enters_fits() -> None:
 
 
 @pytest.mark.parametrize("name", ["aa/x", f"bb/{A}", f"aa/{A}.0", f"aa/{A}.01", f"aa/{A}."])
-def test_other_keys_are_not_those_of_blobs(name: str) -> None:
+def test_keys_of_other_objects_are_not_taken_for_blobs(name: str) -> None:
     assert keys.blob_in(f"blobs/{name}") is None
     assert keys.blob_in(name) is None
 
@@ -86,7 +86,7 @@ def test_the_names_of_blobs_are_found_in_their_keys() -> None:
     assert [str(keys.blob_in(keys.blob(name))) for name in names] == names
 
 
-def test_a_burnt_name_is_never_used_again() -> None:
+def test_a_retired_name_is_never_used_again() -> None:
     said = CondemnedNames(retired_names={B: 3})
     said.burn([A, f"{B}.1", f"{C}.4"])
 
@@ -109,9 +109,7 @@ def test_a_burnt_name_is_never_used_again() -> None:
     ],
     ids=str,
 )
-def test_a_document_that_is_not_as_it_should_be_stops_a_push(
-    objects: ServiceObjects, change: dict[str, object]
-) -> None:
+def test_an_invalid_document_stops_a_push(objects: ServiceObjects, change: dict[str, object]) -> None:
     import json
 
     members = {**json.loads(CondemnedNames().render()), **change}

@@ -1,4 +1,4 @@
-"""A store that an earlier draft pushed to becomes a remote; a clone relies on a store as an evicted one did."""
+"""A store to which an earlier draft pushed becomes a remote. A clone relies on a store like an evicting store did."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_mirror_process")
 
 @pytest.fixture
 def relying(tmp_path: Path) -> Store:
-    """Return a store whose checkpoints are in another store alone, which is its mirror, and one of its own."""
+    """Return a store with one local checkpoint; the others are only in another store, which is its mirror."""
     with Store.init(tmp_path / "nas", chunk_bytes=MIB) as nas:
         for step in (1, 2, 3):
             nas.save(state(step), step=step)
@@ -38,7 +38,7 @@ def relying(tmp_path: Path) -> Store:
     return store
 
 
-def test_all_of_it_is_at_the_remote_and_is_read_from_there(relying: Store, tmp_path: Path) -> None:
+def test_all_checkpoints_are_copied_and_read_from_the_remote(relying: Store, tmp_path: Path) -> None:
     report = relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
     again = relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
     shutil.rmtree(tmp_path / "nas")
@@ -60,7 +60,7 @@ def test_all_of_it_is_at_the_remote_and_is_read_from_there(relying: Store, tmp_p
     check_store(relying.path)
 
 
-def test_no_policy_removes_what_relies_on_it(relying: Store, tmp_path: Path) -> None:
+def test_no_policy_removes_checkpoints_that_rely_on_the_remote(relying: Store, tmp_path: Path) -> None:
     relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
     with Store.init(tmp_path / "other", chunk_bytes=MIB) as other:
         other.remotes.add("gpt", tmp_path / "gpt")
@@ -74,7 +74,7 @@ def test_no_policy_removes_what_relies_on_it(relying: Store, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("at", ["_begin", "_end", "push"])
-def test_killed_anywhere_it_is_repeated(
+def test_a_killed_conversion_can_be_repeated(
     relying: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     class Killed(BaseException):
@@ -101,7 +101,7 @@ def test_killed_anywhere_it_is_repeated(
     check_store(relying.path)
 
 
-def test_what_is_damaged_at_the_remote_is_still_read_from_the_store(
+def test_checkpoints_damaged_at_the_remote_are_still_read_from_the_store(
     relying: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = pushing.push

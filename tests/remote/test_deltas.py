@@ -1,4 +1,4 @@
-"""Differences on the way: what crosses is small, what arrives is the same, and what it hangs on stays."""
+"""Differences in transfers: few bytes are sent, the result is identical, and the bases are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ELEMENTS = MIB
 
 
 def weights(step: int) -> dict[str, Any]:
-    """Return weights of which a step changes one element in two hundred, as at the rates of reinforcement learning."""
+    """Return weights of which a step changes one element in two hundred, as in reinforcement learning."""
     random = np.random.default_rng(0)
     bits = random.integers(0x3C00, 0x3E00, ELEMENTS, dtype=np.uint16)
     for i in range(step):
@@ -62,7 +62,7 @@ def push_steps(store: Store, steps: range, remote: str) -> list[int]:
     return sent
 
 
-def test_a_step_crosses_as_a_hundredth_and_is_the_same(store: Store, other: Store) -> None:
+def test_a_step_is_pushed_as_a_hundredth_of_its_size_and_stays_the_same(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     first, second, third = push_steps(store, range(3), remote)
     assert first > 2 * MIB
@@ -78,7 +78,7 @@ def test_a_step_crosses_as_a_hundredth_and_is_the_same(store: Store, other: Stor
     assert other.verify().ok
 
 
-def test_without_the_setting_everything_is_plain(store: Store) -> None:
+def test_without_the_setting_everything_is_pushed_plain(store: Store) -> None:
     store.config.push_deltas = False
     objects, remote = new_remote(store.settings)
     first, second = push_steps(store, range(2), remote)
@@ -86,7 +86,7 @@ def test_without_the_setting_everything_is_plain(store: Store) -> None:
     assert encoding_of(objects, store, 1) is None
 
 
-def test_who_has_nothing_of_it_fetches_the_whole_path(store: Store, other: Store) -> None:
+def test_a_store_without_a_base_fetches_the_whole_chain(store: Store, other: Store) -> None:
     _, remote = new_remote(store.settings)
     first, *_ = push_steps(store, range(4), remote)
     report = other.pull(3, remote)
@@ -95,7 +95,7 @@ def test_who_has_nothing_of_it_fetches_the_whole_path(store: Store, other: Store
     assert [info.step for info in other.checkpoints()] == [3]
 
 
-def test_what_is_in_no_form_worth_it_goes_plain(store: Store, other: Store) -> None:
+def test_a_blob_without_a_worthwhile_encoding_is_pushed_plain(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     for step in range(2):
         random = np.random.default_rng(step)
@@ -106,7 +106,7 @@ def test_what_is_in_no_form_worth_it_goes_plain(store: Store, other: Store) -> N
     assert same(other.load(1), store.load(1))
 
 
-def test_a_pack_of_more_tensors_than_a_header_takes_goes_plain(
+def test_a_pack_of_too_many_tensors_for_a_header_is_pushed_plain(
     store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container, "HEADER_MOST_BYTES", 1500)
@@ -119,7 +119,7 @@ def test_a_pack_of_more_tensors_than_a_header_takes_goes_plain(
     assert same(other.load(1), store.load(1))
 
 
-def test_paths_stay_short_and_links_go_on(store: Store, other: Store) -> None:
+def test_chains_stay_short_and_links_continue(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     sent = push_steps(store, range(12), remote)
     assert max(sent[1:]) < sent[0] / 8
@@ -132,7 +132,7 @@ def test_paths_stay_short_and_links_go_on(store: Store, other: Store) -> None:
     assert same(other.load(11), weights(11))
 
 
-def test_pushed_newest_first_the_older_ones_are_differences_too(store: Store, other: Store) -> None:
+def test_older_checkpoints_pushed_after_the_newest_are_also_differences(store: Store, other: Store) -> None:
     for step in range(4):
         store.save(weights(step), step=step)
     objects, remote = new_remote(store.settings)
@@ -144,7 +144,7 @@ def test_pushed_newest_first_the_older_ones_are_differences_too(store: Store, ot
     assert all(same(other.load(step), weights(step)) for step in range(4))
 
 
-def test_a_prune_keeps_what_something_is_decoded_with(store: Store, other: Store) -> None:
+def test_a_prune_keeps_the_bases_of_encoded_blobs(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     push_steps(store, range(3), remote)
     found = encoding_of(objects, store, 2)
@@ -164,7 +164,7 @@ def test_a_prune_keeps_what_something_is_decoded_with(store: Store, other: Store
     assert same(other.load(2), weights(2))
 
 
-def test_damage_of_a_base_is_found_and_nothing_wrong_arrives(store: Store, other: Store) -> None:
+def test_a_damaged_base_is_detected_and_no_wrong_bytes_arrive(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     push_steps(store, range(2), remote)
     key = max((key for key in objects.held if key.startswith(keys.BLOBS)), key=lambda key: len(objects.held[key]))
@@ -178,7 +178,7 @@ def test_damage_of_a_base_is_found_and_nothing_wrong_arrives(store: Store, other
     assert same(other.load("main@1"), weights(1))
 
 
-def test_a_base_that_goes_while_it_is_pushed_is_not_relied_on(store: Store, other: Store) -> None:
+def test_a_base_that_is_deleted_during_the_push_is_not_relied_on(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     push_steps(store, range(2), remote)
     store.delete(0)
@@ -203,7 +203,7 @@ def _blobs(store: Store, step: int) -> Any:
         return checkpoint._directory.manifest.blobs
 
 
-def test_an_evicted_checkpoint_reads_through_its_differences(store: Store) -> None:
+def test_an_evicted_checkpoint_is_read_through_its_differences(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     REMOTES[remote] = REMOTES[remote].__class__(remote, objects, checks_bodies=True)
     push_steps(store, range(3), remote)
@@ -219,7 +219,7 @@ def test_an_evicted_checkpoint_reads_through_its_differences(store: Store) -> No
     assert same(store.load(1), weights(1))
 
 
-def test_memory_that_is_not_what_it_was_is_left_alone(store: Store) -> None:
+def test_memory_that_lacks_the_old_piece_is_not_changed(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     push_steps(store, range(2), remote)
     before, after = (_blobs(store, step) for step in range(2))
@@ -259,7 +259,7 @@ def test_an_encoded_checkpoint_is_read_by_the_format_alone(store: Store, tmp_pat
     assert weights(2)["w"].tobytes() in found
 
 
-def test_a_follower_turns_what_it_holds_into_the_next_step(store: Store, tmp_path: Path) -> None:
+def test_a_follower_updates_its_tensors_to_the_next_step(store: Store, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
     def push(step: int) -> None:

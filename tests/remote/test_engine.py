@@ -1,4 +1,4 @@
-"""The engine keeps what `Objects` says, on memory and on an S3 service, also where requests and answers are lost."""
+"""The engine fulfils the contract of `Objects` in memory and on an S3 service, even with lost requests or responses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def objects(request: pytest.FixtureRequest, memory: Target, tmp_path: Path) -> O
     return ServiceObjects(request.getfixturevalue("service").target("run"))
 
 
-def test_what_was_put_comes_back(objects: Objects) -> None:
+def test_written_bytes_are_read_back(objects: Objects) -> None:
     data = random.Random(1).randbytes(3_000_000)
     listed = objects.put("blobs/ab/x", memoryview(data))
     into = bytearray(1_500_000)
@@ -55,7 +55,7 @@ def test_what_was_put_comes_back(objects: Objects) -> None:
     assert objects.head("blobs/ab/x") == listed._replace(modified=objects.head("blobs/ab/x").modified)  # type: ignore[union-attr]
 
 
-def test_a_missing_object_is_said_to_be_missing(objects: Objects) -> None:
+def test_a_missing_object_is_reported_as_missing(objects: Objects) -> None:
     assert objects.get("blobs/ab/x", 10) is None
     assert objects.head("blobs/ab/x") is None
     assert not objects.read_into("blobs/ab/x", 0, memoryview(bytearray(3)))
@@ -64,7 +64,7 @@ def test_a_missing_object_is_said_to_be_missing(objects: Objects) -> None:
     assert objects.update("x", b"1", objects.send("y", b"1")) is None
 
 
-def test_an_object_that_is_larger_than_wanted_is_refused(objects: Objects) -> None:
+def test_an_object_above_the_size_limit_is_refused(objects: Objects) -> None:
     objects.put("x", b"12345")
 
     with pytest.raises(RemoteError, match="5 bytes, more than 4"):
@@ -94,10 +94,10 @@ def test_a_write_of_many_parts_may_take_longer_than_other_calls(
 
 
 @pytest.mark.parametrize("others", [False, True])
-def test_the_mark_of_a_swap_is_never_that_of_another_clients_write(
+def test_the_tag_returned_by_a_swap_is_never_that_of_another_clients_write(
     service: Service, monkeypatch: pytest.MonkeyPatch, others: bool
 ) -> None:
-    """At a service whose answers to writes have no mark, as some gateways do."""
+    """At a service whose responses to writes have no tag, like some gateways."""
     objects, other = ServiceObjects(service.target("run")), ServiceObjects(service.target("run"))
     first = objects.put("x", b"1").tag
     real = objects._send
@@ -125,7 +125,7 @@ def test_a_range_beyond_the_end_is_an_error(objects: Objects, offset: int) -> No
         objects.read_into("x", offset, memoryview(bytearray(3)))
 
 
-def test_a_listing_goes_by_the_letters_of_a_prefix(objects: Objects) -> None:
+def test_a_listing_may_begin_in_the_middle_of_a_name(objects: Objects) -> None:
     keys = ["blobs/ab/d", "blobs/ab/d.1", "blobs/ab/d.2", "blobs/ab/da", "blobs/ac/d", "refs/x"]
     for key in keys:
         objects.put(key, key.encode())
@@ -145,7 +145,7 @@ def test_a_long_listing_has_every_object(service: Service) -> None:
     assert [one.key for one in objects.list("blobs/")] == [f"blobs/ab/{i:05}" for i in range(2500)]
 
 
-def test_another_prefix_of_the_bucket_is_not_seen(service: Service) -> None:
+def test_other_prefixes_of_the_bucket_are_not_listed(service: Service) -> None:
     one, other = ServiceObjects(service.target("run")), ServiceObjects(service.target("run-2"))
     other.put("x", b"1")
 
@@ -160,7 +160,7 @@ def test_an_object_is_created_once(objects: Objects) -> None:
     assert objects.get("x", 1) == b"1"
 
 
-def test_an_update_needs_the_version_that_is_there(objects: Objects) -> None:
+def test_an_update_needs_the_current_version(objects: Objects) -> None:
     first = objects.send("x", b"1")
     second = objects.update("x", b"2", first)
 
@@ -170,7 +170,7 @@ def test_an_update_needs_the_version_that_is_there(objects: Objects) -> None:
     assert objects.update("x", b"4", second) is not None
 
 
-def test_of_racing_updates_each_that_succeeds_counts(objects: Objects) -> None:
+def test_every_successful_one_of_racing_updates_counts(objects: Objects) -> None:
     objects.put("x", b"0 start")
 
     def add(name: str) -> None:
@@ -192,7 +192,7 @@ def test_of_racing_updates_each_that_succeeds_counts(objects: Objects) -> None:
     assert (objects.get("x", 100) or b"").split()[0] == b"15"
 
 
-def test_what_was_removed_is_gone(objects: Objects) -> None:
+def test_a_removed_object_no_longer_exists(objects: Objects) -> None:
     for i in range(5):
         objects.put(f"x{i}", b"1")
     objects.delete(f"x{i}" for i in range(4))
@@ -203,21 +203,21 @@ def test_what_was_removed_is_gone(objects: Objects) -> None:
 # Faults on the way
 
 
-def test_a_create_whose_answer_was_lost_is_no_lost_race(through: Target, proxy: Proxy, service: Service) -> None:
+def test_a_create_with_a_lost_response_counts_as_done(through: Target, proxy: Proxy, service: Service) -> None:
     proxy.once("lose", of="PUT")
 
     assert ServiceObjects(through).create("x", b"mine")
     assert service.bytes_of("run/x") == b"mine"
 
 
-def test_a_create_that_did_not_arrive_is_repeated(through: Target, proxy: Proxy, service: Service) -> None:
+def test_a_create_that_did_not_arrive_is_sent_again(through: Target, proxy: Proxy, service: Service) -> None:
     proxy.once("drop", "cut", "503", of="PUT")
 
     assert ServiceObjects(through).create("x", b"mine")
     assert service.bytes_of("run/x") == b"mine"
 
 
-def test_a_conflict_where_nothing_is_there_is_no_lost_race() -> None:
+def test_a_conflict_without_an_object_is_retried() -> None:
     with s3_service(Habits(conflicts=2)) as service:
         assert ServiceObjects(service.target()).create("x", b"mine")
         assert service.bytes_of("x") == b"mine"
@@ -229,7 +229,7 @@ def test_a_conflict_that_never_ends_is_an_error(monkeypatch: pytest.MonkeyPatch)
         ServiceObjects(service.target()).create("x", b"mine")
 
 
-def test_a_loser_that_is_answered_409_sees_whose_object_it_is() -> None:
+def test_a_create_answered_with_409_compares_the_object() -> None:
     with s3_service(Habits(loser=409)) as service:
         objects = ServiceObjects(service.target())
         objects.put("x", b"other")
@@ -238,7 +238,7 @@ def test_a_loser_that_is_answered_409_sees_whose_object_it_is() -> None:
         assert objects.create("x", b"other")
 
 
-def test_an_update_whose_answer_was_lost_is_ours(through: Target, proxy: Proxy) -> None:
+def test_an_update_with_a_lost_response_counts_as_done(through: Target, proxy: Proxy) -> None:
     objects = ServiceObjects(through)
     first = objects.send("x", b"1")
     proxy.once("lose", of="PUT")
@@ -248,7 +248,7 @@ def test_an_update_whose_answer_was_lost_is_ours(through: Target, proxy: Proxy) 
     assert objects.update("x", b"3", second) is not None
 
 
-def test_an_update_that_did_not_arrive_is_repeated(through: Target, proxy: Proxy) -> None:
+def test_an_update_that_did_not_arrive_is_sent_again(through: Target, proxy: Proxy) -> None:
     objects = ServiceObjects(through)
     first = objects.send("x", b"1")
     proxy.once("drop", "500", of="PUT")
@@ -265,7 +265,7 @@ def test_a_write_is_repeated(through: Target, proxy: Proxy, service: Service, fa
     assert service.bytes_of("run/x") == b"1" * 100_000
 
 
-def test_a_write_that_came_twice_is_one(through: Target, proxy: Proxy, service: Service) -> None:
+def test_a_write_that_arrives_twice_counts_once(through: Target, proxy: Proxy, service: Service) -> None:
     proxy.once("repeat", of="PUT")
 
     assert ServiceObjects(through).create("x", b"1")
@@ -280,7 +280,7 @@ def test_a_body_that_was_changed_on_the_way_is_refused(through: Target, proxy: P
     assert service.objects == {}
 
 
-def test_a_read_that_breaks_off_goes_on_where_it_was(through: Target, proxy: Proxy) -> None:
+def test_an_interrupted_read_continues_at_its_offset(through: Target, proxy: Proxy) -> None:
     objects = ServiceObjects(through)
     data = random.Random(2).randbytes(2_000_000)
     objects.put("x", data)
@@ -330,7 +330,7 @@ def test_a_service_that_sends_whole_objects_for_ranges_can_be_read() -> None:
         assert bytes(into) == bytes(range(20, 70))
 
 
-def test_a_service_that_wants_no_quotes_gets_none() -> None:
+def test_a_service_that_expects_tags_without_quotes_gets_them() -> None:
     with s3_service(Habits(conditions="unquoted")) as service:
         quoted, unquoted = ServiceObjects(service.target()), ServiceObjects(service.target(), Abilities(cas="unquoted"))
         first = quoted.send("x", b"1")
@@ -353,7 +353,7 @@ def test_a_call_is_interrupted_at_once(through: Target, proxy: Proxy) -> None:
     assert time.monotonic() - asked[0] < 20
 
 
-def test_closing_ends_the_waits_of_all_threads(through: Target, proxy: Proxy) -> None:
+def test_close_ends_the_waits_of_all_threads(through: Target, proxy: Proxy) -> None:
     objects = ServiceObjects(through)
     proxy.always("stall")
     errors: list[BaseException] = []
@@ -420,7 +420,7 @@ def test_a_forked_child_is_refused(objects: Objects) -> None:
 # Secrets
 
 
-def test_secrets_are_in_no_text(
+def test_no_text_contains_secrets(
     through: Target, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -454,7 +454,7 @@ def test_secrets_are_in_no_text(
         pickle.dumps(objects)
 
 
-def test_an_error_says_what_was_done_and_where(through: Target, proxy: Proxy) -> None:
+def test_an_error_names_the_operation_and_the_target(through: Target, proxy: Proxy) -> None:
     proxy.always("403")
 
     with pytest.raises(
@@ -467,7 +467,7 @@ def test_an_error_says_what_was_done_and_where(through: Target, proxy: Proxy) ->
     assert raised.value.message == str(error_of(lambda: ServiceObjects(through).get("x", 10))).partition(" (check")[0]
 
 
-def test_a_full_bucket_is_told_from_wrong_credentials(through: Target, service: Service) -> None:
+def test_a_full_bucket_is_distinguished_from_wrong_credentials(through: Target, service: Service) -> None:
     service.habits.is_full = True
     objects = ServiceObjects(through)
 
@@ -484,7 +484,7 @@ def test_a_full_bucket_is_told_from_wrong_credentials(through: Target, service: 
 
 
 def error_of(call: Callable[[], object]) -> RemoteError | None:
-    """Return what a call raises."""
+    """Return the error that a call raises."""
     try:
         call()
     except RemoteError as error:

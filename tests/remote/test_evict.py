@@ -1,4 +1,4 @@
-"""Evict: nothing goes before it is elsewhere; what is elsewhere is listed, read by ranges, and never called damaged."""
+"""Evict: no bytes are freed before the remote has them, and evicted checkpoints are listed, readable and undamaged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def blob_files(store: Store) -> set[str]:
     return {path.name for path in store.path.rglob("xxh3-*")}
 
 
-def test_bytes_are_gone_and_everything_reads_as_before(evicted: tuple[Store, Double], tmp_path: Path) -> None:
+def test_eviction_frees_the_bytes_and_everything_reads_as_before(evicted: tuple[Store, Double], tmp_path: Path) -> None:
     store, objects = evicted
     assert os.listdir(blobs_dir(store.path, "main", 1)) == []
     assert blob_files(store) == set(os.listdir(blobs_dir(store.path, "main", 2)))
@@ -76,7 +76,7 @@ def test_a_pickled_open_checkpoint_fetches_as_the_one_that_was_pickled(evicted: 
     assert objects.request_count() > 0
 
 
-def test_a_committed_file_comes_back_byte_for_byte(store: Store, tmp_path: Path) -> None:
+def test_an_evicted_committed_file_is_restored_byte_for_byte(store: Store, tmp_path: Path) -> None:
     source = tmp_path / "run"
     source.mkdir()
     (source / "w.bin").write_bytes(os.urandom(3 * MIB + 5))
@@ -89,7 +89,7 @@ def test_a_committed_file_comes_back_byte_for_byte(store: Store, tmp_path: Path)
         assert (tmp_path / link / "w.bin").read_bytes() == (source / "w.bin").read_bytes()
 
 
-def test_nothing_calls_it_damaged(evicted: tuple[Store, Double]) -> None:
+def test_nothing_reports_an_evicted_checkpoint_as_damaged(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
     assert store.verify().ok
     assert store.verify(1).ok
@@ -107,7 +107,7 @@ def test_nothing_calls_it_damaged(evicted: tuple[Store, Double]) -> None:
     assert [info.step for info in Store.open(store.path).checkpoints()] == [1]
 
 
-def test_retention_and_pins_know_it(evicted: tuple[Store, Double]) -> None:
+def test_retention_and_pins_handle_evicted_checkpoints(evicted: tuple[Store, Double]) -> None:
     store, objects = evicted
     store.tag("best", 1)
     store.annotate(1, metrics={"bleu": 1.0})
@@ -119,7 +119,7 @@ def test_retention_and_pins_know_it(evicted: tuple[Store, Double]) -> None:
     assert any(key.startswith("checkpoints/main/1/") for key in objects.held)
 
 
-def test_saving_the_same_bytes_again_is_a_miss(evicted: tuple[Store, Double]) -> None:
+def test_saving_evicted_bytes_again_writes_them(evicted: tuple[Store, Double]) -> None:
     store, objects = evicted
     saved = store.save(state(1), step=3)
     assert saved.new_bytes > 3 * MIB
@@ -128,7 +128,7 @@ def test_saving_the_same_bytes_again_is_a_miss(evicted: tuple[Store, Double]) ->
     assert store.verify().ok
 
 
-def test_the_same_step_again_is_the_same_checkpoint(evicted: tuple[Store, Double]) -> None:
+def test_saving_an_evicted_step_again_gives_the_same_checkpoint(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
     before = store.info(1).id
     assert store.save(state(1), step=1).id == before
@@ -159,7 +159,7 @@ def test_a_save_of_the_same_content_restores_the_evicted_bytes(
     check_store(store.path)
 
 
-def test_a_pull_reads_the_local_blobs_that_take_the_place_of_evicted_ones(store: Store) -> None:
+def test_a_pull_verifies_local_blobs_that_replace_evicted_ones(store: Store) -> None:
     shared = np.random.default_rng(5).integers(0, 256, 2 * MIB, dtype=np.uint8)
     for step in (3, 4):
         store.save({"shared": shared, "own": np.full(1000, step)}, step=step)
@@ -178,7 +178,7 @@ def test_a_pull_reads_the_local_blobs_that_take_the_place_of_evicted_ones(store:
     check_store(store.path)
 
 
-def test_a_pull_brings_the_bytes_back(evicted: tuple[Store, Double]) -> None:
+def test_a_pull_restores_the_bytes(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
     store.annotate(1, note="kept")
     report = store.pull(1, "away")
@@ -201,7 +201,7 @@ def ckstore_open(store: Store, step: int) -> object:
         return ckpt.load()
 
 
-def test_what_another_checkpoint_shares_stays(store: Store) -> None:
+def test_blobs_shared_with_another_checkpoint_are_kept(store: Store) -> None:
     changed = state(1)
     changed["step"] = 3
     store.save(changed, step=3)
@@ -214,7 +214,7 @@ def test_what_another_checkpoint_shares_stays(store: Store) -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "short", "other", "manifest", "dropped", "never pushed"])
-def test_nothing_goes_that_is_not_at_the_remote(store: Store, harm: str) -> None:
+def test_only_checkpoints_at_the_remote_are_evicted(store: Store, harm: str) -> None:
     objects, remote = new_remote(store.settings)
     if harm != "never pushed":
         store.push(1, remote)
@@ -240,7 +240,7 @@ def test_nothing_goes_that_is_not_at_the_remote(store: Store, harm: str) -> None
     assert same(store.load(1), state(1))
 
 
-def test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back(store: Store, tmp_path: Path) -> None:
+def test_reading_back_detects_a_bit_that_flipped_at_the_remote(store: Store, tmp_path: Path) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     key = next(key for key in objects.held if key.startswith(keys.BLOBS))
@@ -257,7 +257,7 @@ def test_a_bit_that_flipped_at_the_remote_is_found_by_reading_back(store: Store,
     assert same(store.load(1), state(1))
 
 
-def test_a_manifest_that_is_damaged_at_the_remote_is_mended_as_its_hint_says(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_manifest_at_the_remote_is_repaired_as_the_hint_says(store: Store, tmp_path: Path) -> None:
     objects, remote = new_remote(store.settings)
     place = place_of(store.push(1, remote).checkpoints[0])
     objects.held[place.manifest] = objects.held[place.manifest][:-9]
@@ -269,7 +269,7 @@ def test_a_manifest_that_is_damaged_at_the_remote_is_mended_as_its_hint_says(sto
     assert Store.init(tmp_path / "other", chunk_bytes=MIB).pull(1, remote).new_count == 1
 
 
-def test_what_was_read_back_once_or_sent_to_a_service_that_checks_is_not_read_again(store: Store) -> None:
+def test_verified_blobs_are_not_read_back_again(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.save({**state(1), "step": 3}, step=3)
     store.push(remote=remote, all=True)
@@ -281,7 +281,7 @@ def test_what_was_read_back_once_or_sent_to_a_service_that_checks_is_not_read_ag
 
 
 @pytest.mark.parametrize("how", ["gone", "damaged"])
-def test_one_that_cannot_be_read_here_keeps_no_other_one_from_letting_go(store: Store, how: str) -> None:
+def test_an_unreadable_checkpoint_does_not_stop_other_evictions(store: Store, how: str) -> None:
     objects, remote = new_remote(store.settings)
     store.save(state(3), step=3)
     store.push(remote=remote, all=True)
@@ -321,7 +321,7 @@ def test_an_open_checkpoint_keeps_its_bytes(store: Store) -> None:
     assert store.evict(1, remote).evicted
 
 
-def test_only_what_is_needed_is_fetched(tmp_path: Path) -> None:
+def test_only_the_needed_bytes_are_fetched(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     rng = np.random.default_rng(0)
     base = {f"layer{i}": rng.integers(0, 255, 2 * MIB, dtype=np.uint8) for i in range(4)}
@@ -343,7 +343,7 @@ def test_only_what_is_needed_is_fetched(tmp_path: Path) -> None:
     assert objects.received_bytes <= 0.02 * tensor.nbytes
 
 
-def test_bytes_that_were_changed_on_the_way_are_read_again_and_never_mark_the_checkpoint(
+def test_bytes_corrupted_in_transfer_are_read_again_and_never_mark_the_checkpoint(
     evicted: tuple[Store, Double],
 ) -> None:
     store, objects = evicted
@@ -367,7 +367,7 @@ def test_bytes_that_were_changed_on_the_way_are_read_again_and_never_mark_the_ch
     assert same(store.load(1), state(1))
 
 
-def test_a_remote_that_is_away_is_said(evicted: tuple[Store, Double], tmp_path: Path) -> None:
+def test_an_unavailable_remote_is_reported(evicted: tuple[Store, Double], tmp_path: Path) -> None:
     store, objects = evicted
     store.config.cache_bytes = 0
     objects.fault = lambda call, key: "fail"
@@ -393,7 +393,7 @@ def test_an_older_reader_refuses_the_store(evicted: tuple[Store, Double]) -> Non
     assert json.loads((store.path / "store.json").read_bytes())["requires"] == ["checkpoint-ids", "elsewhere"]
 
 
-def test_a_file_that_cannot_be_read_makes_nothing_elsewhere(evicted: tuple[Store, Double]) -> None:
+def test_an_unreadable_elsewhere_file_is_not_trusted(evicted: tuple[Store, Double]) -> None:
     store, _ = evicted
     path = checkpoint_dir(store.path, "main", 1) / "elsewhere.json"
     whole = path.read_bytes()
@@ -406,7 +406,7 @@ def test_a_file_that_cannot_be_read_makes_nothing_elsewhere(evicted: tuple[Store
     assert store.verify(1).ok
 
 
-def test_what_was_replaced_while_it_was_read_back_stays(store: Store) -> None:
+def test_a_checkpoint_replaced_while_it_was_read_back_is_not_evicted(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     replaced: list[CheckpointInfo] = []

@@ -1,4 +1,4 @@
-"""The law of evictions: whatever is pushed, pruned, removed and damaged at two remotes, no act here loses bytes."""
+"""The law of evictions: whatever happens at two remotes, no local operation loses bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ACTS = st.tuples(
 
 
 def state(step: int) -> dict[str, Any]:
-    """Return a state that shares a blob with each other one."""
+    """Return a state that shares a blob with every other state."""
     return {
         "own": np.random.default_rng(step).integers(0, 255, 100_000, dtype=np.uint8),
         "base": np.random.default_rng(99).integers(0, 255, 100_000, dtype=np.uint8),
@@ -40,7 +40,7 @@ def state(step: int) -> dict[str, Any]:
 
 
 class World:
-    """A store with two remotes, and what may be lost because a remote lost it after it had been trusted."""
+    """A store with two remotes, and the bytes that may be lost because a trusted remote lost them."""
 
     def __init__(self, root: Path) -> None:
         self.store = Store.init(root / "store")
@@ -51,7 +51,7 @@ class World:
         self.excused: set[int] = set()
 
     def held_by(self, name: str) -> set[int]:
-        """Return the steps whose bytes are at this remote alone."""
+        """Return the steps whose bytes only this remote has."""
         listed = [self.store.info(info) for info in self.store.checkpoints() if info.elsewhere]
         return {info.step for info in listed if name in info.remotes}
 
@@ -102,7 +102,7 @@ class World:
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_ACTS, min_size=3, max_size=12))
-def test_no_act_here_lets_go_of_the_last_copy(acts: list[tuple[str, str, int, str]]) -> None:
+def test_no_local_operation_deletes_the_last_copy(acts: list[tuple[str, str, int, str]]) -> None:
     REMOTES.clear()
     with tempfile.TemporaryDirectory(prefix="ckstore-far-", dir="/dev/shm") as root:
         world = World(Path(root))
@@ -111,7 +111,7 @@ def test_no_act_here_lets_go_of_the_last_copy(acts: list[tuple[str, str, int, st
             world.check()
 
 
-def test_the_law_sees_a_remote_that_lost_what_it_was_believed_to_have(tmp_path: Path) -> None:
+def test_the_law_detects_a_remote_that_lost_trusted_bytes(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.act("push", "a", 1, "")
     world.act("evict", "a", 1, "")

@@ -1,4 +1,4 @@
-"""One checkpoint or one duty that fails stops no other one of the mirror, push, pull and evict; the end names it."""
+"""A failing checkpoint or duty of a mirror, push, pull or eviction stops no other one, and is named at the end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def store(store_with_mirror: Store) -> Store:
 
 
 def damage(store: Store, step: int) -> None:
-    """Flip bits of the largest blob of a checkpoint, so that only reading it tells."""
+    """Flip bits of the largest blob of a checkpoint, so that only a read detects it."""
     blob = max(blobs_dir(store.path, "main", step).iterdir(), key=lambda path: path.stat().st_size)
     times = blob.stat()
     blob.chmod(0o644)
@@ -53,7 +53,7 @@ def damage(store: Store, step: int) -> None:
 
 
 def failing_for(step: int, original: Callable[..., Any], error: Exception) -> Callable[..., Any]:
-    """Return a function that fails where its arguments concern a step."""
+    """Return a function that fails if its arguments concern a step."""
 
     def call(*args: Any, **given: Any) -> Any:
         if any(getattr(getattr(one, "info", one), "step", None) == step for one in args):
@@ -72,7 +72,7 @@ def there(store: Store) -> list[int]:
     )
 
 
-def test_one_that_cannot_be_pushed_stops_neither_the_others_nor_the_policies_of_the_mirror(
+def test_a_checkpoint_that_cannot_be_pushed_stops_neither_others_nor_the_policies(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("random.uniform", lambda *_: pytest.fail("it waits as for a mirror that is away"))
@@ -95,7 +95,7 @@ def test_one_that_cannot_be_pushed_stops_neither_the_others_nor_the_policies_of_
     assert "main@5" in status.problem
 
 
-def test_what_failed_is_tried_again_ever_more_rarely_and_goes_once_it_is_whole(
+def test_a_failed_push_is_retried_ever_more_rarely_until_it_succeeds(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2):
@@ -122,7 +122,7 @@ def test_what_failed_is_tried_again_ever_more_rarely_and_goes_once_it_is_whole(
 
 
 @pytest.mark.parametrize("duty", ["keep_local", "KeepRemote", "prune"])
-def test_a_duty_of_the_mirror_that_fails_stops_no_other_one(
+def test_a_failing_duty_of_the_mirror_stops_no_other_duty(
     store: Store, monkeypatch: pytest.MonkeyPatch, duty: str
 ) -> None:
     store.config.keep_remote = RetentionPolicy(keep_last=1)
@@ -156,7 +156,7 @@ def test_a_duty_of_the_mirror_that_fails_stops_no_other_one(
 
 
 @pytest.mark.parametrize("how", ["disk", "manifest", "service"])
-def test_a_push_of_all_sends_the_others_and_names_each_that_it_could_not(
+def test_a_push_of_all_sends_the_others_and_names_each_failed_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
@@ -180,7 +180,7 @@ def test_a_push_of_all_sends_the_others_and_names_each_that_it_could_not(
     ]
 
 
-def test_a_push_stops_where_the_remote_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_stops_if_the_remote_accepts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     for step in (1, 2):
         store.save(state(step), step=step)
@@ -198,7 +198,7 @@ def test_a_push_stops_where_the_remote_takes_nothing(tmp_path: Path, monkeypatch
     assert tried == [2]
 
 
-def test_a_pull_of_all_brings_the_others_and_names_each_that_it_could_not(
+def test_a_pull_of_all_fetches_the_others_and_names_each_failed_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
@@ -219,7 +219,7 @@ def test_a_pull_of_all_brings_the_others_and_names_each_that_it_could_not(
     assert sorted(info.step for info in other.checkpoints()) == [1, 3, 5]
 
 
-def test_an_evict_of_several_lets_go_of_the_others_and_names_the_one(
+def test_an_eviction_of_several_evicts_the_others_and_names_the_failed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
@@ -237,7 +237,7 @@ def test_an_evict_of_several_lets_go_of_the_others_and_names_the_one(
     assert store.verify().ok
 
 
-def test_keep_remote_removes_the_others_and_reports_the_one(
+def test_keep_remote_removes_the_others_and_reports_the_failed_one(
     tmp_path: Path, memory: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
@@ -265,7 +265,7 @@ def test_keep_remote_removes_the_others_and_reports_the_one(
     ]
 
 
-def test_a_prune_goes_on_though_keep_remote_cannot_be_planned(
+def test_a_prune_continues_if_keep_remote_cannot_be_planned(
     tmp_path: Path, memory: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)

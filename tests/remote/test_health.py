@@ -1,4 +1,4 @@
-"""What a save found in its tensors is in the manifest, so that remotes, clones and pulls have it as well."""
+"""The health found by a save is in the manifest, so that remotes, clones and pulls also have it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def test_a_clone_and_what_is_pulled_from_a_remote_are_as_healthy_as_the_store(store: Store, tmp_path: Path) -> None:
+def test_clones_and_pulled_checkpoints_have_the_health_of_the_store(store: Store, tmp_path: Path) -> None:
     store.remotes.add("disk", tmp_path / "remote")
     store.push(all=True)
 
@@ -46,7 +46,7 @@ def test_a_clone_and_what_is_pulled_from_a_remote_are_as_healthy_as_the_store(st
     check_store(other.path)
 
 
-def test_a_remote_without_a_healthy_checkpoint_says_so(store: Store, tmp_path: Path) -> None:
+def test_a_remote_without_a_healthy_checkpoint_is_reported(store: Store, tmp_path: Path) -> None:
     for step in (1, 2):
         store.delete(step)
     store.remotes.add("disk", tmp_path / "remote")

@@ -1,4 +1,4 @@
-"""Nodes as hosts of their own: a network namespace for each, a disk for each, and a real service that all reach."""
+"""Nodes as separate hosts, each with a network namespace and a disk, and a real service that all can reach."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ip(*words: object) -> None:
 
 
 def remove_left_behind() -> None:
-    """Remove namespaces and bridges of runs whose process is gone: a killed one removes nothing itself."""
+    """Remove namespaces and bridges of ended test runs, since a killed one removes nothing itself."""
     kinds = {"netns": Path("/run/netns"), "link": Path("/sys/class/net")}
     for kind, folder in kinds.items():
         # A device of a pair goes with its namespace, perhaps before its turn comes.
@@ -74,14 +74,14 @@ def hosts() -> Iterator[list[str]]:
 
 @pytest.fixture(params=["moto", "rclone"])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]:
-    """Return a real service that the hosts reach: one with compare-and-swap, and one that ignores conditions."""
+    """Return a real service that the hosts can reach, with compare-and-swap or one that ignores conditions."""
     start = {"moto": moto_service, "rclone": rclone_service}[request.param]
     with start(tmp_path / "service", f"{_NET}.1") as running:
         yield running
 
 
 def run(hosts: list[str], service: Service, folder: Path, *acts: str) -> list[list[Any]]:
-    """Let one rank on each host do acts; return what each printed."""
+    """Run one rank with operations on each host; return the output of each."""
     meeting = f"{_NET}.10:{free_port()}"
     environment = {
         **os.environ,

@@ -66,7 +66,7 @@ def counting(folder: Path, name: str, count: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", _COUNTING, str(folder), name, str(count)])
 
 
-def test_of_updates_of_several_processes_none_is_lost(tmp_path: Path) -> None:
+def test_updates_of_several_processes_are_never_lost(tmp_path: Path) -> None:
     objects = opened(tmp_path)
     objects.put("condemned.json", b"0")
     processes = [counting(tmp_path, name, 50) for name in "abc"]
@@ -75,7 +75,7 @@ def test_of_updates_of_several_processes_none_is_lost(tmp_path: Path) -> None:
     assert (objects.get("condemned.json", 100) or b"").split()[0] == b"150"
 
 
-def test_a_writer_that_is_killed_leaves_a_whole_object_and_nothing_that_stays(
+def test_a_killed_writer_leaves_a_complete_object_and_no_lasting_leftover(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects = opened(tmp_path)
@@ -104,7 +104,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_object_and_nothing_that_stays(
     assert [one.key for one in objects.list("")] == ["condemned.json", "x"]
 
 
-def test_a_forked_child_can_use_it(tmp_path: Path) -> None:
+def test_a_forked_child_can_use_the_objects(tmp_path: Path) -> None:
     objects = opened(tmp_path)
     objects.put("x", b"1")
     pid = os.fork()
@@ -117,7 +117,7 @@ def test_a_forked_child_can_use_it(tmp_path: Path) -> None:
     assert objects.get("y", 1) == b"2"
 
 
-def test_a_forked_child_can_close_it_whatever_a_thread_of_its_parent_did(tmp_path: Path) -> None:
+def test_a_forked_child_can_close_the_objects_whatever_a_thread_of_its_parent_did(tmp_path: Path) -> None:
     objects = opened(tmp_path)
     with objects._workers._mutex:  # no thread of the child releases it
         pid = os.fork()
@@ -129,8 +129,8 @@ def test_a_forked_child_can_close_it_whatever_a_thread_of_its_parent_did(tmp_pat
         assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_each_version_has_a_mark_of_its_own(tmp_path: Path) -> None:
-    """Also within a tick of the clock, and where a file gets the number of one that was just removed."""
+def test_each_version_has_its_own_tag(tmp_path: Path) -> None:
+    """Also within a tick of the clock, and if a file gets the inode number of a removed one."""
     objects = opened(tmp_path)
     marks = [objects.send("x", b"12345678") for _ in range(300)]
 
@@ -143,7 +143,7 @@ def test_each_version_has_a_mark_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "x").stat().st_mtime_ns > later_ns
 
 
-def test_folders_that_are_empty_go_and_come_while_others_write(tmp_path: Path) -> None:
+def test_empty_folders_are_removed_and_created_while_others_write(tmp_path: Path) -> None:
     objects, other = opened(tmp_path), opened(tmp_path)
     for number in range(200):
         objects.put(f"checkpoints/main/{number % 3}/x/manifest.json", b"1")
@@ -170,7 +170,7 @@ def test_a_folder_that_is_removed_before_an_object_gets_its_name_is_made_again(
     assert objects.get("refs/a.json", 10) == b"1"
 
 
-def test_what_another_program_put_there_is_no_object_and_is_not_followed(tmp_path: Path) -> None:
+def test_foreign_files_and_symlinks_are_not_objects(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "m").mkdir()
     objects = opened(tmp_path / "m")
@@ -190,7 +190,7 @@ def test_what_another_program_put_there_is_no_object_and_is_not_followed(tmp_pat
     assert list((tmp_path / "m/.incoming").iterdir()) == []
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with small(tmp_path / "m", "size=1m") as folder:
         objects = opened(folder)
         with pytest.raises(RemoteFull, match="No space left"):
@@ -200,7 +200,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
         objects.put("blobs/ab/x", bytes(1000))
 
 
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_reported(tmp_path: Path) -> None:
     with small(tmp_path / "m", "ro") as folder:
         store = Store.init(tmp_path / "store")
         with pytest.raises(RemoteDenied, match="Read-only file system"):
@@ -209,7 +209,7 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
             store.remotes.add("m", folder)
 
 
-def test_a_directory_that_is_gone_or_is_not_mounted_takes_nothing(tmp_path: Path) -> None:
+def test_a_missing_or_unmounted_directory_accepts_nothing(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     store.save({"w": np.arange(10)}, step=1)
     store.remotes.add("m", tmp_path / "m")
@@ -241,7 +241,7 @@ def test_an_error_of_the_filesystem_is_one_of_a_remote(
 
 @pytest.mark.parametrize("lacks", ["link", ""])
 def test_a_store_mirrors_to_a_mounted_place_of_several_hosts(tmp_path: Path, lacks: str) -> None:
-    """As a drive or a bucket that is mounted: no hardlinks, and locks that are not known to reach other hosts."""
+    """Like a mounted drive or bucket: without hardlinks, and with locks that may not reach other hosts."""
     require_fuse()
     (tmp_path / "real").mkdir()
     with shared_folder(tmp_path / "real", tmp_path / "mnt", "rclone", lacks=lacks) as mounted:
@@ -268,7 +268,7 @@ def test_a_store_mirrors_to_a_mounted_place_of_several_hosts(tmp_path: Path, lac
 def test_a_place_where_a_hardlink_is_an_error_of_the_disk_is_a_remote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As some buckets answer that are mounted."""
+    """Some mounted buckets respond like this."""
     store = Store.init(tmp_path / "store")
     store.save({"w": 1}, step=1)
 
@@ -298,10 +298,8 @@ def test_a_filesystem_of_one_host_without_hardlinks_has_locks(tmp_path: Path) ->
         assert [objects.create("refs/a.json", data) for data in (b"1", b"1", b"2")] == [True, True, False]
 
 
-def test_a_directory_that_cannot_be_synced_is_the_servers_business(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on SMB, where a directory has no fsync."""
+def test_a_directory_without_fsync_is_left_to_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SMB has no fsync for directories."""
     objects, real = opened(tmp_path), os.fsync
 
     def fsync(fd: int) -> None:
@@ -316,7 +314,7 @@ def test_a_directory_that_cannot_be_synced_is_the_servers_business(
     assert list(objects.list("")) == []
 
 
-def test_a_filesystem_that_does_not_tell_upper_case_from_lower_is_refused(tmp_path: Path) -> None:
+def test_a_case_insensitive_filesystem_is_refused(tmp_path: Path) -> None:
     require_fuse()
     (tmp_path / "real").mkdir()
     with shared_folder(tmp_path / "real", tmp_path / "mnt", "smb", lacks="case") as mounted:
@@ -326,7 +324,7 @@ def test_a_filesystem_that_does_not_tell_upper_case_from_lower_is_refused(tmp_pa
         store.close()
 
 
-def test_what_is_in_a_shared_directory_is_as_open_as_that(tmp_path: Path) -> None:
+def test_files_in_a_shared_directory_get_its_permissions(tmp_path: Path) -> None:
     folder = tmp_path / "group"
     folder.mkdir()
     folder.chmod(0o2770)
@@ -342,7 +340,7 @@ def test_what_is_in_a_shared_directory_is_as_open_as_that(tmp_path: Path) -> Non
     assert (tmp_path / "m").stat().st_mode & 0o7777 == 0o700
 
 
-def test_folders_that_many_threads_make_at_once_are_all_as_open_as_the_directory(
+def test_folders_created_by_many_threads_get_the_permissions_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "m").mkdir()
@@ -360,7 +358,7 @@ def test_folders_that_many_threads_make_at_once_are_all_as_open_as_the_directory
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "m").rglob("*") if path.is_dir()} == {0o770}
 
 
-def test_where_a_remote_is_no_store_is_opened_by_its_path(tmp_path: Path) -> None:
+def test_a_remote_in_a_directory_is_not_opened_as_a_store(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     store.save({"w": 1}, step=1)
     store.remotes.add("m", tmp_path / "m")

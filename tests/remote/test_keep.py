@@ -1,4 +1,4 @@
-"""`keep_local` lets go of bytes that the mirror has; `keep_remote` removes there what no rule keeps."""
+"""`keep_local` evicts bytes that the mirror has. `keep_remote` removes unkept checkpoints from the mirror."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def mirrored(store: Store) -> None:
 
 
 def there(store: Store) -> list[int]:
-    """Return the steps that the mirror has."""
+    """Return the steps on the mirror."""
     listed = open_objects(store.remotes.get("cold").target).list(keys.CHECKPOINTS)
     return sorted(place.step for one in listed if (place := keys.place_in(one.key)) is not None)
 
 
 def here(store: Store) -> list[tuple[int, bool]]:
-    """Return which steps the store lists, and whether each has its bytes."""
+    """Return the steps that the store lists, and whether each has local bytes."""
     return [(info.step, not info.elsewhere) for info in store.checkpoints()]
 
 
@@ -47,7 +47,7 @@ def events(store: Store, kind: str) -> list[tuple[int | None, str]]:
     return [(event.step, event.why) for event in store.events() if event.event == kind]
 
 
-def test_bytes_beyond_keep_local_go_after_the_mirror_has_them(store: Store) -> None:
+def test_bytes_beyond_keep_local_are_evicted_once_the_mirror_has_them(store: Store) -> None:
     store.config.keep_local = RetentionPolicy(keep_last=2)
     for step in range(1, 5):
         store.save(state(step), step=step)
@@ -63,7 +63,7 @@ def test_bytes_beyond_keep_local_go_after_the_mirror_has_them(store: Store) -> N
     assert store.verify().ok
 
 
-def test_what_the_mirror_lacks_a_tag_or_a_pin_keeps_its_bytes_and_the_plan_says_why(store: Store) -> None:
+def test_checkpoints_keep_their_bytes_for_a_tag_a_pin_or_the_mirror_and_the_plan_gives_the_reason(store: Store) -> None:
     store.config.keep_local = RetentionPolicy(keep_last=1)
     for step in range(1, 4):
         store.save(state(step), step=step)
@@ -85,7 +85,7 @@ def test_what_the_mirror_lacks_a_tag_or_a_pin_keeps_its_bytes_and_the_plan_says_
     assert [info.step for info in store.evict(rule=True).evicted] == [3]
 
 
-def test_keep_remote_removes_there_and_drops_here_what_is_only_listed(store: Store) -> None:
+def test_keep_remote_removes_from_the_mirror_and_drops_listed_checkpoints_locally(store: Store) -> None:
     store.config.keep_local = RetentionPolicy(keep_last=1)
     store.config.keep_remote = RetentionPolicy(keep_last=2, keep_every=3)
     for step in range(1, 7):
@@ -105,7 +105,7 @@ def test_keep_remote_removes_there_and_drops_here_what_is_only_listed(store: Sto
     assert here(store) == [(3, False), (6, False), (7, True)]
 
 
-def test_what_is_whole_here_stays_here_whatever_the_mirror_keeps(store: Store) -> None:
+def test_checkpoints_with_local_bytes_stay_whatever_the_mirror_keeps(store: Store) -> None:
     store.config.keep_remote = RetentionPolicy(keep_last=1)
     for step in (1, 2, 3):
         store.save(state(step), step=step)
@@ -125,7 +125,7 @@ def test_what_is_whole_here_stays_here_whatever_the_mirror_keeps(store: Store) -
     assert there(store) == [1, 3]
 
 
-def test_local_retention_keeps_what_the_mirror_is_to_keep_and_lacks(store: Store) -> None:
+def test_local_retention_keeps_checkpoints_that_the_mirror_lacks_and_will_keep(store: Store) -> None:
     store.config.mirror_keep = 0
     store.config.retention = RetentionPolicy(keep_last=1)
     store.config.keep_remote = RetentionPolicy(keep_last=1, keep_every=2)
@@ -138,7 +138,7 @@ def test_local_retention_keeps_what_the_mirror_is_to_keep_and_lacks(store: Store
     assert there(store) == [2, 4, 5]
 
 
-def test_what_has_no_bytes_here_takes_no_place_of_those_that_keep_theirs(store: Store) -> None:
+def test_evicted_checkpoints_do_not_count_for_keep_local(store: Store) -> None:
     for step in range(1, 5):
         store.save(state(step), step=step)
     mirrored(store)
@@ -150,7 +150,7 @@ def test_what_has_no_bytes_here_takes_no_place_of_those_that_keep_theirs(store: 
     assert here(store) == [(1, False), (2, True), (3, True), (4, False)]
 
 
-def test_a_tag_and_a_pin_that_were_made_here_after_the_push_keep_it_there(store: Store) -> None:
+def test_local_tags_and_pins_added_after_the_push_keep_a_checkpoint_on_the_mirror(store: Store) -> None:
     for step in range(1, 5):
         store.save(state(step), step=step)
     mirrored(store)
@@ -167,7 +167,7 @@ def test_a_tag_and_a_pin_that_were_made_here_after_the_push_keep_it_there(store:
     assert "pinned in this store" in reasons[2]
 
 
-def test_what_is_open_here_and_only_listed_stays_at_both(store: Store) -> None:
+def test_an_open_listed_checkpoint_stays_locally_and_on_the_mirror(store: Store) -> None:
     for step in (1, 2):
         store.save(state(step), step=step)
     mirrored(store)
@@ -187,7 +187,7 @@ def test_what_is_open_here_and_only_listed_stays_at_both(store: Store) -> None:
 
 @pytest.fixture
 def replaced(tmp_path: Path, memory: Target) -> tuple[Store, list[str]]:
-    """Return a store whose mirror has three checkpoints of step 1, and the ids of these, the oldest first."""
+    """Return a store whose mirror has three checkpoints of step 1, and their ids, the oldest first."""
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     store.remotes.add("cold", memory.address)
     store.config.mirror = "cold"
@@ -205,7 +205,9 @@ def ids_there(store: Store) -> set[str]:
     return {place.id for one in listed if (place := keys.place_in(one.key)) is not None}
 
 
-def test_what_a_later_save_of_its_step_replaced_goes_by_keep_remote(replaced: tuple[Store, list[str]]) -> None:
+def test_keep_remote_removes_checkpoints_replaced_by_a_later_save_of_their_step(
+    replaced: tuple[Store, list[str]],
+) -> None:
     store, ids = replaced
     newest = {info.id for info in store.checkpoints()}
     assert ids_there(store) == {*ids, *newest}
@@ -225,7 +227,7 @@ def test_what_a_later_save_of_its_step_replaced_goes_by_keep_remote(replaced: tu
     assert same(store.load(1), state(3))
 
 
-def test_what_was_replaced_stays_for_a_tag_or_a_pin_there_and_where_the_store_lists_it(
+def test_a_replaced_checkpoint_stays_if_tagged_pinned_or_listed(
     replaced: tuple[Store, list[str]], tmp_path: Path
 ) -> None:
     store, ids = replaced
@@ -250,7 +252,7 @@ def test_what_was_replaced_stays_for_a_tag_or_a_pin_there_and_where_the_store_li
     assert reasons[ids[0]] == ("it has the tag paper",)
 
 
-def test_what_was_replaced_stays_while_it_is_all_that_is_there(
+def test_a_replaced_checkpoint_stays_while_its_replacement_is_missing(
     replaced: tuple[Store, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, ids = replaced
@@ -275,7 +277,7 @@ def test_what_was_replaced_stays_while_it_is_all_that_is_there(
     assert {*ids[:2]} <= ids_there(store)
 
 
-def test_a_tag_that_cannot_be_read_there_stops_it(tmp_path: Path, memory: Target) -> None:
+def test_an_unreadable_tag_on_the_mirror_stops_keep_remote(tmp_path: Path, memory: Target) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     store.remotes.add("cold", memory.address)
     store.config.mirror = "cold"
@@ -289,7 +291,7 @@ def test_a_tag_that_cannot_be_read_there_stops_it(tmp_path: Path, memory: Target
     assert there(store) == [1, 2]
 
 
-def test_without_a_policy_or_a_mirror_it_says_what_to_set(tmp_path: Path) -> None:
+def test_without_a_policy_or_a_mirror_the_error_names_the_setting(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     with pytest.raises(BadInput, match="no policy keep_local"):
         store.evict(rule=True)

@@ -1,4 +1,4 @@
-"""During and after an eviction or a pull, gc frees what is free and says nothing false about the rest."""
+"""During and after an eviction or a pull, gc frees all unused blobs and reports the others correctly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _pull(store: Store) -> None:
 
 
 @pytest.mark.parametrize("act", [_evict, _pull])
-def test_a_gc_after_a_kill_anywhere_frees_what_is_free(tmp_path: Path, act: Callable[[Store], None]) -> None:
+def test_a_gc_after_any_kill_frees_all_unused_blobs(tmp_path: Path, act: Callable[[Store], None]) -> None:
     made = Store.init(tmp_path / "made", chunk_bytes=MIB)
     made.remotes.add(_REMOTE, tmp_path / "remote")
     for step in (1, 2):
@@ -66,7 +66,7 @@ def test_a_gc_after_a_kill_anywhere_frees_what_is_free(tmp_path: Path, act: Call
             return
 
 
-def test_what_an_eviction_moved_to_trash_has_no_names_outside_the_store(tmp_path: Path) -> None:
+def test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "store"
     Store.init(path, chunk_bytes=MIB).close()
     # With a catalog of its own: other hosts may use the store, and what is in trash waits for the grace.
@@ -86,7 +86,7 @@ def test_what_an_eviction_moved_to_trash_has_no_names_outside_the_store(tmp_path
     check_links(path)
 
 
-def test_keep_remote_drops_nothing_here_that_a_killed_eviction_left_whole(tmp_path: Path) -> None:
+def test_keep_remote_drops_no_checkpoint_that_a_killed_eviction_left_complete(tmp_path: Path) -> None:
     with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
         store.remotes.add(_REMOTE, tmp_path / "remote")
         store.config.mirror = _REMOTE
@@ -105,7 +105,7 @@ def test_keep_remote_drops_nothing_here_that_a_killed_eviction_left_whole(tmp_pa
     check_links(tmp_path / "store")
 
 
-def test_keep_remote_drops_nothing_here_whose_bytes_a_pull_brings_back_meanwhile(
+def test_keep_remote_drops_no_checkpoint_whose_bytes_a_pull_is_restoring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:

@@ -1,4 +1,4 @@
-"""What other programs remove at a remote is noticed, said with its time, and pushed again where the bytes are here."""
+"""Objects that other programs remove from a remote are noticed, reported with a time, and pushed again if possible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_mirror_process")
 
 @pytest.fixture
 def mirroring(tmp_path: Path) -> tuple[Store, Double, str]:
-    """Return a store with three checkpoints and a mirror that has them; it keeps the bytes of the newest two."""
+    """Return a store with three checkpoints that its mirror also has. It keeps the bytes of the newest two."""
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     objects, name = new_remote(store.settings)
     store.remotes.add(name, tmp_path / "place")  # the name leads to the double
@@ -56,7 +56,7 @@ def later(monkeypatch: pytest.MonkeyPatch, days: float = 1.0) -> None:
 
 
 def own_blobs(store: Store, objects: Double, step: int) -> list[str]:
-    """Return the keys of the blobs that a checkpoint alone has."""
+    """Return the keys of the blobs that only one checkpoint has."""
     from tests.support.stores import _parsed
 
     named = {
@@ -70,7 +70,7 @@ def own_blobs(store: Store, objects: Double, step: int) -> list[str]:
     return sorted(key for key in named[step] - others if key in objects.held)
 
 
-def test_verify_lists_the_remote_and_says_what_left_it(mirroring: tuple[Store, Double, str]) -> None:
+def test_verify_lists_the_remote_and_names_missing_objects(mirroring: tuple[Store, Double, str]) -> None:
     store, objects, name = mirroring
     report = store.verify()
     assert report.ok
@@ -88,7 +88,7 @@ def test_verify_lists_the_remote_and_says_what_left_it(mirroring: tuple[Store, D
     assert not store.verify(quick=True).ok
 
 
-def test_verify_tells_one_checkpoint_of_a_step_from_another(mirroring: tuple[Store, Double, str]) -> None:
+def test_verify_distinguishes_checkpoints_of_one_step(mirroring: tuple[Store, Double, str]) -> None:
     store, objects, name = mirroring
     store.tag("old", 3)
     old = store.info(3)
@@ -103,7 +103,7 @@ def test_verify_tells_one_checkpoint_of_a_step_from_another(mirroring: tuple[Sto
     assert "it is not there" in away.missing
 
 
-def test_verify_says_where_a_remote_was_not_asked(mirroring: tuple[Store, Double, str]) -> None:
+def test_verify_reports_a_remote_that_was_not_asked(mirroring: tuple[Store, Double, str]) -> None:
     store, objects, name = mirroring
     objects.fault = lambda call, key: "fail" if call == "list" else None
     report = store.verify()
@@ -123,7 +123,7 @@ def test_a_checkpoint_at_another_remote_of_that_name_is_missing(mirroring: tuple
     assert store.verify().ok
 
 
-def test_the_mirror_lists_once_a_day_and_pushes_again_what_is_here(
+def test_the_mirror_lists_once_a_day_and_pushes_missing_checkpoints_again(
     mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, objects, name = mirroring
@@ -155,7 +155,7 @@ def test_the_mirror_lists_once_a_day_and_pushes_again_what_is_here(
     check_store(store.path)
 
 
-def test_what_keep_remote_removed_is_not_missing(
+def test_checkpoints_removed_by_keep_remote_are_not_missing(
     mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, objects, _ = mirroring
@@ -169,7 +169,7 @@ def test_what_keep_remote_removed_is_not_missing(
     assert store.verify().ok
 
 
-def test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics(
+def test_lost_checkpoints_are_reported_by_status_doctor_and_metrics(
     mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, objects, name = mirroring
@@ -203,7 +203,7 @@ def test_what_is_nowhere_any_more_is_said_by_status_doctor_and_metrics(
     assert same(store.load(1), state(1))
 
 
-def test_of_an_emptied_remote_every_statement_is_true_and_the_hint_makes_it_again(
+def test_every_statement_about_an_emptied_remote_is_true_and_the_hint_restores_it(
     mirroring: tuple[Store, Double, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, objects, name = mirroring

@@ -1,4 +1,4 @@
-"""The mirror: every checkpoint goes to a remote after it is durable, and a training goes on from there elsewhere."""
+"""The mirror: every durable checkpoint is pushed to a remote, and a training continues from it on another node."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WAIT_S = 240.0
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Start no process: the test takes the steps itself; return what would have been started."""
+    """Start no process, because the test runs the steps itself; return the processes that would have been started."""
     started: list[str] = []
     monkeypatch.setattr(starting, "_starts", {})
     monkeypatch.setattr(starting, "start", lambda entry, *_: _told(started, entry, Ended(0)))
@@ -99,7 +99,7 @@ def no_process_left(tmp_path: Path) -> Iterator[None]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_the_newest_goes_first_and_the_status_says_how_far_it_is(tmp_path: Path, quiet: list[str]) -> None:
+def test_the_newest_is_pushed_first_and_the_status_shows_the_progress(tmp_path: Path, quiet: list[str]) -> None:
     store = Store.open_or_init(tmp_path / "a", chunk_bytes=MIB, mirror=tmp_path / "m")
     for step in (1, 2, 3):
         store.save(state(step), step=step)
@@ -138,7 +138,7 @@ def test_opening_for_writing_catches_up(tmp_path: Path, quiet: list[str]) -> Non
     assert len(quiet) == 1
 
 
-def test_a_new_directory_lists_what_the_mirror_has_and_goes_on(tmp_path: Path, quiet: list[str]) -> None:
+def test_a_new_store_lists_the_checkpoints_of_its_mirror_and_continues(tmp_path: Path, quiet: list[str]) -> None:
     store = Store.open_or_init(tmp_path / "a", chunk_bytes=MIB, mirror=tmp_path / "m")
     store.save(state(1), step=1)
     store.save(state(2), step=2)
@@ -154,7 +154,9 @@ def test_a_new_directory_lists_what_the_mirror_has_and_goes_on(tmp_path: Path, q
     assert [info.step for info in Store.open(f"file://{tmp_path}/m").checkpoints()] == [1, 2, 3]
 
 
-def test_retention_keeps_what_the_mirror_lacks_and_says_so(tmp_path: Path, quiet: list[str]) -> None:
+def test_retention_keeps_checkpoints_that_the_mirror_lacks_and_gives_the_reason(
+    tmp_path: Path, quiet: list[str]
+) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     store.config.retention = RetentionPolicy(keep_last=1)
     store.config.mirror_keep = 2
@@ -173,7 +175,7 @@ def test_retention_keeps_what_the_mirror_lacks_and_says_so(tmp_path: Path, quiet
     del quiet
 
 
-def test_a_mirror_that_is_away_fails_no_save_and_is_tried_again(
+def test_an_unavailable_mirror_fails_no_save_and_is_retried(
     tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
@@ -197,7 +199,7 @@ def test_a_mirror_that_is_away_fails_no_save_and_is_tried_again(
     del quiet
 
 
-def test_while_a_mirror_that_failed_waits_another_process_may_go_on(
+def test_another_process_may_push_while_a_failed_mirror_process_waits(
     tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
@@ -222,7 +224,7 @@ def test_while_a_mirror_that_failed_waits_another_process_may_go_on(
     del quiet
 
 
-def test_a_training_with_other_credentials_need_not_wait_for_the_process_of_the_one_before(
+def test_a_training_with_new_credentials_does_not_wait_for_the_old_mirror_process(
     tmp_path: Path, no_process_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -245,7 +247,7 @@ def test_a_training_with_other_credentials_need_not_wait_for_the_process_of_the_
     del no_process_left
 
 
-def test_doctor_and_metrics_say_what_is_only_here(
+def test_doctor_and_metrics_report_checkpoints_that_are_only_local(
     tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
@@ -261,7 +263,7 @@ def test_doctor_and_metrics_say_what_is_only_here(
     del quiet, monkeypatch
 
 
-def test_what_is_damaged_here_does_not_keep_the_others_back(tmp_path: Path, quiet: list[str]) -> None:
+def test_a_damaged_local_checkpoint_does_not_hold_up_the_others(tmp_path: Path, quiet: list[str]) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     store.save(state(1), step=1)
     info = store.save(state(2), step=2)
@@ -280,7 +282,7 @@ def test_what_is_damaged_here_does_not_keep_the_others_back(tmp_path: Path, quie
     del quiet
 
 
-def test_a_name_must_be_that_of_a_remote(tmp_path: Path, quiet: list[str]) -> None:
+def test_a_mirror_name_must_be_the_name_of_a_remote(tmp_path: Path, quiet: list[str]) -> None:
     with pytest.raises(BadInput, match="has no remote named cold"):
         Store.open_or_init(tmp_path / "a", mirror="cold")
     assert not (tmp_path / "a").exists()
@@ -297,7 +299,7 @@ def test_a_name_must_be_that_of_a_remote(tmp_path: Path, quiet: list[str]) -> No
     del quiet
 
 
-def test_a_new_store_is_not_made_while_its_mirror_does_not_answer(
+def test_a_new_store_is_not_created_while_its_mirror_does_not_answer(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
@@ -308,7 +310,7 @@ def test_a_new_store_is_not_made_while_its_mirror_does_not_answer(
 
 
 @pytest.mark.parametrize("place", ["no bucket", "read-only", "no directory", "a file", "a file in it", "the store"])
-def test_where_no_mirror_can_be_made_no_store_is_left_either(
+def test_no_store_is_left_behind_if_its_mirror_cannot_be_created(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
@@ -336,7 +338,7 @@ def test_where_no_mirror_can_be_made_no_store_is_left_either(
     assert Store.open(tmp_path / "a").checkpoints() == []
 
 
-def test_where_no_store_can_be_made_no_mirror_is_left_either(tmp_path: Path) -> None:
+def test_no_mirror_is_left_behind_if_its_store_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(BadInput):
@@ -375,7 +377,7 @@ if __name__ == "__main__":
 
 
 def _trained(steps: int) -> dict[str, torch.Tensor]:
-    """Return the weights of a training that nothing interrupted, by the same lines without a store."""
+    """Return the weights of an uninterrupted training by the same code, without a store."""
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -397,7 +399,7 @@ def _train(folder: Path, node: str, mirror: str, steps: int) -> subprocess.Popen
 
 @pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("kind", [pytest.param("directory", marks=pytest.mark.whole), "s3"])
-def test_a_training_whose_node_is_gone_goes_on_elsewhere_bit_for_bit(
+def test_a_training_on_a_lost_node_continues_bit_for_bit_on_another_node(
     tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
@@ -432,7 +434,7 @@ def test_a_training_whose_node_is_gone_goes_on_elsewhere_bit_for_bit(
 
 @pytest.mark.whole
 @pytest.mark.usefixtures("no_process_left")
-def test_after_saves_in_the_background_bytes_go_that_keep_local_does_not_keep(tmp_path: Path) -> None:
+def test_keep_local_evicts_after_background_saves(tmp_path: Path) -> None:
     with Store.open_or_init(tmp_path / "a", chunk_bytes=MIB, mirror=tmp_path / "m") as store:
         store.config.keep_local = RetentionPolicy(keep_last=1)
         for step in (1, 2, 3):
@@ -458,7 +460,7 @@ def counted(tmp_path: Path, memory: Target, quiet: list[str]) -> tuple[Store, Do
     return store, objects
 
 
-def test_a_steady_mirror_asks_for_what_is_new_however_much_is_there(counted: tuple[Store, Double]) -> None:
+def test_the_requests_of_a_mirror_depend_on_new_checkpoints_only(counted: tuple[Store, Double]) -> None:
     store, objects = counted
     store.config.keep_local = RetentionPolicy(keep_last=1)
     mirror = Mirror(context_of(store))
@@ -480,7 +482,7 @@ def test_a_steady_mirror_asks_for_what_is_new_however_much_is_there(counted: tup
     assert (objects.requests["list"], objects.request_count() <= max(made)) == (0, True)
 
 
-def test_what_the_mirror_lost_is_asked_for_and_sent_again(counted: tuple[Store, Double]) -> None:
+def test_checkpoints_that_the_mirror_lost_are_pushed_again(counted: tuple[Store, Double]) -> None:
     store, objects = counted
     store.save(state(0), step=0)
     all_steps(store)
@@ -493,7 +495,7 @@ def test_what_the_mirror_lost_is_asked_for_and_sent_again(counted: tuple[Store, 
     assert needed <= {key.rpartition("/")[2] for key in objects.held}
 
 
-def test_much_to_catch_up_with_is_found_by_one_listing(counted: tuple[Store, Double]) -> None:
+def test_a_large_backlog_is_found_by_one_listing(counted: tuple[Store, Double]) -> None:
     store, objects = counted
     for step in range(20):
         store.save({"x": step}, step=step)
@@ -507,7 +509,7 @@ def test_much_to_catch_up_with_is_found_by_one_listing(counted: tuple[Store, Dou
     assert status.behind == ()
 
 
-def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_is_missed(
+def test_the_mirror_age_is_reported_everywhere_and_warns_when_exceeded(
     tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -539,7 +541,7 @@ def test_the_age_that_is_promised_is_a_number_everywhere_and_a_warning_when_it_i
     del quiet
 
 
-def test_doctor_warns_while_pushes_are_refused_and_says_since_when(
+def test_doctor_warns_while_pushes_are_refused_and_gives_the_start_time(
     tmp_path: Path, quiet: list[str], service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
@@ -549,7 +551,7 @@ def test_doctor_warns_while_pushes_are_refused_and_says_since_when(
     monkeypatch.setattr(mirrored, "now", lambda: now[0])
 
     def tried() -> tuple[str, str, str]:
-        """Let the process try once, a minute later."""
+        """Run one attempt of the process, a minute later."""
         now[0] += timedelta(minutes=1)
         with StatusPage(str(tmp_path / "a")) as page, monkeypatch.context() as patched:
             patched.setattr(time, "sleep", lambda _: patched.setattr(process, "has_successor", lambda _: True))
@@ -584,7 +586,7 @@ def test_doctor_warns_while_pushes_are_refused_and_says_since_when(
 
 
 @pytest.mark.parametrize("how", ["named again", "made again"])
-def test_another_place_under_the_name_of_the_mirror_has_nothing_yet(tmp_path: Path, quiet: list[str], how: str) -> None:
+def test_another_remote_under_the_name_of_the_mirror_starts_empty(tmp_path: Path, quiet: list[str], how: str) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     for step in (1, 2):
         store.save({"x": step}, step=step)
@@ -611,7 +613,7 @@ def test_another_place_under_the_name_of_the_mirror_has_nothing_yet(tmp_path: Pa
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process is killed at this point."""
 
 
 @pytest.fixture(params=["url", "directory"])
@@ -625,7 +627,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path, memory: Target, quiet: 
 
 
 def names_there(store: Store, folder: Path) -> tuple[dict[str, int], list[tuple[int, str]], dict[int, list[str]]]:
-    """Return what a new store on another node takes from the mirror: tags, pins and notes."""
+    """Return the tags, pins and notes that a new store on another node takes from the mirror."""
     clone = Store.clone(store.remotes.get("cold").target.address, folder)
     return (
         {tag.name: tag.step for tag in clone.tags()},
@@ -634,7 +636,7 @@ def names_there(store: Store, folder: Path) -> tuple[dict[str, int], list[tuple[
     )
 
 
-def test_tags_pins_and_notes_come_after_a_push_that_was_killed_behind_its_manifest(
+def test_tags_pins_and_notes_follow_a_push_that_was_killed_after_its_manifest(
     kept: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.save(state(1), step=1, tags=["best"])
@@ -658,7 +660,7 @@ def test_tags_pins_and_notes_come_after_a_push_that_was_killed_behind_its_manife
     assert names_there(kept, tmp_path / "after") == ({"best": 1}, [(1, "a paper names it")], {1: ["good"]})
 
 
-def test_what_is_said_later_follows_and_a_tag_moves_there_as_here(kept: Store, tmp_path: Path) -> None:
+def test_later_metadata_is_pushed_and_a_moved_tag_also_moves_on_the_mirror(kept: Store, tmp_path: Path) -> None:
     kept.config.keep_local = RetentionPolicy(keep_last=1)
     for step in (1, 2):
         kept.save(state(step), step=step, tags=["newest"])
@@ -679,7 +681,7 @@ def test_what_is_said_later_follows_and_a_tag_moves_there_as_here(kept: Store, t
     assert names_there(kept, tmp_path / "c")[0] == {"newest": 2, "best": 2}
 
 
-def test_a_step_that_is_saved_again_takes_the_place_of_what_the_mirror_was_given(kept: Store, tmp_path: Path) -> None:
+def test_a_step_saved_again_replaces_the_metadata_on_the_mirror(kept: Store, tmp_path: Path) -> None:
     kept.config.keep_local = RetentionPolicy(keep_last=1)
     for step in (1, 2, 3):
         kept.save(state(step), step=step, tags=[f"t{step}"])
@@ -697,7 +699,7 @@ def test_a_step_that_is_saved_again_takes_the_place_of_what_the_mirror_was_given
 
 
 @pytest.mark.parametrize("how", ["clone", "pull"])
-def test_what_came_from_the_mirror_does_not_go_back_over_what_others_said_since(
+def test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stores(
     kept: Store, tmp_path: Path, how: str
 ) -> None:
     for step in (1, 2):
@@ -733,7 +735,7 @@ def test_what_came_from_the_mirror_does_not_go_back_over_what_others_said_since(
     assert Store.open(tmp_path / "d").info("paper").step == 1
 
 
-def test_what_was_said_is_brought_once_and_nothing_of_what_was_removed_there(counted: tuple[Store, Double]) -> None:
+def test_metadata_is_pushed_once_and_not_for_removed_checkpoints(counted: tuple[Store, Double]) -> None:
     store, objects = counted
     for step in range(3):
         store.save({"x": step}, step=step)
@@ -760,7 +762,7 @@ def test_what_was_said_is_brought_once_and_nothing_of_what_was_removed_there(cou
     assert objects.keys_written == []
 
 
-def test_one_that_cannot_be_joined_there_keeps_nothing_else_back(counted: tuple[Store, Double]) -> None:
+def test_a_document_that_cannot_be_merged_does_not_hold_up_others(counted: tuple[Store, Double]) -> None:
     store, objects = counted
     for step in range(30):
         store.save({"x": step}, step=step)
@@ -800,7 +802,7 @@ def test_a_tag_a_pin_and_a_note_start_the_mirror_once_in_a_while(tmp_path: Path,
 
 
 @pytest.mark.parametrize("how", [OSError(11, "Resource temporarily unavailable"), MemoryError(), 1, -9])
-def test_processes_that_cannot_be_started_or_die_at_once_are_started_ever_more_rarely(
+def test_failing_mirror_processes_are_started_ever_more_rarely(
     tmp_path: Path, quiet: list[str], monkeypatch: pytest.MonkeyPatch, how: Exception | int
 ) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
@@ -834,7 +836,7 @@ def test_processes_that_cannot_be_started_or_die_at_once_are_started_ever_more_r
     del quiet
 
 
-def test_a_process_that_is_just_beginning_is_enough(tmp_path: Path, quiet: list[str]) -> None:
+def test_no_second_mirror_process_is_started_while_one_is_starting(tmp_path: Path, quiet: list[str]) -> None:
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     store.save({"x": 0}, step=0)
     ((path, last),) = starting._starts.items()

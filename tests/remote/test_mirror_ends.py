@@ -1,4 +1,4 @@
-"""When the process that mirrors ends: at SIGTERM, and after a day in which nothing could be pushed."""
+"""The end of a mirror process: at SIGTERM, and after a day without a successful push."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.remote.test_push import state
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """Return a store with a mirror and three checkpoints that are not there; no process is started."""
+    """Return a store with three checkpoints that its mirror lacks; no process is started."""
     monkeypatch.setattr(starting, "start", lambda *_: None)
     made = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     for step in (1, 2, 3):
@@ -57,9 +57,7 @@ def test_sigterm_ends_a_process_that_has_pushed_everything(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_signals")
-def test_a_process_that_is_asked_to_end_in_the_middle_of_a_push_pushes_what_is_left(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_asked_to_end_during_a_push_pushes_the_rest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Mirror.step
 
     def asked(mirror: Mirror) -> bool:
@@ -80,7 +78,9 @@ def test_a_process_that_is_asked_to_end_in_the_middle_of_a_push_pushes_what_is_l
 
 
 @pytest.mark.usefixtures("_signals")
-def test_a_push_that_does_not_end_is_left_after_some_seconds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_that_does_not_end_is_abandoned_after_some_seconds(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stuck(_: Any) -> bool:
         signal.raise_signal(signal.SIGTERM)
         time.sleep(35)
@@ -100,7 +100,7 @@ def test_a_push_that_does_not_end_is_left_after_some_seconds(store: Store, monke
     lock.release()
 
 
-def test_a_process_whose_mirror_refuses_for_long_ends_and_the_reason_stays(
+def test_a_process_refused_by_its_mirror_for_long_ends_and_the_reason_is_kept(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "m").rename(tmp_path / "away")

@@ -26,7 +26,7 @@ def store(service: Service, tmp_path: Path) -> Store:
     return made
 
 
-def test_a_run_is_followed_at_a_remote_by_one_request_a_look(
+def test_following_a_run_at_a_remote_costs_one_request_per_poll(
     store: Store, service: Service, proxy: Proxy, tmp_path: Path
 ) -> None:
     target = service.target("run", proxy.port)
@@ -49,7 +49,7 @@ def test_a_run_is_followed_at_a_remote_by_one_request_a_look(
     assert same(other.load(2), {**state(1), "new": 1})
 
 
-def test_a_remote_that_fails_for_a_while_ends_no_follower(
+def test_a_temporary_failure_of_the_remote_does_not_end_a_follower(
     store: Store, service: Service, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ckstore import RemoteUnavailable
@@ -72,7 +72,7 @@ def test_a_remote_that_fails_for_a_while_ends_no_follower(
         assert [next(found).step, next(found).step] == [1, 2]
 
 
-def test_a_remote_is_read_by_its_url(store: Store, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_can_be_read_by_its_url(store: Store, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     target = service.target("run")
     monkeypatch.setenv("AWS_ENDPOINT_URL", target.endpoint)
     there = Store.open(target.address)
@@ -103,6 +103,6 @@ def test_a_remote_is_read_by_its_url(store: Store, service: Service, monkeypatch
     assert not folder.exists()
 
 
-def test_a_poll_without_time_between_is_refused(store: Store) -> None:
+def test_a_poll_interval_of_zero_is_refused(store: Store) -> None:
     with pytest.raises(BadInput, match="poll_s"):
         store.follow(remote="cloud", poll_s=0)

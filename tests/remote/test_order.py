@@ -1,4 +1,4 @@
-"""In which order a push and a pruner ask: what the proof of docs/format/remote-v1.md rests on."""
+"""The order of the requests of a push and a pruner, on which the proof in docs/format/remote-v1.md relies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def _told(objects: Double) -> list[tuple[str, str]]:
-    """Return the list to which each call is added with the first part of its key."""
+    """Return a list that records each call with the first part of its key."""
     told: list[tuple[str, str]] = []
 
     def add(call: str, key: str) -> Fault | None:
@@ -39,7 +39,7 @@ def _told(objects: Double) -> list[tuple[str, str]]:
     return told
 
 
-def test_a_push_writes_its_intent_and_then_looks(store: Store) -> None:
+def test_a_push_writes_its_intent_before_it_checks_the_remote(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     told = _told(objects)
     store.push(1, remote)
@@ -51,7 +51,7 @@ def test_a_push_writes_its_intent_and_then_looks(store: Store) -> None:
     assert intent < condemned < sent < committed < manifest < removed
 
 
-def test_a_push_looks_again_before_it_says_that_all_is_there(store: Store) -> None:
+def test_a_push_checks_all_blobs_again_before_it_publishes(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     put = objects.put
 
@@ -67,7 +67,7 @@ def test_a_push_looks_again_before_it_says_that_all_is_there(store: Store) -> No
     assert not [key for key in objects.held if key.startswith(keys.CHECKPOINTS)]
 
 
-def test_a_pruner_looks_at_intents_before_checkpoints_and_reads_its_version_before_both(store: Store) -> None:
+def test_a_pruner_reads_its_version_then_intents_then_checkpoints(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     objects.put(keys.blob(f"xxh3-{'0' * 32}"), b"x")
@@ -80,8 +80,8 @@ def test_a_pruner_looks_at_intents_before_checkpoints_and_reads_its_version_befo
     assert version < intents < places < blobs
 
 
-def test_a_push_that_was_asked_for_by_a_pruner_is_not_finished_where_it_was_removed(store: Store) -> None:
-    """The intent of a push that had committed, whose checkpoint a user has removed since, brings nothing back."""
+def test_a_committed_push_of_a_removed_checkpoint_is_not_finished(store: Store) -> None:
+    """The committed intent of a push does not restore its checkpoint if a user has removed it since."""
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]
     place = keys.Place(info.run, info.step, info.id)
@@ -100,7 +100,7 @@ def test_a_push_that_was_asked_for_by_a_pruner_is_not_finished_where_it_was_remo
     assert set(calls) <= {"head", "delete"}
 
 
-def test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away(store: Store) -> None:
+def test_an_intent_renewed_since_it_was_listed_is_not_voided(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     now_s = [0.0]
     intent = Intent.of([keys.Place("main", 1, f"xxh3-{'0' * 32}")], [], lambda: now_s[0])
@@ -123,8 +123,8 @@ def test_an_intent_that_was_renewed_since_it_was_listed_is_not_taken_away(store:
     assert b"uploading" in objects.held[intent.key]
 
 
-def test_an_intent_that_has_committed_is_not_renewed(store: Store) -> None:
-    """A renewal would make it stale one day, and a pruner would void a push whose manifests are on their way."""
+def test_a_committed_intent_is_not_renewed(store: Store) -> None:
+    """After a renewal it could become stale, and a pruner would void a push that is writing its manifests."""
     objects, _ = new_remote(store.settings)
     now_s = [0.0]
     intent = Intent.of([keys.Place("main", 1, f"xxh3-{'0' * 32}")], [], lambda: now_s[0])
@@ -138,7 +138,7 @@ def test_an_intent_that_has_committed_is_not_renewed(store: Store) -> None:
     assert b'"committing"' in objects.held[intent.key]
 
 
-def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> None:
+def test_a_removal_writes_its_mark_before_it_deletes_the_manifest(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]
     place = keys.Place(info.run, info.step, info.id)
@@ -150,7 +150,7 @@ def test_what_is_removed_is_marked_before_its_manifest_goes(store: Store) -> Non
 
 
 def _half_removed(store: Store, objects: Double, remote: str, after: int) -> keys.Place:
-    """Return an encoded checkpoint with annotations whose removal was cut off after so many requests."""
+    """Return an encoded checkpoint with annotations whose removal was interrupted after some requests."""
     info = store.push(1, remote).checkpoints[0]
     place = keys.Place(info.run, info.step, info.id)
     for key in (place.plain, place.annotations):
@@ -175,7 +175,7 @@ def _of(objects: Double, place: keys.Place) -> set[str]:
 
 @pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("cas", [True, False])
-def test_a_removal_that_was_cut_off_is_finished_by_the_next_prune(store: Store, after: int, cas: bool) -> None:
+def test_an_interrupted_removal_is_finished_by_the_next_prune(store: Store, after: int, cas: bool) -> None:
     objects, remote = new_remote(store.settings, cas=cas)
     place = _half_removed(store, objects, remote, after)
     all_of_it = {place.manifest, place.plain, place.annotations}
@@ -188,7 +188,7 @@ def test_a_removal_that_was_cut_off_is_finished_by_the_next_prune(store: Store, 
     assert _of(objects, place) == ({place.dropped} if after else all_of_it)
 
 
-def test_what_is_being_pushed_again_is_not_removed_with_what_an_earlier_removal_left(store: Store) -> None:
+def test_a_checkpoint_being_pushed_again_is_not_removed_with_earlier_leftovers(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     place = _half_removed(store, objects, remote, 3)
     Intent.of([place], [], lambda: 0.0).write(objects)
@@ -199,7 +199,7 @@ def test_what_is_being_pushed_again_is_not_removed_with_what_an_earlier_removal_
     assert _of(objects, place) == wanted
 
 
-def test_what_was_pushed_again_since_the_pruner_looked_is_not_removed(store: Store) -> None:
+def test_a_checkpoint_pushed_again_after_the_pruners_listing_is_not_removed(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     place = _half_removed(store, objects, remote, 3)
     listed: list[str] = []

@@ -1,4 +1,4 @@
-"""Push and pull between two stores in directories: each keeps its own protocol."""
+"""Push and pull between two stores in directories, each with its own protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def other(tmp_path: Path) -> Store:
     return Store.init(tmp_path / "other", chunk_bytes=MIB)
 
 
-def test_a_pull_from_a_store_is_a_whole_checkpoint_here(store: Store, other: Store) -> None:
+def test_a_pull_from_a_store_gives_a_complete_local_checkpoint(store: Store, other: Store) -> None:
     store.tag("best", 1)
     store.pin(1, "paper")
     store.annotate(1, metrics={"bleu": 1.0})
@@ -43,7 +43,7 @@ def test_a_pull_from_a_store_is_a_whole_checkpoint_here(store: Store, other: Sto
     assert other.pull(1, str(store.path)).moved_bytes == 0
 
 
-def test_a_pull_moves_no_tag_that_is_here(store: Store, other: Store) -> None:
+def test_a_pull_moves_no_local_tag(store: Store, other: Store) -> None:
     store.save(state(2), step=2)
     store.tag("best", 1)
     other.pull(None, store.path, all=True)
@@ -85,7 +85,7 @@ def test_a_damaged_blob_of_the_other_store_is_refused(store: Store, other: Store
     assert other.checkpoints() == []
 
 
-def test_places_that_are_no_remote(store: Store, tmp_path: Path) -> None:
+def test_places_without_a_remote_are_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(NoSuchRemote, match="has no remote at"):
         store.push(1, tmp_path / "nothing")
     with pytest.raises(BadInput, match="this store itself"):

@@ -1,4 +1,4 @@
-"""One store mirrors a run to a bucket, and what it saves comes after everything that is there."""
+"""One store mirrors a run to a bucket, and its saves follow all checkpoints in the bucket in commit order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ really_gone = ownership._is_gone
 
 @pytest.fixture(autouse=True)
 def _other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every store be on a machine of its own."""
+    """Simulate a separate machine for every store."""
     monkeypatch.setattr(ownership, "_is_gone", lambda _: False)
 
 
@@ -77,7 +77,7 @@ def manifests(objects: Double) -> set[int]:
     return {place.step for place in places if place is not None}
 
 
-def test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so(
+def test_a_second_store_that_mirrors_a_run_is_refused_and_keeps_its_checkpoints(
     bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
@@ -106,7 +106,7 @@ def test_a_second_store_that_mirrors_a_run_keeps_its_checkpoints_and_says_so(
     assert same(second.load(7), state(7))
 
 
-def test_a_dead_owner_loses_its_run_and_what_it_brings_late_is_not_the_newest(
+def test_a_dead_owner_loses_its_run_and_its_late_pushes_are_not_the_newest(
     tmp_path: Path, bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
@@ -134,7 +134,7 @@ def test_a_dead_owner_loses_its_run_and_what_it_brings_late_is_not_the_newest(
     check_store(second.path)
 
 
-def test_a_process_that_owned_a_run_notices_that_another_store_took_it(
+def test_a_process_notices_that_another_store_took_over_its_run(
     bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
@@ -154,7 +154,7 @@ def test_a_process_that_owned_a_run_notices_that_another_store_took_it(
     assert owner_of(name)[1] == 3
 
 
-def test_an_owner_writes_again_only_for_a_greater_number_or_after_a_while(
+def test_an_owner_is_renewed_only_for_a_greater_number_or_after_a_while(
     tmp_path: Path, bucket: tuple[Double, str]
 ) -> None:
     _, name = bucket
@@ -179,7 +179,7 @@ def test_an_owner_writes_again_only_for_a_greater_number_or_after_a_while(
     assert remote.objects.head(keys.owner("main")) != listed
 
 
-def test_an_owner_stays_alive_while_a_large_checkpoint_is_on_its_way(
+def test_an_owner_stays_alive_during_the_push_of_a_large_checkpoint(
     bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
@@ -210,7 +210,7 @@ def test_an_owner_stays_alive_while_a_large_checkpoint_is_on_its_way(
     assert owner_of(name)[:2] == (first.settings.uuid, 1)
 
 
-def test_without_compare_and_swap_a_run_changes_its_owner_by_name_alone(tmp_path: Path) -> None:
+def test_without_compare_and_swap_a_run_changes_its_owner_only_on_request(tmp_path: Path) -> None:
     objects, name = new_remote(Store.init(tmp_path / "settings", chunk_bytes=MIB).settings, cas=False)
     first, second = mirrored_by(tmp_path / "first", name), mirrored_by(tmp_path / "second", name)
     first.save(state(1), step=1)
@@ -228,8 +228,8 @@ def test_without_compare_and_swap_a_run_changes_its_owner_by_name_alone(tmp_path
         all_steps(first)
 
 
-def test_a_store_that_begins_to_mirror_late_saves_after_what_is_there(tmp_path: Path) -> None:
-    """V1: a new node saves once before its mirror is set; its newest checkpoints must not be taken for old ones."""
+def test_a_store_that_gets_a_mirror_late_saves_after_its_checkpoints(tmp_path: Path) -> None:
+    """V1: a new node saves once before its mirror is set. Its newest checkpoints must not count as old ones."""
     objects, name = new_remote(Store.init(tmp_path / "settings", chunk_bytes=MIB).settings)
     former = Store.init(tmp_path / "former", chunk_bytes=MIB)
     late = Store.init(tmp_path / "late", chunk_bytes=MIB)
@@ -261,7 +261,7 @@ def test_a_store_that_begins_to_mirror_late_saves_after_what_is_there(tmp_path: 
     check_store(late.path)
 
 
-def test_a_policy_judges_nothing_that_a_new_owner_pushed_while_it_listed(
+def test_a_policy_ignores_checkpoints_that_a_new_owner_pushed_during_the_listing(
     bucket: tuple[Double, str], two: tuple[Store, Store]
 ) -> None:
     objects, name = bucket
@@ -312,7 +312,7 @@ def test_a_policy_keeps_the_newest_pushed_checkpoint_of_its_store_while_a_later_
     check_store(owner.path)
 
 
-def test_a_store_that_was_restored_from_a_backup_goes_on_above_what_it_brought(
+def test_a_store_restored_from_a_backup_continues_above_its_pushed_numbers(
     tmp_path: Path, bucket: tuple[Double, str]
 ) -> None:
     objects, name = bucket
@@ -339,7 +339,7 @@ def test_a_store_that_was_restored_from_a_backup_goes_on_above_what_it_brought(
     assert fresh.pull("main@latest", name).checkpoints[0].step == 60
 
 
-def test_a_store_on_this_machine_is_gone_only_if_that_can_be_seen(tmp_path: Path) -> None:
+def test_a_store_on_this_machine_is_dead_only_if_its_path_can_be_read(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     owner = ownership.Ownership(context_of(store))._mine("main")
     assert not really_gone(owner)
@@ -351,7 +351,7 @@ def test_a_store_on_this_machine_is_gone_only_if_that_can_be_seen(tmp_path: Path
     assert not really_gone(owner)
 
 
-def test_a_number_that_was_made_up_there_is_refused(tmp_path: Path, bucket: tuple[Double, str]) -> None:
+def test_a_forged_sequence_number_on_the_mirror_is_refused(tmp_path: Path, bucket: tuple[Double, str]) -> None:
     _, name = bucket
     store = mirrored_by(tmp_path / "store", name)
     store.save(state(1), step=1)

@@ -1,4 +1,4 @@
-"""Pruning a remote removes what nothing names, beside pushes, and never what a checkpoint or a push needs."""
+"""Pruning a remote deletes unreferenced blobs during pushes, and never blobs that a checkpoint or a push needs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DAY_S = 86_400.0
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Return a function that lets the server's clock, as pruners see it, go forward."""
+    """Return a function that moves the server's clock forward, as pruners see it."""
     shift = [0.0]
     monkeypatch.setattr(key_lookup, "server_time", lambda _: datetime.now(UTC) + timedelta(seconds=shift[0]))
 
@@ -73,7 +73,7 @@ def drop(objects: ServiceObjects, store: Store, step: int) -> None:
     objects.delete([place.manifest])
 
 
-def test_what_checkpoints_name_stays(
+def test_blobs_of_checkpoints_are_kept(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None], tmp_path: Path
 ) -> None:
     before = blobs(objects)
@@ -84,7 +84,7 @@ def test_what_checkpoints_name_stays(
     assert blobs(objects) == before
 
 
-def test_a_blob_that_nothing_names_is_condemned_and_then_removed(
+def test_an_unreferenced_blob_is_marked_and_then_deleted(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None], tmp_path: Path
 ) -> None:
     before = blobs(objects)
@@ -132,7 +132,7 @@ def test_a_dry_run_changes_nothing(store: Store, objects: ServiceObjects, clock:
     assert list(objects.list("")) == before
 
 
-def test_what_a_push_under_way_names_stays(
+def test_blobs_of_a_push_in_progress_are_kept(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None]
 ) -> None:
     objects.put(keys.blob(A), b"a")
@@ -145,7 +145,7 @@ def test_what_a_push_under_way_names_stays(
     assert B not in blobs(objects)
 
 
-def test_a_push_that_slept_too_long_finds_its_intent_void(
+def test_a_push_that_was_suspended_too_long_finds_its_intent_void(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None]
 ) -> None:
     objects.put(keys.blob(A), b"a")
@@ -185,7 +185,7 @@ def test_a_push_that_stopped_before_its_manifest_is_finished(
     assert pruned(objects, 60).removed_count == 0
 
 
-def test_a_name_whose_removal_was_not_acknowledged_is_burnt(
+def test_a_name_whose_deletion_was_not_acknowledged_is_retired(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects.put(keys.blob(A), b"a")
@@ -210,7 +210,7 @@ def test_a_name_whose_removal_was_not_acknowledged_is_burnt(
     assert read_condemned(objects).retired_names == {A: 1}
 
 
-def test_the_batch_of_a_dead_pruner_is_burnt(
+def test_the_names_of_a_dead_pruners_batch_are_retired(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None]
 ) -> None:
     since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -227,7 +227,7 @@ def test_the_batch_of_a_dead_pruner_is_burnt(
     assert A not in blobs(objects)
 
 
-def test_a_push_that_takes_a_blob_back_in_the_middle_keeps_it(
+def test_a_push_that_unmarks_a_blob_during_a_prune_keeps_it(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save({"x": b"new" * 5000}, step=3)
@@ -253,7 +253,7 @@ def test_a_push_that_takes_a_blob_back_in_the_middle_keeps_it(
     assert read_condemned(objects).retired_names == {}
 
 
-def test_without_compare_and_swap_a_prune_needs_to_be_alone(
+def test_without_compare_and_swap_a_prune_must_be_exclusive(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None]
 ) -> None:
     drop(objects, store, 1)
@@ -272,7 +272,7 @@ def test_without_compare_and_swap_a_prune_needs_to_be_alone(
 
 
 @pytest.mark.parametrize("prefix", [keys.CHECKPOINTS, keys.INTENTS])
-def test_what_cannot_be_read_stops_a_prune(
+def test_an_unreadable_document_stops_a_prune(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None], prefix: str
 ) -> None:
     Intent.of([Place("main", 9, A)], [A], lambda: 0.0).write(objects)
@@ -285,7 +285,7 @@ def test_what_cannot_be_read_stops_a_prune(
     assert B in blobs(objects)
 
 
-def test_what_is_not_a_blob_is_left_alone(
+def test_a_prune_ignores_objects_that_are_no_blobs(
     store: Store, objects: ServiceObjects, clock: Callable[[float], None]
 ) -> None:
     for key in ("blobs/aa/other", "other", "blobs/x", "intents/other"):
@@ -297,7 +297,7 @@ def test_what_is_not_a_blob_is_left_alone(
     assert {one.key for one in objects.list("")} >= {"blobs/aa/other", "other", "blobs/x", "intents/other"}
 
 
-def test_what_probes_left_is_removed(store: Store, objects: ServiceObjects, clock: Callable[[float], None]) -> None:
+def test_leftovers_of_probes_are_deleted(store: Store, objects: ServiceObjects, clock: Callable[[float], None]) -> None:
     objects.put("probe/x", b"1")
     pruned(objects)
     assert objects.head("probe/x") is not None
@@ -307,7 +307,7 @@ def test_what_probes_left_is_removed(store: Store, objects: ServiceObjects, cloc
     assert objects.head("probe/x") is None
 
 
-def test_pushes_and_pruners_at_once_lose_nothing(tmp_path: Path, memory: Target, objects: ServiceObjects) -> None:
+def test_concurrent_pushes_and_pruners_lose_nothing(tmp_path: Path, memory: Target, objects: ServiceObjects) -> None:
     stores = [Store.init(tmp_path / f"s{i}", chunk_bytes=2**20) for i in range(2)]
     for store in stores:
         store.remotes.add("cold", memory.address)
@@ -341,7 +341,7 @@ def test_pushes_and_pruners_at_once_lose_nothing(tmp_path: Path, memory: Target,
     assert other.verify().ok
 
 
-def test_by_the_name_of_a_remote(store: Store, tmp_path: Path) -> None:
+def test_a_prune_by_the_name_of_a_remote(store: Store, tmp_path: Path) -> None:
     report = store.remotes.prune("cold", dry_run=True)
 
     assert str(report) == "would remove 0 blobs, 0 B, from cold"

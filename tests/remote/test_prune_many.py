@@ -38,7 +38,7 @@ _LATER = [0.0]
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `_LATER` move the server's clock, as pruners see it."""
+    """Move the server's clock by `_LATER`, as pruners see it."""
     _LATER[0] = 0.0
     real = key_lookup.server_time
     monkeypatch.setattr(key_lookup, "server_time", lambda objects: real(objects) + timedelta(seconds=_LATER[0]))
@@ -61,18 +61,18 @@ def double(store: Store) -> Double:
 
 
 def dead(count: int) -> list[str]:
-    """Return names of blobs that nothing names."""
+    """Return names of unreferenced blobs."""
     return [f"xxh3-{number * 7919 % 2**32:08x}{'0' * 24}" for number in range(1, count + 1)]
 
 
 def pruned(remote: Remote | str = "away", *, days: float = 0.0) -> Any:
-    """Prune so many days later."""
+    """Prune the given number of days later."""
     _LATER[0] += days * DAY_S
     return prune(REMOTES[remote] if isinstance(remote, str) else remote, XXH3, grace_s=DAY_S)
 
 
 def condemned(double: Double, names: list[str]) -> None:
-    """Let blobs be at a remote, and condemned for two days."""
+    """Return blobs that a remote has and that have been marked for two days."""
     for name in names:
         double.put(keys.blob(name), b"dead")
     swap(double, CondemnedNames(dict.fromkeys(names, "2026-01-01T00:00:00.000000Z")), None)
@@ -88,7 +88,7 @@ def condemned(double: Double, names: list[str]) -> None:
 )
 @pytest.mark.crash
 @pytest.mark.timeout(900)
-def test_many_dead_blobs_are_removed_in_one_act(
+def test_many_dead_blobs_are_deleted_by_one_prune(
     store: Store, service: Service, monkeypatch: pytest.MonkeyPatch, count: int, batch: int
 ) -> None:
     monkeypatch.setattr(module, "BATCH_NAMES", batch)
@@ -144,10 +144,10 @@ def test_blobs_are_listed_once_and_the_rest_again_only_after_a_lost_swap(
     assert lists[keys.INTENTS] == lists[keys.CHECKPOINTS] == 2
 
 
-def test_a_push_that_takes_a_blob_out_between_two_batches_keeps_it(
+def test_a_push_that_unmarks_a_blob_between_two_batches_keeps_it(
     store: Store, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its intent is newer than the lists, so only the version of `condemned.json` tells the pruner of it."""
+    """Its intent is newer than the lists, so the pruner can only notice it by the version of `condemned.json`."""
     monkeypatch.setattr(module, "BATCH_NAMES", 1)
     store.save({"x": b"pushed between two batches" * 1000}, step=2)
     blobs = [*blobs_dir(store.path, "main", 2).iterdir()]
@@ -177,7 +177,7 @@ def test_a_push_that_takes_a_blob_out_between_two_batches_keeps_it(
     assert read_condemned(double) == CondemnedNames()
 
 
-def test_of_a_batch_that_failed_only_the_names_without_an_answer_are_burnt(
+def test_only_unacknowledged_names_of_a_failed_batch_are_retired(
     double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REQUEST_NAMES", 2)
@@ -203,7 +203,7 @@ def test_of_a_batch_that_failed_only_the_names_without_an_answer_are_burnt(
     assert not [name for name in names if keys.blob(name) in double.held]
 
 
-def test_a_finished_batch_is_taken_out_when_a_later_request_fails(
+def test_a_finished_batch_is_removed_when_a_later_request_fails(
     double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH_NAMES", 2)
@@ -226,7 +226,7 @@ def test_a_finished_batch_is_taken_out_when_a_later_request_fails(
     assert [*said.condemned] == names[2:]
 
 
-def test_no_more_is_condemned_than_a_push_should_read(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_marked_blobs_is_limited(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CONDEMNED", 10)
     for name in dead(25):
         double.put(keys.blob(name), b"dead")
@@ -239,7 +239,7 @@ def test_no_more_is_condemned_than_a_push_should_read(double: Double, monkeypatc
     assert counts == [(0, 10, 15), (10, 10, 5), (10, 5, 0), (5, 0, 0)]
 
 
-def test_a_dry_run_says_what_would_be_condemned(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_reports_the_blobs_to_mark(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CONDEMNED", 10)
     for name in dead(25):
         double.put(keys.blob(name), b"dead")
@@ -249,7 +249,7 @@ def test_a_dry_run_says_what_would_be_condemned(double: Double, monkeypatch: pyt
     assert str(report).endswith("; 15 more unreferenced blobs will be marked by later calls")
 
 
-def test_no_batch_is_begun_whose_names_could_not_be_burnt(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_batch_begins_whose_names_could_not_be_retired(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BURNT", 10)
     names = sorted(dead(4))
     condemned(double, names)

@@ -1,4 +1,4 @@
-"""Pull: what comes down is hashed before it gets its name, appears at once, and is the same checkpoint."""
+"""Pull: blobs are hashed before they get their names, and the result is the same checkpoint, published at once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def same(found: Any, wanted: Any) -> bool:
     return np.array_equal(found, wanted) if isinstance(wanted, np.ndarray) else bool(found == wanted)
 
 
-def test_a_pulled_checkpoint_is_the_same_one(store: Store, other: Store) -> None:
+def test_a_pulled_checkpoint_is_the_same_checkpoint(store: Store, other: Store) -> None:
     store.annotate(1, metrics={"bleu": 1.5}, note="good")
     store.tag("best", 1)
     pin = store.pin(1, "paper")
@@ -65,7 +65,7 @@ def test_a_pulled_checkpoint_is_the_same_one(store: Store, other: Store) -> None
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[StorePath]:
-    """Where all tags were read, each time."""
+    """Return a list that records each read of all tags."""
     found, texts = list[StorePath](), dirfd_stat.symlink_texts
 
     def read(where: StorePath) -> dict[str, str | None]:
@@ -76,10 +76,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[StorePath]:
     return found
 
 
-def test_many_tags_are_taken_in_one_go(
+def test_many_tags_are_taken_in_one_batch(
     store: Store, other: Store, looks: list[StorePath], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them had all of them read again: 100,000 of one checkpoint took minutes."""
+    """Once each tag caused a read of all tags, so that 100,000 tags of one checkpoint took minutes."""
     names = {f"t{number:02}" for number in range(30)}
     for name in names:
         store.tag(name, 1)
@@ -100,7 +100,7 @@ def test_many_tags_are_taken_in_one_go(
     assert synced.count("refs") == 1
 
 
-def test_tags_are_looked_at_no_more_often_for_more_checkpoints(
+def test_the_number_of_tag_reads_does_not_grow_with_the_checkpoints(
     store: Store, other: Store, looks: list[StorePath], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 100,000 tags each look takes half a second, and so does the id of each tag's checkpoint."""
@@ -134,7 +134,7 @@ def test_tags_are_looked_at_no_more_often_for_more_checkpoints(
     assert tagged == again
 
 
-def test_what_the_store_has_is_not_fetched(store: Store, other: Store) -> None:
+def test_blobs_in_the_store_are_not_fetched(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     other.save(state(1), step=7, run="before")
@@ -145,7 +145,7 @@ def test_what_the_store_has_is_not_fetched(store: Store, other: Store) -> None:
     assert not [key for key in objects.keys_read if key.startswith(keys.BLOBS)]
 
 
-def test_a_second_pull_fetches_nothing_and_brings_what_was_said_since(store: Store, other: Store) -> None:
+def test_a_second_pull_fetches_no_blobs_but_later_metadata(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     other.pull(1, remote)
@@ -158,7 +158,7 @@ def test_a_second_pull_fetches_nothing_and_brings_what_was_said_since(store: Sto
     assert other.info(1).metrics == {"loss": 2.0, "own": 1.0, "late": 2.0}
 
 
-def test_every_kind_of_ref(store: Store, other: Store) -> None:
+def test_every_kind_of_ref_can_be_pulled(store: Store, other: Store) -> None:
     store.save(state(2), step=2)
     third = store.save(state(3), step=3)
     store.tag("best", 2)
@@ -181,7 +181,7 @@ def test_every_kind_of_ref(store: Store, other: Store) -> None:
         other.pull("latest", remote)
 
 
-def test_the_best_by_a_metric_is_named_as_in_a_store(store: Store, other: Store) -> None:
+def test_the_best_by_a_metric_is_found_as_in_a_store(store: Store, other: Store) -> None:
     for step, loss in ((2, 1.0), (3, 3.0)):
         store.save(state(step), step=step, metrics={"loss": loss})
     _, remote = new_remote(store.settings)
@@ -193,7 +193,7 @@ def test_the_best_by_a_metric_is_named_as_in_a_store(store: Store, other: Store)
         other.pull("best:accuracy", remote)
 
 
-def test_latest_goes_by_the_order_of_commits(store: Store, other: Store) -> None:
+def test_latest_at_a_remote_is_the_last_in_commit_order(store: Store, other: Store) -> None:
     store.save(state(9), step=9)
     resumed = store.save(state(5), step=5)
     _, remote = new_remote(store.settings)
@@ -202,7 +202,7 @@ def test_latest_goes_by_the_order_of_commits(store: Store, other: Store) -> None
     assert other.pull("latest", remote).checkpoints[0].id == resumed.id
 
 
-def test_of_two_checkpoints_at_one_step_the_newer_is_meant(store: Store, other: Store, tmp_path: Path) -> None:
+def test_a_step_names_the_newer_of_two_checkpoints(store: Store, other: Store, tmp_path: Path) -> None:
     _, remote = new_remote(store.settings)
     old = store.push(1, remote).checkpoints[0]
     new = store.save(state(2), step=1, if_exists="replace")
@@ -212,7 +212,7 @@ def test_of_two_checkpoints_at_one_step_the_newer_is_meant(store: Store, other: 
     assert third.pull(old.id, remote).checkpoints[0].id == old.id
 
 
-def test_a_pull_of_all_brings_the_newest_of_each_step(store: Store, other: Store) -> None:
+def test_a_pull_of_all_fetches_the_newest_of_each_step(store: Store, other: Store) -> None:
     _, remote = new_remote(store.settings)
     store.push(1, remote)
     store.save(state(2), step=1, if_exists="replace")
@@ -223,7 +223,7 @@ def test_a_pull_of_all_brings_the_newest_of_each_step(store: Store, other: Store
     assert same(other.load(1), state(2))
 
 
-def test_a_pull_from_a_store_brings_what_a_tag_names_beside_the_newest(store: Store, other: Store) -> None:
+def test_a_pull_from_a_store_also_fetches_tagged_superseded_checkpoints(store: Store, other: Store) -> None:
     old = store.info(1).id
     store.tag("old", 1)
     store.save(state(2), step=1, if_exists="replace")
@@ -233,7 +233,7 @@ def test_a_pull_from_a_store_brings_what_a_tag_names_beside_the_newest(store: St
     check_store(other.path)
 
 
-def test_a_checkpoint_that_is_not_whole_in_a_directory_does_not_count(store: Store, other: Store) -> None:
+def test_an_incomplete_checkpoint_of_a_store_does_not_count(store: Store, other: Store) -> None:
     old = store.info(1)
     store.tag("old", 1)
     store.save(state(2), step=1, if_exists="replace")
@@ -243,7 +243,7 @@ def test_a_checkpoint_that_is_not_whole_in_a_directory_does_not_count(store: Sto
     assert other.pull(1, store.path).checkpoints[0].id == old.id
 
 
-def test_a_plan_says_what_an_evicted_checkpoint_costs(store: Store) -> None:
+def test_a_plan_includes_the_bytes_of_an_evicted_checkpoint(store: Store) -> None:
     _, remote = new_remote(store.settings)
     store.push(1, remote)
     store.evict(1, remote)
@@ -253,7 +253,7 @@ def test_a_plan_says_what_an_evicted_checkpoint_costs(store: Store) -> None:
 
 
 @pytest.mark.parametrize("fault", ["flip", "fail"])
-def test_one_bad_answer_is_read_again(store: Store, other: Store, fault: Fault) -> None:
+def test_a_corrupted_response_is_read_again(store: Store, other: Store, fault: Fault) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     harmed: set[str] = set()
@@ -283,7 +283,7 @@ def test_a_damaged_blob_never_gets_its_name(store: Store, other: Store) -> None:
 
 
 @pytest.mark.parametrize("how", ["damaged", "another"])
-def test_one_that_cannot_be_brought_keeps_no_other_one_back(store: Store, other: Store, how: str) -> None:
+def test_a_checkpoint_that_cannot_be_pulled_does_not_hold_up_others(store: Store, other: Store, how: str) -> None:
     for step in (2, 3):
         store.save(state(step), step=step)
         store.tag(f"t{step}", step)
@@ -311,7 +311,7 @@ def test_a_missing_blob_is_named(store: Store, other: Store) -> None:
     assert other.checkpoints() == []
 
 
-def test_a_pull_that_failed_goes_on_where_it_ended(store: Store, other: Store) -> None:
+def test_a_failed_pull_continues_where_it_stopped(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     bad = max(key for key in objects.held if key.startswith(keys.BLOBS))
@@ -328,7 +328,7 @@ def test_a_pull_that_failed_goes_on_where_it_ended(store: Store, other: Store) -
     assert other.verify().ok
 
 
-def test_what_a_failed_pull_fetched_goes_with_the_next_gc(store: Store, other: Store) -> None:
+def test_the_next_gc_frees_blobs_of_a_failed_pull(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     bad = max(key for key in objects.held if key.startswith(keys.BLOBS))
@@ -340,7 +340,7 @@ def test_what_a_failed_pull_fetched_goes_with_the_next_gc(store: Store, other: S
     check_store(other.path)
 
 
-def test_another_checkpoint_at_the_step_stays_unless_asked(store: Store, other: Store) -> None:
+def test_a_pull_replaces_a_checkpoint_of_the_step_only_on_request(store: Store, other: Store) -> None:
     _, remote = new_remote(store.settings)
     pushed = store.push(1, remote).checkpoints[0]
     mine = other.save(state(5), step=1)
@@ -355,8 +355,8 @@ def test_another_checkpoint_at_the_step_stays_unless_asked(store: Store, other: 
 
 @pytest.mark.parametrize("newer", ["there", "here"])
 @pytest.mark.parametrize("kind", ["store", "objects"])
-def test_what_a_pull_replaces_can_be_brought_back(store: Store, other: Store, kind: str, newer: str) -> None:
-    """V9: whichever is newer, and also where what is pulled is here already, superseded."""
+def test_checkpoints_replaced_by_a_pull_can_be_restored(store: Store, other: Store, kind: str, newer: str) -> None:
+    """V9: whichever is newer, and even if the pulled checkpoint already exists locally as superseded."""
     remote = str(store.path) if kind == "store" else new_remote(store.settings)[1]
     other.config.undo_by_rule_s = 3600
     mine = other.save(state(5), step=1)
@@ -380,7 +380,7 @@ def test_what_a_pull_replaces_can_be_brought_back(store: Store, other: Store, ki
     check_store(other.path)
 
 
-def test_a_pull_that_replaces_leaves_what_a_tag_names_and_says_what_the_step_names(store: Store, other: Store) -> None:
+def test_a_replacing_pull_keeps_tagged_checkpoints_and_names_the_current_one(store: Store, other: Store) -> None:
     _, remote = new_remote(store.settings)
     pushed = store.push(1, remote).checkpoints[0]
     mine = other.save(state(5), step=1, tags=["mine"])
@@ -394,7 +394,7 @@ def test_a_pull_that_replaces_leaves_what_a_tag_names_and_says_what_the_step_nam
 
 @pytest.mark.parametrize("kind", ["store", "objects"])
 @pytest.mark.parametrize("how", ["all", "tagged", "refs"])
-def test_a_superseded_checkpoint_that_is_named_comes_beside_the_newest(
+def test_a_named_superseded_checkpoint_is_pulled_with_the_newest(
     store: Store, other: Store, how: str, kind: str
 ) -> None:
     old = store.info(1)
@@ -417,14 +417,14 @@ def test_a_superseded_checkpoint_that_is_named_comes_beside_the_newest(
     check_store(other.path)
 
 
-def test_the_same_content_counts_as_the_checkpoint(store: Store, other: Store) -> None:
+def test_a_checkpoint_with_the_same_content_counts_as_pulled(store: Store, other: Store) -> None:
     _, remote = new_remote(store.settings)
     store.push(1, remote)
     mine = other.save(state(1), step=1)
     assert other.pull(1, remote).checkpoints[0].id == mine.id
 
 
-def test_a_tag_that_is_here_does_not_move(store: Store, other: Store) -> None:
+def test_a_pull_does_not_move_a_local_tag(store: Store, other: Store) -> None:
     store.tag("best", 1)
     _, remote = new_remote(store.settings)
     store.push(1, remote)
@@ -435,7 +435,7 @@ def test_a_tag_that_is_here_does_not_move(store: Store, other: Store) -> None:
     assert other.info("best").step == 5
 
 
-def test_order_goes_on_above_what_was_pulled(store: Store, other: Store) -> None:
+def test_later_saves_follow_pulled_checkpoints_in_commit_order(store: Store, other: Store) -> None:
     for step in range(2, 6):
         store.save(state(1), step=step)
     _, remote = new_remote(store.settings)
@@ -481,7 +481,7 @@ def test_keys_of_another_form_are_ignored(store: Store, other: Store, key: str) 
     assert len(other.pull(remote=remote, all=True).checkpoints) == 1
 
 
-def test_a_damaged_annotation_or_pin_is_said_and_keeps_nothing_from_being_pulled(store: Store, other: Store) -> None:
+def test_a_damaged_annotation_or_pin_is_reported_and_blocks_no_pull(store: Store, other: Store) -> None:
     store.annotate(1, metrics={"bleu": 1.0})
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]
@@ -492,7 +492,7 @@ def test_a_damaged_annotation_or_pin_is_said_and_keeps_nothing_from_being_pulled
     assert other.verify().ok
 
 
-def test_a_dropped_checkpoint_is_not_there(store: Store, other: Store) -> None:
+def test_a_removed_checkpoint_is_not_found(store: Store, other: Store) -> None:
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]
     objects.put(keys.Place("main", 1, info.id).dropped, b"{}")
@@ -511,7 +511,7 @@ def test_a_blob_under_a_later_name_is_found(store: Store, other: Store) -> None:
     assert other.verify().ok
 
 
-def test_no_room_is_said_before_anything_is_fetched(
+def test_missing_space_is_reported_before_anything_is_fetched(
     store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ckstore.fs import dirfd_stat
@@ -557,7 +557,7 @@ def _hold_in_flight(objects: Double) -> None:
     objects._carry = slowly  # type: ignore[method-assign]
 
 
-def test_progress_ends_at_what_was_to_be_moved(store: Store, other: Store) -> None:
+def test_progress_ends_at_the_planned_bytes(store: Store, other: Store) -> None:
     _, remote = new_remote(store.settings)
     said: list[tuple[int, int]] = []
     moved = store.push(1, remote, progress=lambda *at: said.append(at)).moved_bytes

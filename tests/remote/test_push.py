@@ -1,4 +1,4 @@
-"""Push: only what is missing, manifest last, repeatable after anything, and nothing believed that was not seen."""
+"""Push: only missing blobs are sent, the manifest last; a push can be repeated, and relies only on checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def test_everything_of_a_checkpoint_is_at_the_remote_under_its_own_bytes(store: Store) -> None:
+def test_every_blob_of_a_checkpoint_is_pushed_under_its_digest(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     report = store.push(1, remote)
     directory = checkpoint_dir(store.path, "main", 1)
@@ -57,8 +57,8 @@ def test_everything_of_a_checkpoint_is_at_the_remote_under_its_own_bytes(store: 
     assert not [key for key in objects.held if key.startswith(keys.INTENTS)]
 
 
-def test_a_store_that_knows_nothing_of_its_mirror_sends_no_blob_that_is_there(store: Store, tmp_path: Path) -> None:
-    """A new node pulled a base that another one pushed, and pushes its first checkpoint beside it."""
+def test_a_store_without_a_record_of_its_mirror_sends_no_existing_blob(store: Store, tmp_path: Path) -> None:
+    """A new node pulled a base that another node had pushed, and pushes its first checkpoint."""
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     with Store.init(tmp_path / "node", chunk_bytes=MIB) as node:
@@ -96,7 +96,7 @@ def test_an_unchanged_state_costs_few_requests_and_no_bytes(store: Store) -> Non
     assert objects.sent_bytes == 0
 
 
-def test_what_a_push_costs_goes_by_what_is_pushed_however_much_is_there(store: Store) -> None:
+def test_the_cost_of_a_push_depends_on_its_checkpoints_and_not_on_the_remote(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     for number in range(5000):
@@ -114,7 +114,7 @@ def test_what_a_push_costs_goes_by_what_is_pushed_however_much_is_there(store: S
     assert objects.request_count() <= 50
 
 
-def test_a_second_checkpoint_of_mostly_the_same_bytes_sends_what_changed(store: Store) -> None:
+def test_a_second_similar_checkpoint_sends_only_changed_blobs(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     store.push(1, remote)
     changed = state(1)
@@ -126,7 +126,7 @@ def test_a_second_checkpoint_of_mostly_the_same_bytes_sends_what_changed(store: 
     assert report.moved_bytes < MIB
 
 
-def test_the_plan_says_what_is_missing_and_changes_nothing(store: Store) -> None:
+def test_a_push_plan_lists_missing_blobs_and_changes_nothing(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     plan = store.plan_push(1, remote)
     assert len(plan.new) == 1
@@ -137,7 +137,7 @@ def test_the_plan_says_what_is_missing_and_changes_nothing(store: Store) -> None
     assert store.plan_push(1, remote).missing == ()
 
 
-def test_what_was_said_later_comes_along(store: Store) -> None:
+def test_later_metadata_is_pushed_with_the_checkpoint(store: Store) -> None:
     store.tag("best", 1)
     pin = store.pin(1, "paper")
     store.annotate(1, metrics={"bleu": 27.0}, note="good")
@@ -150,7 +150,7 @@ def test_what_was_said_later_comes_along(store: Store) -> None:
 
 
 @pytest.mark.parametrize("which", ["one", "all"])
-def test_a_push_that_is_repeated_brings_what_a_killed_one_did_not_come_to(
+def test_a_repeated_push_sends_the_metadata_that_a_killed_one_did_not(
     store: Store, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     store.tag("best", 1)
@@ -179,7 +179,7 @@ def test_a_push_that_is_repeated_brings_what_a_killed_one_did_not_come_to(
     assert objects.request_count() <= 20
 
 
-def test_annotations_of_two_stores_are_joined(store: Store, tmp_path: Path) -> None:
+def test_annotations_of_two_stores_are_merged(store: Store, tmp_path: Path) -> None:
     other_path = tmp_path / "other"
     shutil.copytree(store.path, other_path)
     other = Store.open(other_path)
@@ -193,7 +193,7 @@ def test_annotations_of_two_stores_are_joined(store: Store, tmp_path: Path) -> N
     assert [note["text"] for note in joined["notes"]] == ["one", "two"]
 
 
-def test_a_lost_answer_is_no_error(store: Store) -> None:
+def test_a_lost_response_is_not_an_error(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     lost: set[str] = set()
 
@@ -210,7 +210,7 @@ def test_a_lost_answer_is_no_error(store: Store) -> None:
     assert store.plan_push(1, remote).new == ()
 
 
-def test_a_push_that_was_cut_off_goes_on_where_it_ended(store: Store) -> None:
+def test_an_interrupted_push_continues_where_it_stopped(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     blobs: set[str] = set()
 
@@ -232,7 +232,7 @@ def test_a_push_that_was_cut_off_goes_on_where_it_ended(store: Store) -> None:
     assert any(key.endswith("manifest.json") for key in objects.held)
 
 
-def test_damaged_bytes_never_get_a_name_elsewhere(store: Store) -> None:
+def test_damaged_bytes_are_never_pushed_under_their_digest(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     blob = next(blobs_dir(store.path, "main", 1).iterdir())
     data = bytearray(blob.read_bytes())
@@ -247,7 +247,7 @@ def test_damaged_bytes_never_get_a_name_elsewhere(store: Store) -> None:
 
 
 @pytest.mark.parametrize("how, error", [("damaged", DamagedBlob), ("let go", BytesElsewhere), ("gone", NoSuchRef)])
-def test_one_that_is_not_whole_here_keeps_no_other_one_back(
+def test_an_incomplete_local_checkpoint_does_not_hold_up_others(
     store: Store, monkeypatch: pytest.MonkeyPatch, how: str, error: type[Exception]
 ) -> None:
     objects, remote = new_remote(store.settings)
@@ -289,7 +289,7 @@ def test_a_short_blob_at_the_remote_is_sent_again(store: Store) -> None:
     assert objects.held[key] == whole
 
 
-def test_a_condemned_blob_is_struck_out_before_it_is_relied_on(store: Store) -> None:
+def test_a_marked_blob_is_unmarked_before_a_push_relies_on_it(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     digests = os.listdir(blobs_dir(store.path, "main", 1))
     other = f"xxh3-{'0' * 32}"
@@ -298,7 +298,7 @@ def test_a_condemned_blob_is_struck_out_before_it_is_relied_on(store: Store) -> 
     assert list(json.loads(objects.held[keys.CONDEMNED])["condemned"]) == [other]
 
 
-def test_a_blob_that_a_pruner_removes_goes_on_under_another_name(store: Store) -> None:
+def test_a_blob_that_a_pruner_deletes_gets_a_new_name(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     digests = os.listdir(blobs_dir(store.path, "main", 1))
     batch = {"names": [digests[0]], "since": "2026-11-26T00:00:00.000000Z"}
@@ -321,7 +321,7 @@ def _condemn(objects: Double, **members: object) -> None:
 
 
 def sleep_once(now_s: list[float]) -> Callable[[str, str], Fault | None]:
-    """Return a fault by which the first blob comes when the life of its intent is over."""
+    """Return a fault that delays the first blob until the life of its intent is over."""
     slept: list[str] = []
 
     def fault(call: str, key: str) -> Fault | None:
@@ -333,7 +333,7 @@ def sleep_once(now_s: list[float]) -> Callable[[str, str], Fault | None]:
     return fault
 
 
-def test_a_push_that_slept_begins_again(store: Store) -> None:
+def test_a_push_that_was_suspended_starts_again(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     now_s = [0.0]
     objects.fault = sleep_once(now_s)
@@ -342,7 +342,7 @@ def test_a_push_that_slept_begins_again(store: Store) -> None:
     assert store.plan_push(1, remote).new == ()
 
 
-def test_a_push_that_begins_again_keeps_to_its_rate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_push_keeps_to_its_rate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     objects, remote = new_remote(store.settings)
     now_s = [0.0]
 
@@ -356,7 +356,7 @@ def test_a_push_that_begins_again_keeps_to_its_rate(store: Store, monkeypatch: p
     assert now_s[0] >= LIFE_S + 1.9
 
 
-def test_a_push_that_slept_before_its_manifest_begins_again_without_compare_and_swap(
+def test_a_push_suspended_before_its_manifest_starts_again_without_compare_and_swap(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects, remote = new_remote(store.settings, cas=False)
@@ -374,7 +374,7 @@ def test_a_push_that_slept_before_its_manifest_begins_again_without_compare_and_
     assert all(keys.blob(blob) in objects.held for blob in os.listdir(blobs_dir(store.path, "main", 1)))
 
 
-def test_a_push_whose_intent_was_taken_begins_again(store: Store) -> None:
+def test_a_push_whose_intent_was_voided_starts_again(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     voided: list[str] = []
 
@@ -406,14 +406,14 @@ def test_a_long_push_renews_its_intent(store: Store) -> None:
 
 
 def _wait_for_renewals(objects: Double, count: int) -> None:
-    """Wait until another thread has tried so often to write the intent again."""
+    """Wait until another thread has tried to renew the intent a number of times."""
     until_s = time.monotonic() + 20
     while objects.requests["update"] < count:
         assert time.monotonic() < until_s, "the intent was not renewed"
         time.sleep(0.01)
 
 
-def test_an_intent_is_renewed_while_a_single_blob_is_on_its_way(tmp_path: Path) -> None:
+def test_an_intent_is_renewed_while_a_single_blob_is_sent(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "one")
     store.save({"x": b"a single blob" * 1000}, step=1)
     objects, remote = new_remote(store.settings)
@@ -433,7 +433,7 @@ def test_an_intent_is_renewed_while_a_single_blob_is_on_its_way(tmp_path: Path) 
     assert store.plan_push(1, remote).new == ()
 
 
-def test_a_push_whose_intent_was_taken_while_blobs_are_on_their_way_sends_no_others(tmp_path: Path) -> None:
+def test_a_push_whose_intent_is_voided_during_the_transfer_sends_no_more_blobs(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "many", chunk_bytes=MIB)
     store.save(state(1, chunks=12), step=1)
     objects, remote = new_remote(store.settings)
@@ -457,7 +457,7 @@ def test_a_push_whose_intent_was_taken_while_blobs_are_on_their_way_sends_no_oth
     assert store.plan_push(1, remote).new == ()
 
 
-def test_a_removed_checkpoint_is_pushed_again_when_it_is_asked_for(store: Store) -> None:
+def test_a_removed_checkpoint_is_pushed_again_on_request(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]
     place = keys.Place("main", 1, info.id)
@@ -504,7 +504,7 @@ def test_a_wait_of_ten_thousand_years_ends_with_the_transfer() -> None:
     assert failures == []
 
 
-def test_memory_is_lent_again_and_what_lies_idle_makes_way() -> None:
+def test_buffers_are_reused_and_idle_ones_are_freed_for_others() -> None:
     budget = MemoryBudget(8 * 4096)
     with budget.lending(5000) as memory:
         memory[:5] = b"first"
@@ -519,7 +519,7 @@ def test_memory_is_lent_again_and_what_lies_idle_makes_way() -> None:
     assert not budget._idle
 
 
-def test_what_was_sent_is_noted_by_the_version_that_was_seen(store: Store) -> None:
+def test_a_sent_blob_is_recorded_with_its_listed_version(store: Store) -> None:
     objects, remote = new_remote(store.settings)
     info = store.push(1, remote).checkpoints[0]
     record = read_record(store._context.layout, remote)
@@ -546,7 +546,7 @@ def test_another_hash_is_refused(store: Store, tmp_path: Path) -> None:
         other.push(1, remote)
 
 
-def test_without_compare_and_swap_a_push_works_as_well(store: Store) -> None:
+def test_a_push_works_without_compare_and_swap(store: Store) -> None:
     objects, remote = new_remote(store.settings, cas=False)
     store.tag("best", 1)
     store.push(1, remote)
@@ -590,7 +590,7 @@ def test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits(
     assert stale_s[0] <= LIFE_S / 2
 
 
-def test_several_ways_to_say_which(store: Store) -> None:
+def test_checkpoints_can_be_selected_in_several_ways(store: Store) -> None:
     store.save(state(2), step=2)
     store.save(state(3), step=1, run="other")
     store.tag("best", "main@2")
@@ -622,7 +622,7 @@ def test_a_compacted_checkpoint_is_pushed_as_it_was_saved(tmp_path: Path) -> Non
         assert {name: objects.held[keys.blob(name)] for name in plain} == plain
 
 
-def test_a_push_of_many_checkpoints_lists_their_hundreds_and_not_all_of_the_run(tmp_path: Path) -> None:
+def test_a_push_of_many_checkpoints_lists_only_their_hundreds_of_steps(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     objects, name = new_remote(store.settings)
     steps = range(1080, 1120)

@@ -1,4 +1,4 @@
-"""Remotes have names; a place is tried when it gets one, and what it really does is remembered."""
+"""Remotes have names. A place is probed when it is added, and the result is stored."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def store(tmp_path: Path) -> Store:
     ],
     ids=lambda value: str(value)[7:70] if isinstance(value, Habits) else "",
 )
-def test_a_probe_sees_what_a_service_does(habits: Habits, seen: Abilities) -> None:
+def test_a_probe_detects_the_features_of_a_service(habits: Habits, seen: Abilities) -> None:
     with s3_service(habits) as service:
         assert probe(service.target("run"))[0] == seen
         assert [key for key in service.objects if "probe" in key] == []
 
 
-def test_a_probe_sees_what_memory_does(memory: Target) -> None:
+def test_a_probe_detects_the_features_of_objects_in_memory(memory: Target) -> None:
     assert probe(memory)[0] == Abilities(checks_bodies=None)
 
 
-def test_each_ability_is_said_in_plain_words() -> None:
+def test_each_ability_has_a_plain_sentence() -> None:
     weak = Abilities(create=False, cas="no", ranges=False, lists_writes=False, checks_bodies=False)
 
     assert not set(Abilities(checks_bodies=True).lines()) & set(weak.lines())
@@ -66,7 +66,7 @@ def test_each_ability_is_said_in_plain_words() -> None:
         Abilities.from_json({**weak.to_json(), "cas": "perhaps"}, "x")
 
 
-def test_a_remote_is_added_listed_probed_and_forgotten(store: Store, service: Service) -> None:
+def test_a_remote_is_added_listed_probed_and_removed(store: Store, service: Service) -> None:
     target = service.target("team/run")
     entry = store.remotes.add("cold", f"{target.address}/", endpoint=target.endpoint)
     info = json.loads(service.bytes_of("team/run/remote.json"))
@@ -90,7 +90,7 @@ def test_a_remote_is_added_listed_probed_and_forgotten(store: Store, service: Se
         store.remotes.remove("cold")
 
 
-def test_what_is_no_remote_is_said_to_be_what_it_is(
+def test_the_error_for_a_place_without_a_remote_names_its_content(
     store: Store, tmp_path: Path, memory: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Store.init(tmp_path / "other").close()
@@ -117,7 +117,7 @@ def test_two_stores_share_a_remote(store: Store, tmp_path: Path, memory: Target)
     assert store.remotes.add("a", memory.address).uuid == other.remotes.add("b", memory.address).uuid
 
 
-def test_two_clients_that_make_a_remote_at_a_service_without_conditions_agree(
+def test_two_clients_that_create_one_remote_without_conditions_agree(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = RemoteInfo.of(Store.init(tmp_path / "other")._context.settings, "2026-11-27T03:00:00.000000Z")
@@ -137,7 +137,7 @@ def test_two_clients_that_make_a_remote_at_a_service_without_conditions_agree(
     assert len(waits) == 2
 
 
-def test_a_remote_that_is_made_again_and_again_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_that_is_created_again_and_again_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def overwritten(_: float) -> None:
         made = RemoteInfo.of(store._context.settings, "2026-11-27T03:00:00.000000Z")
         service.objects["run/remote.json"] = made.render(), '"b"', datetime.now(UTC)
@@ -209,7 +209,7 @@ def test_an_invalid_endpoint_is_refused(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
-def test_an_endpoint_of_the_environment_that_is_no_url_is_said_and_no_panic_of_the_engine(
+def test_an_invalid_endpoint_of_the_environment_is_an_error_and_no_panic(
     store: Store, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "127.0.0.1:9000")
@@ -218,9 +218,9 @@ def test_an_endpoint_of_the_environment_that_is_no_url_is_said_and_no_panic_of_t
         store.remotes.add("cold", "s3://bucket/run")
 
 
-def test_what_breaks_the_engine_is_an_error_of_ckstore() -> None:
+def test_a_panic_of_the_engine_is_an_error_of_ckstore() -> None:
     class Panic(BaseException):
-        """As the engine's: no Exception."""
+        """A panic like that of the engine, which is no `Exception`."""
 
     def call() -> None:
         raise Panic("request valid")
@@ -237,7 +237,7 @@ def test_what_breaks_the_engine_is_an_error_of_ckstore() -> None:
         ("http://127.0.0.1:9000/bucket/run", "URL of the service as the endpoint"),
     ],
 )
-def test_an_address_that_was_mistyped_is_not_a_directory(store: Store, text: str, hint: str) -> None:
+def test_a_mistyped_address_is_not_taken_for_a_directory(store: Store, text: str, hint: str) -> None:
     with pytest.raises(BadInput) as raised:
         store.remotes.add("cold", text)
 
@@ -260,7 +260,7 @@ def test_an_invalid_name_is_refused(store: Store, memory: Target, name: str) -> 
         store.remotes.add(name, memory.address)
 
 
-def test_a_taken_name_keeps_its_place(store: Store, memory: Target) -> None:
+def test_a_name_in_use_keeps_its_remote(store: Store, memory: Target) -> None:
     store.remotes.add("a", memory.address)
 
     with pytest.raises(BadInput, match="a is the remote at memory://"):
@@ -347,7 +347,9 @@ def test_a_push_and_a_pull_by_name(store: Store, tmp_path: Path, service: Servic
 
 
 @pytest.mark.parametrize("change", [lambda entry: entry.pop("uuid"), lambda entry: entry["target"].update(kind="x")])
-def test_damaged_settings_are_said(store: Store, memory: Target, change: Callable[[dict[str, object]], object]) -> None:
+def test_damaged_settings_of_remotes_are_reported(
+    store: Store, memory: Target, change: Callable[[dict[str, object]], object]
+) -> None:
     store.remotes.add("a", memory.address)
     path = store.path / "config.json"
     settings = json.loads(path.read_text())
@@ -359,7 +361,7 @@ def test_damaged_settings_are_said(store: Store, memory: Target, change: Callabl
         store.remotes.list()
 
 
-def test_the_engine_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch, memory: Target) -> None:
+def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch, memory: Target) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
 
     with pytest.raises(RemoteError, match="obstore") as raised:

@@ -1,4 +1,4 @@
-"""A load that meets damage, or lacks a blob, gets it from a remote that has it right, and repairs the store."""
+"""A load that finds a damaged or missing blob fetches an intact copy from a remote, and repairs the store."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def store(tmp_path: Path, memory: Target) -> Iterator[Store]:
 
 
 def blobs_of(store: Store, step: int) -> list[Path]:
-    """Return the blobs of a checkpoint, those of other checkpoints too first, then the smallest."""
+    """Return the blobs of a checkpoint: shared ones first, then the smallest."""
     found = blobs_dir(store.path, "main", step).iterdir()
     return sorted(found, key=lambda path: (-path.stat().st_nlink, path.stat().st_size, path.name))
 
@@ -170,7 +170,7 @@ def test_a_new_catalog_does_not_hide_what_the_remote_can_repair(store: Store, lo
     assert is_state(opened.load(), 3)
 
 
-def test_a_damaged_manifest_comes_back_from_the_remote(store: Store) -> None:
+def test_a_damaged_manifest_is_restored_from_the_remote(store: Store) -> None:
     manifest = checkpoint_dir(store.path, "main", 3) / "manifest.json"
     flip(manifest, at=manifest.stat().st_size // 2)
     opened = without_catalog(store)
@@ -179,7 +179,7 @@ def test_a_damaged_manifest_comes_back_from_the_remote(store: Store) -> None:
     assert opened.verify().ok
 
 
-def test_what_a_failed_load_marked_is_repaired_when_the_remote_is_back(store: Store, memory: Target) -> None:
+def test_damage_marked_by_a_failed_load_is_repaired_once_the_remote_answers(store: Store, memory: Target) -> None:
     objects = open_objects(memory)
     info = objects.get(keys.INFO, 10_000)
     assert info is not None
@@ -199,7 +199,7 @@ def test_what_a_failed_load_marked_is_repaired_when_the_remote_is_back(store: St
     assert store.verify().ok
 
 
-def test_a_store_that_is_open_for_reading_reads_from_the_remote_and_says_why_it_repairs_nothing(store: Store) -> None:
+def test_a_read_only_store_reads_from_the_remote_and_explains_why_it_repairs_nothing(store: Store) -> None:
     flip(shared_blob(store), keep_time=True)
     before = shared_blob(store).read_bytes()
 
@@ -214,7 +214,7 @@ def test_a_store_that_is_open_for_reading_reads_from_the_remote_and_says_why_it_
     assert not os.listdir(store.path / "quarantine")
 
 
-def test_on_a_full_disk_the_load_gets_the_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_succeeds_on_a_full_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(shared_blob(store), keep_time=True)
     real = store._context.measure
     monkeypatch.setattr(store._context, "measure", lambda new: replace(real(new), free_bytes=0))
@@ -229,7 +229,7 @@ def test_on_a_full_disk_the_load_gets_the_bytes(store: Store, monkeypatch: pytes
 
 
 def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the digests that are asked for at remotes, as they are."""
+    """Return a list that records the digests requested from remotes."""
     asked: list[str] = []
     real = remote_copies._read_blob
 
@@ -241,9 +241,7 @@ def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def test_a_write_that_finds_the_disk_full_leaves_the_load_its_bytes(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_succeeds_if_the_repair_fills_the_disk(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
@@ -273,7 +271,7 @@ def damage_at(target: Target, digest: str) -> None:
     objects.create(key, bytes(data))
 
 
-def test_a_remote_whose_copy_is_damaged_too_is_named_and_the_next_one_asked(
+def test_a_remote_with_a_damaged_copy_is_named_and_the_next_one_is_asked(
     store: Store, memory: Target, tmp_path: Path
 ) -> None:
     flip(shared_blob(store), keep_time=True)
@@ -323,7 +321,7 @@ def test_committed_files_are_checked_out_and_repaired(store: Store, tmp_path: Pa
     assert store.verify().ok
 
 
-def test_without_a_remote_damage_is_an_error_and_nothing_is_put_aside(tmp_path: Path) -> None:
+def test_without_a_remote_damage_is_an_error_and_nothing_is_quarantined(tmp_path: Path) -> None:
     with Store.init(tmp_path / "alone", chunk_bytes=MIB) as store:
         store.save(state(3), step=3)
         flip(blobs_of(store, 3)[-1], keep_time=True)
@@ -355,7 +353,7 @@ def test_several_readers_fetch_the_blob_once(store: Store, memory: Target, monke
     check_store(store.path)
 
 
-def test_a_remote_that_does_not_answer_is_waited_for_once(
+def test_a_load_waits_only_once_for_a_remote_that_does_not_answer(
     tmp_path: Path, through: Target, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote_copies, "CONTACT_S", 1.0)
@@ -389,7 +387,9 @@ def test_verify_repair_asks_all_remotes(store: Store, run: Run) -> None:
     check_store(store.path)
 
 
-def test_repair_from_a_url_takes_what_a_remote_has(store: Store, memory: Target, tmp_path: Path, run: Run) -> None:
+def test_a_repair_from_a_url_uses_the_copies_of_that_remote(
+    store: Store, memory: Target, tmp_path: Path, run: Run
+) -> None:
     with Store.init(tmp_path / "mine", chunk_bytes=MIB) as mine:
         mine.save(state(3), step=3)
         flip(blobs_of(mine, 3)[-1], keep_time=True)
@@ -405,7 +405,7 @@ def test_repair_from_a_url_takes_what_a_remote_has(store: Store, memory: Target,
     check_store(tmp_path / "mine")
 
 
-def test_what_no_remote_has_is_said_with_what_each_of_them_said(store: Store, memory: Target) -> None:
+def test_the_error_for_a_blob_without_a_copy_has_the_answer_of_each_remote(store: Store, memory: Target) -> None:
     digest = shared_blob(store).name
     flip(shared_blob(store), keep_time=True)
     open_objects(memory).delete([keys.blob(digest)])
@@ -453,7 +453,7 @@ def test_a_compacted_checkpoint_is_repaired_by_the_plain_blob(tmp_path: Path, me
     check_store(tmp_path / "store")
 
 
-def test_where_nothing_helps_the_error_of_the_newest_names_all_of_it(store: Store, memory: Target) -> None:
+def test_without_any_copy_the_error_of_the_newest_names_all_damage(store: Store, memory: Target) -> None:
     for path in blobs_of(store, 3):
         open_objects(memory).delete([keys.blob(path.name)])
     for step in (1, 2):

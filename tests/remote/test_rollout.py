@@ -1,4 +1,4 @@
-"""The recipe of docs/how-to/rollout.md as processes: a trainer and two workers, and how many bytes cross."""
+"""The recipe of docs/how-to/rollout.md as processes, with a trainer and two workers, and the bytes transferred."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lines(process: subprocess.Popen[str], first: str = "") -> dict[int, tuple[st
 
 
 @pytest.mark.slow
-def test_a_step_crosses_to_each_worker_as_a_hundredth_of_a_file(warm: Path, service: Service, tmp_path: Path) -> None:
+def test_each_worker_receives_a_step_as_a_hundredth_of_its_size(warm: Path, service: Service, tmp_path: Path) -> None:
     trainer = start(warm, service, tmp_path, "trainer", "store")
     assert trainer.stdout is not None
     first = trainer.stdout.readline()  # from here there is something to follow

@@ -1,4 +1,4 @@
-"""Whatever goes wrong on the way, a remote lists whole checkpoints, and keeps what was acknowledged."""
+"""Whatever fails in transfers, a remote only lists complete checkpoints, and keeps acknowledged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remotes on real services: what each does is seen by the probe, and pushes, pulls and prunes work on all."""
+"""Remotes on real services: the probe detects their features, and pushes, pulls and prunes work on all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SEEN = {
 def targets(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[str], Target]]:
-    """Return a function that gives a service, started when it is asked for first."""
+    """Return a function that returns a service and starts it at its first use."""
     running: dict[str, Target] = {}
     stack = ExitStack()
 
@@ -77,7 +77,7 @@ def azure(port: int) -> Target:
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_a_probe_sees_what_a_real_service_does(targets: Callable[[str], Target], name: str) -> None:
+def test_a_probe_detects_the_features_of_a_real_service(targets: Callable[[str], Target], name: str) -> None:
     seen = probe(targets(name))[0]
     # moto's compare-and-swap loses updates now and then, and the probe sees that now and then.
     assert (replace(seen, cas="yes") if name == "moto" else seen) == SEEN[name]
@@ -104,7 +104,9 @@ def test_objects_on_a_real_service(targets: Callable[[str], Target], name: str) 
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_checkpoints_go_to_a_real_service_and_back(targets: Callable[[str], Target], tmp_path: Path, name: str) -> None:
+def test_checkpoints_are_pushed_to_a_real_service_and_pulled(
+    targets: Callable[[str], Target], tmp_path: Path, name: str
+) -> None:
     target = targets(name)
     store = Store.init(tmp_path / "store", chunk_bytes=2**20)
     entry = store.remotes.add("cold", target.address, endpoint=target.endpoint)

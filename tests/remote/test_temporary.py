@@ -1,4 +1,4 @@
-"""What `Store.open` of a URL leaves in the temporary directory."""
+"""The leftovers of `Store.open` of a URL in the temporary directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ time.sleep(600)
 
 @pytest.fixture
 def temporary(tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty temporary directory, of this process and its children, and make a remote with a checkpoint."""
+    """Return an empty temporary directory for this process and its children, and create a remote with a checkpoint."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{service.port}")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     place = tmp_path / "temporary"
@@ -55,7 +55,7 @@ def reader() -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_what_a_killed_process_left_is_removed_and_that_of_a_living_one_stays(temporary: Path) -> None:
+def test_directories_of_killed_processes_are_removed_and_others_kept(temporary: Path) -> None:
     with reader() as killed, reader() as living:
         killed.kill()
         killed.wait()

@@ -1,4 +1,4 @@
-"""Push, evict, read through and pull by the engine, against a small S3 service."""
+"""Push, evict, read and pull by the engine, against a small S3 service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.s3_server import Service
 _ENDED_S = 20.0
 
 
-def test_a_checkpoint_goes_to_a_service_is_let_go_and_comes_back(service: Service, tmp_path: Path) -> None:
+def test_a_checkpoint_is_pushed_evicted_and_pulled(service: Service, tmp_path: Path) -> None:
     target = service.target("run")
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     store.remotes.add("cloud", target.address, endpoint=target.endpoint, region=target.region)
@@ -39,7 +39,7 @@ def test_a_checkpoint_goes_to_a_service_is_let_go_and_comes_back(service: Servic
 
 
 def _interrupted(act: Callable[..., object], proxy: Proxy, fault: Fault, of: str, **options: object) -> float:
-    """Let Ctrl-C come while a transfer stands still; return how long it went on."""
+    """Send Ctrl-C during a stalled transfer; return how long the transfer continued."""
     asked = proxy.interrupt(fault, of)
     with pytest.raises(KeyboardInterrupt):
         act(all=True, **options)
@@ -47,9 +47,7 @@ def _interrupted(act: Callable[..., object], proxy: Proxy, fault: Fault, of: str
 
 
 @pytest.mark.parametrize("still", representatives(["blobs/", "intents/", "manifest.json", ""], "blobs/", ""))
-def test_ctrl_c_ends_a_push_whose_requests_stand_still(
-    through: Target, proxy: Proxy, tmp_path: Path, still: str
-) -> None:
+def test_ctrl_c_ends_a_push_with_stalled_requests(through: Target, proxy: Proxy, tmp_path: Path, still: str) -> None:
     store = Store.init(tmp_path / "store", chunk_bytes=MIB)
     store.remotes.add("cloud", through.address, endpoint=through.endpoint, region=through.region)
     store.save(state(1), step=1)
@@ -62,9 +60,7 @@ def test_ctrl_c_ends_a_push_whose_requests_stand_still(
 
 
 @pytest.mark.parametrize("still", representatives(["blobs/", "manifest.json"], "blobs/"))
-def test_ctrl_c_ends_a_pull_whose_requests_stand_still(
-    through: Target, proxy: Proxy, tmp_path: Path, still: str
-) -> None:
+def test_ctrl_c_ends_a_pull_with_stalled_requests(through: Target, proxy: Proxy, tmp_path: Path, still: str) -> None:
     store, other = (Store.init(tmp_path / name, chunk_bytes=MIB) for name in ("store", "other"))
     for one in (store, other):
         one.remotes.add("cloud", through.address, endpoint=through.endpoint, region=through.region)

@@ -36,8 +36,8 @@ def describe(
     Args:
         metrics: Name -> int, float, or another single number with ``__float__`` (a NumPy scalar, a tensor
             without dimensions). Integers beyond ±2^53 become floats.
-        metadata: JSON-like values: None, bool, int, float, str, list, tuple (read as a list), dict with str keys
-            that do not start with ``$``, nested up to `METADATA_MAX_DEPTH`.
+        metadata: JSON-like values (None, bool, int, float, str, list, tuple (as list), dict with str keys
+            that do not start with ``$``), nested up to `METADATA_MAX_DEPTH`.
         message: Free text.
         parent: The id of the checkpoint that this one continues, or None.
 
