@@ -55,13 +55,13 @@ class MemoryBudget:
         # Old buffers are reused: the kernel needs longer to provide new memory than a digest of it takes.
         wanted = max(1, -(-nbytes // GRAIN_BYTES)) * GRAIN_BYTES
         with self.taking(wanted):
-            memory = self._found_idle(wanted) or aligned_buffer(wanted)
+            memory = self._take_idle(wanted) or aligned_buffer(wanted)
             yield memory[:nbytes]
             with self._changed:
                 if wanted < self._all:
                     self._idle.append(memory)
 
-    def _found_idle(self, wanted: int) -> memoryview | None:
+    def _take_idle(self, wanted: int) -> memoryview | None:
         with self._changed:
             at = next((at for at, memory in enumerate(self._idle) if len(memory) == wanted), None)
             found = None if at is None else self._idle.pop(at)

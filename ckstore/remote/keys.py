@@ -1,7 +1,7 @@
 """The keys of the objects of a remote, and their parsers. Source: docs/format/remote-v1.md.
 
-A key determines the content of its object, whichever client wrote it. Keys from a listing are checked here before they
-become values.
+A key determines the content of its object, whichever client wrote it. This module checks the keys of a listing before
+they become values.
 """
 
 from __future__ import annotations

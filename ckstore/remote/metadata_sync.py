@@ -78,7 +78,7 @@ def tags_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Metad
         info = by_key.get(target)
         if info is not None:
             data = tag_bytes(keys.Place(info.run, info.step, info.id))
-            yield MetadataObject(keys.tag(name), info, data, partial(_only, data), TAG_MAX_BYTES)
+            yield MetadataObject(keys.tag(name), info, data, partial(_replacement, data), TAG_MAX_BYTES)
 
 
 def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[MetadataObject]:
@@ -88,7 +88,7 @@ def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Metad
     for pin in read_pins(context.layout):
         if pin.id in by_id and not pin.expired(now):
             data = seal(pin.render())
-            yield MetadataObject(keys.pin(pin.name), by_id[pin.id], data, partial(_only, data), PIN_MAX_BYTES)
+            yield MetadataObject(keys.pin(pin.name), by_id[pin.id], data, partial(_replacement, data), PIN_MAX_BYTES)
 
 
 class MetadataPusher:
@@ -144,7 +144,7 @@ def _shown(key: CheckpointKey) -> str:
     return f"{key.run}@{key.directory}"
 
 
-def _only(own: bytes, present: bytes | None) -> bytes:
+def _replacement(own: bytes, present: bytes | None) -> bytes:
     del present  # the last push wins
     return own
 
@@ -154,7 +154,7 @@ def _with_annotations(key: str, own: Annotations, present: bytes | None) -> byte
     return seal(merged(own, other).render())
 
 
-def _came_from(context: Context, source: Source, name: str, target: CheckpointKey) -> bool:
+def _is_unmoved(context: Context, source: Source, name: str, target: CheckpointKey) -> bool:
     """Whether a local tag still names the checkpoint that it named when it was taken from a source."""
     taken = read_mirrored(context.layout, source.name).documents.get(keys.tag(name))
     if taken is None:
@@ -205,7 +205,7 @@ def take_names(
         if target == info.key.any_generation:
             continue
         # A tag that was taken from the source, and not moved locally since, follows the one at the source.
-        if target is None or _came_from(context, source, name, target):
+        if target is None or _is_unmoved(context, source, name, target):
             named.setdefault(info.id, []).append(name)
             taken.add(keys.tag(name))
         else:

@@ -69,7 +69,7 @@ class Objects(Protocol):
 class Remote:
     """An open remote, as transfers use it."""
 
-    name: str  # what users call it
+    name: str  # its name for users
     objects: Objects  # its objects
     cas: bool = True  # whether a probe confirmed that it supports compare-and-swap
     checks_bodies: bool = False  # whether a probe confirmed that it rejects a corrupted body

@@ -29,7 +29,7 @@ class StoreSource:
     """An open store as a source of checkpoints.
 
     Args:
-        name: What users call it.
+        name: Its name for users.
         context: The open store.
     """
 

@@ -41,7 +41,7 @@ def common_remote(context: Context) -> tuple[Remote, RemoteHolder]:
 class PushedPart:
     """A part whose blobs are on the remote, protected by intents."""
 
-    remote: Remote  # where
+    remote: Remote  # the remote that has its blobs
     intents: list[str]  # keys of these intents
 
     def end(self) -> None:

@@ -160,7 +160,7 @@ class Pull:
         failures: dict[str, CkstoreError] = {}
         for place in places:
             try:
-                info, is_new = self._bring_one(place)
+                info, is_new = self._pull_one(place)
             except (*OF_ALL, InsufficientSpace, ReadOnlyStore):  # the next one would fail as well
                 raise
             except (CkstoreError, OSError) as error:
@@ -186,7 +186,7 @@ class Pull:
             tuple(self.warnings),
         )
 
-    def _bring_one(self, place: Place) -> tuple[CheckpointInfo, bool]:
+    def _pull_one(self, place: Place) -> tuple[CheckpointInfo, bool]:
         found = read_manifest(self.source, place, self.context.layout.hash_prefix)
         if found is None:
             msg = f"{place.name} is no longer at {self.source.name}"
@@ -199,7 +199,7 @@ class Pull:
             info = info_of(self.context, manifest, manifest_id, tags=(), key=key)
             if info.elsewhere:
                 with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
-                    self._bring_back(place, manifest, found.encoding, info)
+                    self._restore_bytes(place, manifest, found.encoding, info)
             self._annotate(info, annotations)
             if self.if_exists == "replace":
                 self._drop_others(info, self.context.of_step(*place.run_step))
@@ -273,7 +273,7 @@ class Pull:
         is_known = bool(of_step) and of_step[-1].manifest_id in self._wanted
         return "beside" if is_known else self.if_exists
 
-    def _bring_back(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
+    def _restore_bytes(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
         """Restore the blobs of an evicted checkpoint, which remains listed and readable meanwhile."""
         context = self.context
         read_back = save_checks_or_all(context.layout).read_back
@@ -316,7 +316,7 @@ class Pull:
 
     def _drop_others(self, info: CheckpointInfo, keys: Iterable[CheckpointKey]) -> None:
         """Drop other checkpoints of the step of a local checkpoint, as far as the caller wants them replaced."""
-        going = [key for key in keys if key != info.key and not self._stays(key, info)]
+        going = [key for key in keys if key != info.key and not self._is_kept(key, info)]
         if not going:
             return
         # With `replace`, the user asked for this checkpoint: it becomes current even if a local one is newer.
@@ -329,7 +329,7 @@ class Pull:
             said = f"{info.name} still names {short_id(newest[0].manifest_id)}, which is newer than {short_id(info.id)}"
             self.warnings.append(f"{said}; tag the pulled checkpoint, or gc drops it")
 
-    def _stays(self, key: CheckpointKey, info: CheckpointInfo) -> bool:
+    def _is_kept(self, key: CheckpointKey, info: CheckpointInfo) -> bool:
         """Whether another directory of the step of `info` stays, superseding it or superseded by it."""
         id = id_at(self.context.layout.checkpoint(key))
         if id != info.id and id in self._wanted:  # the source also has it at this step
@@ -362,8 +362,8 @@ class Pull:
         rank = {blob.digest: 0 if encoding is None else len(own & set(encoding.path(blob.digest))) for blob in missing}
         for level in sorted(set(rank.values())):
             batch = [blob for blob in missing if rank[blob.digest] == level]
-            for_each(fetch, batch, threads=self.manner.threads, say=self._say, stopping=stopping)
-        self._say()
+            for_each(fetch, batch, threads=self.manner.threads, say=self._report_progress, stopping=stopping)
+        self._report_progress()
 
     def _check_room(self, place: Place, missing: Sequence[BlobRecord]) -> None:
         new = Amount(sum(blob.nbytes + _BESIDE_BYTES for blob in missing), 2 * len(missing) + 4)
@@ -382,7 +382,7 @@ class Pull:
         self._moved_bytes += came
         self._moved_count += 1
 
-    def _say(self) -> None:
+    def _report_progress(self) -> None:
         if self.manner.progress is not None:
             self.manner.progress(self._moved_bytes, max(self._expected_bytes, self._moved_bytes))
 

@@ -173,7 +173,7 @@ class Push:
     def _begin(self) -> None:
         self._budget = MemoryBudget()
         bytes_s, clock = self._manner.bytes_s, self._manner.clock
-        self._limiter = None if bytes_s is None else RateLimiter(bytes_s, clock=clock, sleep=self._rest)
+        self._limiter = None if bytes_s is None else RateLimiter(bytes_s, clock=clock, sleep=self._wait_for_rate)
         self._end = self._budget.ending(self._remote.objects.close)
 
     def send_all(self) -> None:
@@ -183,7 +183,7 @@ class Push:
         todo = [info for info in todo if info.id in self._there.lacking]
         for batch in self._batches(todo):
             self._send_whole(batch)
-        self._say()
+        self._report_progress()
 
     def _batches(self, todo: Iterable[CheckpointInfo]) -> Iterator[list[CheckpointInfo]]:
         """Yield the batches of checkpoints that are pushed together."""
@@ -234,7 +234,7 @@ class Push:
             The keys of the intents that protect a part; for a checkpoint, none.
         """
         for _ in range(_BEGINNINGS):
-            wanted = _wanted(directories, delta)
+            wanted = _required_files(directories, delta)
             manifests = [(one.manifest, "" if is_part else one.manifest_id) for one in directories]
             intent = Intent.of(
                 (Place(manifest.run, manifest.step, id) for manifest, id in manifests), wanted, self._manner.clock
@@ -287,15 +287,15 @@ class Push:
         objects = self._remote.objects
         intent.write(objects)
         self._intent = intent
-        # After the intent: a pruner that has not seen it either fails at its swap, or its marks are found and removed
-        # here.
+        # After the intent: a pruner that did not read it either fails at its swap, or its marks are removed by this
+        # call.
         condemned = unmark_needed(objects, wanted, cas=self._remote.cas)
         names = {digest: str(condemned.name(digest)) for digest in wanted}
         # All blobs are looked up after the last one was sent. Before that, only those that the plan did not find
         # missing are looked up.
         is_new = delta is None and self._there.has_looked
         doubtful = {*self._there.sizes, *self._sent} if is_new else wanted
-        there = self._look({digest: name for digest, name in names.items() if digest in doubtful}, wanted)
+        there = self._find_blobs({digest: name for digest, name in names.items() if digest in doubtful}, wanted)
         lacking = [digest for digest in wanted if digest not in there]
         if any(wanted[digest].read is None for digest in lacking):
             raise _MissingBase
@@ -309,7 +309,7 @@ class Push:
 
         for_each(send, lacking, threads=self._manner.threads, say=self._watch, stopping=self._end)
         self._sent.update(lacking)
-        there = self._look(names, wanted) if lacking else there
+        there = self._find_blobs(names, wanted) if lacking else there
         gone = [digest for digest in wanted if digest not in there]
         if gone:
             msg = f"{len(gone)} blobs are missing on {self._remote.name} just after they were sent, such as {gone[0]}"
@@ -326,20 +326,20 @@ class Push:
         """Renew the intent and report progress, in the caller's thread while others send."""
         # On a slow link, sending one blob takes longer than an intent lives, and the sending threads do not renew it.
         self._renew()
-        self._say()
+        self._report_progress()
 
     def _renew(self) -> None:
         if self._intent is not None:
             self._intent.renew(self._remote.objects, cas=self._remote.cas)
 
-    def _rest(self, seconds: float) -> None:
+    def _wait_for_rate(self, seconds: float) -> None:
         """Wait for the rate limiter, and renew the intent meanwhile: at a low rate, the wait may exceed its life."""
         until_s = self._manner.clock() + seconds
         while not self._budget.is_ended and (left_s := until_s - self._manner.clock()) > 0:
             self._budget.sleep(min(left_s, LIFE_S / 8))
             self._renew()
 
-    def _look(self, names: Mapping[str, str], wanted: Mapping[str, _RequiredFile]) -> dict[str, ObjectEntry]:
+    def _find_blobs(self, names: Mapping[str, str], wanted: Mapping[str, _RequiredFile]) -> dict[str, ObjectEntry]:
         """Return the entries of those blobs that exist under their current name with the right size."""
         by_key = {keys.blob(name): digest for digest, name in names.items()}
         there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)
@@ -355,12 +355,12 @@ class Push:
             if self._limiter is not None:
                 self._limiter.wait(blob.nbytes)
             # It is looked up together with all others, after the last of them.
-            mark = self._again(lambda: self._remote.objects.send(key, data))
+            mark = self._retry(lambda: self._remote.objects.send(key, data))
         self.sent_bytes += blob.nbytes
         self.sent_count += 1
         return mark
 
-    def _again(self, write: Callable[[], T]) -> T:
+    def _retry(self, write: Callable[[], T]) -> T:
         """Retry a request that can be repeated, so that a lost response or a closed connection is no failure."""
         for attempt in range(_SENDS - 1):
             try:
@@ -375,7 +375,7 @@ class Push:
         objects, places = self._remote.objects, intent.places
         if delta is not None:
             plain = delta.plain
-            self._again(lambda: objects.send(places[0].plain, plain))
+            self._retry(lambda: objects.send(places[0].plain, plain))
             manifests = [delta.text]
         else:
             manifests = [
@@ -388,20 +388,20 @@ class Push:
             intent.commit(objects, manifests)
         else:
             intent.renew(objects, cas=False)
-        removed = self._removed(places)
+        removed = self._deletion_marks(places)
         if removed:
             # A delayed delete would remove the mark of a later deletion, and a mirror might push that checkpoint again.
-            self._again(lambda: objects.delete(removed))
+            self._retry(lambda: objects.delete(removed))
 
         def write(one: tuple[Place, bytes]) -> None:
-            self._again(lambda: objects.send(one[0].manifest, one[1]))
+            self._retry(lambda: objects.send(one[0].manifest, one[1]))
 
         written = zip(places, manifests, strict=True)
         for_each(write, written, threads=self._manner.threads, say=self._watch, stopping=self._end)
         now = text_of_time(datetime.now(UTC))
         self._record.checkpoints.update((place.id, now) for place in places)
 
-    def _removed(self, places: Sequence[Place]) -> list[str]:
+    def _deletion_marks(self, places: Sequence[Place]) -> list[str]:
         """Return the keys of the deletion marks that these checkpoints have."""
         objects, marks = self._remote.objects, {place.dropped for place in places}
         runs = {f"{keys.CHECKPOINTS}{place.run}/" for place in places}
@@ -434,7 +434,7 @@ class Push:
         except (CkstoreError, OSError) as error:
             self.warnings.append(f"the record of {self._remote.name} could not be saved: {error}")
 
-    def _say(self) -> None:
+    def _report_progress(self) -> None:
         if self._manner.progress is not None:
             self._manner.progress(self.sent_bytes, max(self._plan.missing_bytes, self.sent_bytes))
 
@@ -455,7 +455,7 @@ class _RequiredFile(NamedTuple):
     read: Callable[[memoryview], memoryview] | None
 
 
-def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> dict[str, _RequiredFile]:
+def _required_files(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> dict[str, _RequiredFile]:
     found = {
         blob.digest: _RequiredFile(blob.nbytes, partial(_read_checked, directory, blob))
         for directory in directories
@@ -465,14 +465,14 @@ def _wanted(directories: Sequence[CheckpointDirectory], delta: Delta | None) -> 
         return found
     new = delta.spool
     return {
-        file.digest: _RequiredFile(file.nbytes, partial(_spooled, new, file.digest))
+        file.digest: _RequiredFile(file.nbytes, partial(_read_spooled, new, file.digest))
         if file.digest in new
         else found.get(file.digest, _RequiredFile(file.nbytes, None))
         for file in delta.encoding.files
     }
 
 
-def _spooled(spool: Spool, digest: str, _: memoryview) -> memoryview:
+def _read_spooled(spool: Spool, digest: str, _: memoryview) -> memoryview:
     return spool.get(digest)
 
 

@@ -23,11 +23,10 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
 
     `latest-valid` is the same as `latest`: all that is read from a source is verified.
     """
-    # ``latest-valid`` is the latest there: what is read from it is verified, or the reading fails.
     ref = parse_ref(text)
     tags = source.tags() if ref.kind == "tag" else {}
     if ref.kind == "tag" and ref.value in tags:
-        return _of_tag(source, ref, tags[ref.value])
+        return _place_of_tag(source, ref, tags[ref.value])
     if ref.kind not in ("tag", "id"):  # tags and ids name one checkpoint of the whole remote, as in a store
         ref = replace(ref, run=ref.run or run)
     if ref.kind in ("latest", "latest-valid"):
@@ -51,7 +50,7 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
     return _newest(source, same, ref, hash_prefix)
 
 
-def _of_tag(source: Source, ref: Ref, place: Place) -> Place:
+def _place_of_tag(source: Source, ref: Ref, place: Place) -> Place:
     if ref.run not in (None, place.run):
         msg = f"{ref}: the tag {ref.value!r} names {place.name}, which is in another run"
         raise NoSuchRef(msg, hint=f"write {ref.value}")

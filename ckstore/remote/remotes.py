@@ -79,16 +79,16 @@ class Remotes:
                 directory holds other files.
             RemoteError: The place cannot be reached or used.
         """
-        return self._added(name, target, endpoint=endpoint, region=region)
+        return self._add(name, target, endpoint=endpoint, region=region)
 
-    def _added(
+    def _add(
         self, name: str, target: str | os.PathLike[str], *, endpoint: str | None = None, region: str | None = None
     ) -> RemoteEntry:
         self._context.check_writable()
         check_name(name)
         wanted = target_at(parse_target(target, endpoint=endpoint, region=region))
         self._refuse_taken(name, wanted)
-        entry = self._tried(name, wanted, make=True)
+        entry = self._probed_entry(name, wanted, make=True)
         self._keep(entry)
         return entry
 
@@ -104,7 +104,7 @@ class Remotes:
 
         self._context.check_writable()
         old = entry_named(self._context.layout, name)
-        entry = self._tried(old.name, old.target, make=False)
+        entry = self._probed_entry(old.name, old.target, make=False)
         check_uuid_is(entry.uuid, old.uuid, old.name)
         self._keep(entry)
         return entry
@@ -275,7 +275,7 @@ class Remotes:
         old = open_source(self._context, name)
         if not isinstance(old, OtherStore):
             raise BadInput(f"{name} is a remote already, at {entry_named(self._context.layout, name).target}")
-        self._added(new, directory)
+        self._add(new, directory)
         return convert(self._context, old, open_remote(self._context, new, writing=True))
 
     def _refuse_taken(self, name: str, target: Target) -> None:
@@ -286,7 +286,7 @@ class Remotes:
     def _keep(self, entry: RemoteEntry) -> None:
         config_file.edit(self._context.layout, MEMBER, lambda found: {**(found or {}), entry.name: entry.setting()})
 
-    def _tried(self, name: str, target: Target, *, make: bool) -> RemoteEntry:
+    def _probed_entry(self, name: str, target: Target, *, make: bool) -> RemoteEntry:
         """Return the entry of a remote after probing its place. With `make`, create a remote if none exists."""
         if target.kind == "store":
             return RemoteEntry(name, target, self._store_at(target))

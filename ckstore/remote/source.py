@@ -125,7 +125,7 @@ class ObjectSource:
     def manifest(self, place: Place) -> bytes | None:
         """See `Source`."""
         data = self._objects.get(place.manifest, MANIFEST_MAX_BYTES)
-        self._note(place, data)
+        self._keep_encoding(place, data)
         return data
 
     def plain(self, place: Place) -> bytes:
@@ -143,10 +143,10 @@ class ObjectSource:
             head = memoryview(bytearray(HEAD_BYTES))
             # Most checkpoints are plain, and their manifests are long.
             is_one = self._objects.read_into(place.manifest, 0, head) and begins_one(bytes(head))
-            self._note(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
+            self._keep_encoding(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
         return self._encodings[place]
 
-    def _note(self, place: Place, data: bytes | None) -> None:
+    def _keep_encoding(self, place: Place, data: bytes | None) -> None:
         if data is None or not begins_one(data[:HEAD_BYTES]):
             self._encodings[place] = None
             return
@@ -195,13 +195,13 @@ class ObjectSource:
         if self._objects.read_into(keys.blob(name), offset, into):
             return True
         # The bare name may be retired. The blob then has a number, and the greatest one counts.
-        for other in self._others(digest):
+        for other in self._numbered_names(digest):
             if self._objects.read_into(keys.blob(other), offset, into):
                 self._names[digest] = other
                 return True
         return False
 
-    def _others(self, digest: str) -> list[str]:
+    def _numbered_names(self, digest: str) -> list[str]:
         names = (keys.blob_in(listed.key) for listed in self._objects.list(f"{keys.blob(digest)}."))
         numbers = sorted((name.number for name in names if name is not None and name.digest == digest), reverse=True)
         return [str(keys.BlobName(digest, number)) for number in numbers]

@@ -66,8 +66,8 @@ CLAIMS = [
         "a claim lasts while the checkpoint can be undeleted",
         "claim-of-dropped-ends",
         "claims._is_needed",
-        "(_listed(context, claim.place), _dropped(context, claim.place), _listed(context, claim.place))",
-        "(_listed(context, claim.place), ())",
+        "(_live_paths(context, claim.place), _trash_paths(context, claim.place), _live_paths(context, claim.place))",
+        "(_live_paths(context, claim.place), ())",
         f"{_CLAIMS}::test_a_deleted_checkpoint_stays_at_the_remote_while_it_can_be_restored",
         "assert",
     ),
@@ -83,7 +83,7 @@ CLAIMS = [
     Mutant(
         "a checkpoint that keeps its bytes is recorded as local and has no claim",
         "claim-of-refused-stays",
-        "evict._take_back",
+        "evict._withdraw",
         "    attest.end_claim(place_of(one.info), one.holder.claim)\n",
         "",
         f"{_CLAIMS}::test_an_eviction_that_the_remote_refuses_leaves_no_claim",
@@ -92,7 +92,7 @@ CLAIMS = [
     Mutant(
         "a checkpoint without bytes records where they are, despite any failure",
         "word-taken-back-too-late",
-        "evict._take_back",
+        "evict._withdraw",
         "        if not here.issuperset(blob.digest for blob in one.blobs):\n            return\n",
         "",
         "tests/remote/test_evict.py::test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads[touch]",
@@ -101,7 +101,7 @@ CLAIMS = [
     Mutant(
         "a mirror pushes nothing to a run that another store owns",
         "owned-run-taken",
-        "Ownership._take",
+        "Ownership._take_over_run",
         "            self._check_dead(remote, owner, listed)\n",
         "            pass\n",
         f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_is_refused_and_keeps_its_checkpoints",
@@ -121,8 +121,8 @@ CLAIMS = [
         "owner-read-early",
         "KeepRemote.plan",
         "        listed = source.places()\n"
-        "        runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}\n",
-        "        runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}\n"
+        "        runs = {run for run in self.context.layout.runs() if self._is_responsible(self.remote, run)}\n",
+        "        runs = {run for run in self.context.layout.runs() if self._is_responsible(self.remote, run)}\n"
         "        listed = source.places()\n",
         f"{_OWNERS}::test_a_policy_ignores_checkpoints_that_a_new_owner_pushed_during_the_listing",
         "assert",
@@ -139,7 +139,7 @@ CLAIMS = [
     Mutant(
         "an owner overwrites only its own version",
         "owner-overwrites",
-        "Ownership._write_again",
+        "Ownership._renew",
         "remote.objects.update(keys.owner(run), own.render(), known.tag)",
         "remote.objects.send(keys.owner(run), own.render())",
         f"{_OWNERS}::test_a_process_notices_that_another_store_took_over_its_run",
@@ -148,7 +148,7 @@ CLAIMS = [
     Mutant(
         "a policy does not apply to the run of another store",
         "foreign-run-judged",
-        "KeepRemote._judges",
+        "KeepRemote._is_responsible",
         "        return False\n",
         "        return True\n",
         f"{_OWNERS}::test_a_second_store_that_mirrors_a_run_is_refused_and_keeps_its_checkpoints",
@@ -157,7 +157,7 @@ CLAIMS = [
     Mutant(
         "saves after a takeover follow the checkpoints that the former owner pushes",
         "takeover-below",
-        "Ownership._take",
+        "Ownership._take_over_run",
         "        raise_order(self.context, owner.sequence, remote.name)\n",
         "",
         f"{_OWNERS}::test_a_dead_owner_loses_its_run_and_its_late_pushes_are_not_the_newest",
@@ -166,7 +166,7 @@ CLAIMS = [
     Mutant(
         "keep_remote keeps the newest checkpoint of this store, despite higher numbers from an earlier life of the run",
         "abandoned-timeline-wins",
-        "KeepRemote._stays_for_here",
+        "KeepRemote._kept_for_store",
         "            elif info.id in wanted:\n",
         "            elif False:\n",
         f"{_OWNERS}::test_a_store_that_gets_a_mirror_late_saves_after_its_checkpoints[bucket]",
@@ -202,7 +202,7 @@ CLAIMS = [
     Mutant(
         "the mirror pushes removed checkpoints again",
         "missing-settled",
-        "Mirror._settled",
+        "Mirror._needing_no_push",
         "        new = [info for info in new if info.id not in again]\n",
         "",
         f"{_LISTING}::test_the_mirror_lists_once_a_day_and_pushes_missing_checkpoints_again",
@@ -221,7 +221,7 @@ CLAIMS = [
         "a tag from a remote follows the remote until it is moved locally",
         "taken-tag-stays",
         "metadata_sync.take_names",
-        "if target is None or _came_from(context, source, name, target):",
+        "if target is None or _is_unmoved(context, source, name, target):",
         "if target is None or moving:",
         f"{_CLAIMS}::test_a_tag_from_a_remote_follows_the_remote_unless_it_was_moved_locally",
         "assert",
@@ -230,7 +230,7 @@ CLAIMS = [
         "a locally moved tag stays unchanged",
         "own-tag-moved",
         "metadata_sync.take_names",
-        "if target is None or _came_from(context, source, name, target):",
+        "if target is None or _is_unmoved(context, source, name, target):",
         "if True:",
         f"{_CLAIMS}::test_a_tag_from_a_remote_follows_the_remote_unless_it_was_moved_locally",
         "assert",
@@ -238,7 +238,7 @@ CLAIMS = [
     Mutant(
         "checkpoints that keep_remote removed are pushed again once it keeps them",
         "pruned-for-ever",
-        "Mirror._settled",
+        "Mirror._needing_no_push",
         "again = mirrored.missing.keys() | mirrored.pruned",
         "again = mirrored.missing.keys()",
         "tests/pairs/test_pairs.py::test_each_act_before_and_after_each_other_loses_nothing[remote_prune-tag]",
@@ -256,8 +256,8 @@ CLAIMS = [
     Mutant(
         "an owner stays alive while it pushes a checkpoint",
         "owner-dies-while-pushing",
-        "Mirror._say",
-        "            self._own(there, info)\n",
+        "Mirror._report_progress",
+        "            self._own_run(there, info)\n",
         "            pass\n",
         f"{_OWNERS}::test_an_owner_stays_alive_during_the_push_of_a_large_checkpoint",
         "assert",
@@ -274,7 +274,7 @@ CLAIMS = [
     Mutant(
         "a store that cannot be inspected may be alive",
         "unseen-store-is-gone",
-        "ownership._is_gone",
+        "ownership._is_dead",
         "    except (CkstoreError, OSError):  # unreadable, such as another user's: it may be alive\n"
         "        return False\n",
         "    except (CkstoreError, OSError):\n        return True\n",

@@ -11,7 +11,7 @@ GOING_ON = [
     Mutant(
         "a checkpoint that cannot be pushed stops no other task of the mirror",
         "mirror-stops-at-one",
-        "Mirror._do",
+        "Mirror._run_duty",
         "            self._failed[duty] = error\n            return False\n",
         "            raise\n",
         f"{_REMOTE}::test_a_checkpoint_that_cannot_be_pushed_stops_neither_others_nor_the_policies[url]",
@@ -65,7 +65,7 @@ GOING_ON = [
     Mutant(
         "evict continues after a checkpoint that the system refuses",
         "evict-stops-at-one",
-        "evict._tried",
+        "evict._has_succeeded",
         "(CkstoreError, OSError) as error",
         "RemoteError as error",
         f"{_REMOTE}::test_an_eviction_of_several_evicts_the_others_and_names_the_failed_one",
@@ -74,7 +74,7 @@ GOING_ON = [
     Mutant(
         "keep_remote continues after a checkpoint that it cannot drop locally",
         "keep-remote-stops-at-one",
-        "KeepRemote._forget_here",
+        "KeepRemote._drop_locally",
         "(CkstoreError, OSError) as error",
         "ZeroDivisionError as error",
         f"{_REMOTE}::test_keep_remote_removes_the_others_and_reports_the_failed_one",

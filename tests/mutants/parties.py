@@ -115,7 +115,7 @@ PARTIES = [
     Mutant(
         "the catalog checks a checkpoint again before its blobs are deleted",
         "evict-touched-late",
-        "evict._let_go",
+        "evict._free_bytes",
         "        touch(lock)\n"
         "        # By one rename: the directory has all of its blobs, or none and a document that locates them.\n",
         "        # By one rename: the directory has all of its blobs, or none and a document that locates them.\n",
@@ -161,7 +161,7 @@ PARTIES = [
     Mutant(
         "keep_remote checks for the bytes again under the lock of its local drop",
         "pulled-meanwhile-dropped",
-        "KeepRemote._forget_here",
+        "KeepRemote._drop_locally",
         "why, last=partial(_check_only_at, uuid, manifest))",
         "why)",
         "tests/remote/test_killed_evict.py::test_keep_remote_drops_no_checkpoint_whose_bytes_a_pull_is_restoring",

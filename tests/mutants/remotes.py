@@ -76,7 +76,7 @@ REMOTES = [
     Mutant(
         "a blob with a different listed size is sent again",
         "size-ignored",
-        "Push._look",
+        "Push._find_blobs",
         "if listed.nbytes == wanted",
         "if listed.nbytes or wanted",
         f"{_PUSH}::test_a_short_blob_at_the_remote_is_sent_again",
@@ -202,7 +202,7 @@ REMOTES = [
     Mutant(
         "condemned blobs are removed after a grace",
         "condemned-removed-at-once",
-        "_Prune._judged",
+        "_Prune._classify",
         "            elif self._is_past(time_of_text(said.condemned[name])):\n",
         "            elif said.condemned[name]:\n",
         f"{_PRUNE}::test_an_unreferenced_blob_is_marked_and_then_deleted",
@@ -211,7 +211,7 @@ REMOTES = [
     Mutant(
         "a blob is condemned only when it is older than a grace",
         "young-condemned",
-        "_Prune._judged",
+        "_Prune._classify",
         "                fresh += [name] if self._is_old(one) else []\n",
         "                fresh += [name]\n",
         f"{_PRUNE}::test_an_unreferenced_blob_is_marked_and_then_deleted",
@@ -256,7 +256,7 @@ REMOTES = [
     Mutant(
         "names that a dead pruner was removing are never reused",
         "dead-batch-reused",
-        "_Prune._next",
+        "_Prune._next_content",
         "                new.burn(dead.names)\n",
         "                pass\n",
         f"{_PRUNE}::test_the_names_of_a_dead_pruners_batch_are_retired",
@@ -321,7 +321,7 @@ REMOTES = [
         "after a refused create, the owner of the object is checked",
         "refusal-is-success",
         "ServiceObjects.create",
-        "            found = self._same(key, data)\n",
+        "            found = self._has_bytes(key, data)\n",
         "            found = True\n",
         f"{_ENGINE}::test_an_object_is_created_once",
         "assert",
@@ -330,7 +330,7 @@ REMOTES = [
         "after a create without an answer, the object is read",
         "lost-answer-is-lost-race",
         "ServiceObjects.create",
-        "            found = self._same(key, data)\n",
+        "            found = self._has_bytes(key, data)\n",
         "            found = False\n",
         f"{_ENGINE}::test_a_create_with_a_lost_response_counts_as_done",
         "assert",
@@ -419,7 +419,7 @@ REMOTES = [
     Mutant(
         "two clients that make one remote without conditional writes agree on it",
         "own-remote-believed",
-        "Remotes._tried",
+        "Remotes._probed_entry",
         '        is_shared = make and abilities.writes and abilities.cas == "no"\n',
         "        is_shared = False\n",
         f"{_REMOTES}::test_two_clients_that_create_one_remote_without_conditions_agree",
@@ -484,7 +484,7 @@ REMOTES = [
         "settled-as-said",
         "Mirror.step",
         "            self._note(name, uuid, done)\n",
-        "            said = {one.key: one.digest for one in self._said(done)}\n"
+        "            said = {one.key: one.digest for one in self._metadata_of(done)}\n"
         "            self._note(name, uuid, done, said)\n",
         f"{_MIRROR}::test_tags_pins_and_notes_follow_a_push_that_was_killed_after_its_manifest[url]",
         "assert",
@@ -492,7 +492,7 @@ REMOTES = [
     Mutant(
         "metadata that cannot be merged at the mirror delays no other metadata",
         "said-in-one-order",
-        "Mirror._bring_said",
+        "Mirror._push_missing_metadata",
         "        lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]\n",
         "        lacking = lacking[:PAGE_ASKS]\n",
         f"{_MIRROR}::test_a_document_that_cannot_be_merged_does_not_hold_up_others",
@@ -519,7 +519,7 @@ REMOTES = [
     Mutant(
         "a replaced checkpoint is removed at the mirror only while the mirror has its replacement",
         "last-of-step-removed",
-        "keep_remote._is_there",
+        "keep_remote._exists_at",
         "    return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None\n",
         "    return True\n",
         f"{_KEEP}::test_a_replaced_checkpoint_stays_while_its_replacement_is_missing",
@@ -528,7 +528,7 @@ REMOTES = [
     Mutant(
         "a checkpoint that a store lists is not replaced by the save of another store",
         "replaced-by-another",
-        "keep_remote._of_replaced",
+        "keep_remote._replaced_entry",
         '    kept += ["this store has it as the newest of its step"] if is_here else []\n',
         "",
         f"{_KEEP}::test_a_replaced_checkpoint_stays_if_tagged_pinned_or_listed",
@@ -537,7 +537,7 @@ REMOTES = [
     Mutant(
         "a push that is slowed to its rate renews its intent",
         "stale-while-it-waits",
-        "Push._rest",
+        "Push._wait_for_rate",
         "            self._renew()\n",
         "",
         f"{_PUSH}::test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits[500-True]",
@@ -555,7 +555,7 @@ REMOTES = [
     Mutant(
         "a checkpoint without local bytes is dropped locally when it is removed at the mirror",
         "listed-without-bytes",
-        "KeepRemote._forget_here",
+        "KeepRemote._drop_locally",
         "        if info is None or not info.elsewhere:\n",
         "        if info is None or info.elsewhere:\n",
         f"{_KEEP}::test_keep_remote_removes_from_the_mirror_and_drops_listed_checkpoints_locally[url]",
@@ -564,7 +564,7 @@ REMOTES = [
     Mutant(
         "a checkpoint that a reader has open locally is kept at the mirror",
         "open-removed-there",
-        "KeepRemote._forget_here",
+        "KeepRemote._drop_locally",
         "            return error.message\n",
         '            return ""\n',
         f"{_KEEP}::test_an_open_listed_checkpoint_stays_locally_and_on_the_mirror[url]",
@@ -573,7 +573,7 @@ REMOTES = [
     Mutant(
         "a tag of this store keeps a checkpoint at the mirror",
         "tag-here-ignored",
-        "KeepRemote._stays_for_here",
+        "KeepRemote._kept_for_store",
         "            if info.tags:\n",
         "            if info.tags and not pins:\n",
         f"{_KEEP}::test_local_tags_and_pins_added_after_the_push_keep_a_checkpoint_on_the_mirror[url]",
@@ -582,7 +582,7 @@ REMOTES = [
     Mutant(
         "a pin of this store keeps a checkpoint at the mirror",
         "pin-here-ignored",
-        "KeepRemote._stays_for_here",
+        "KeepRemote._kept_for_store",
         "            elif info.id in pins:\n",
         "            elif info.name in pins:\n",
         f"{_KEEP}::test_local_tags_and_pins_added_after_the_push_keep_a_checkpoint_on_the_mirror[url]",
@@ -636,7 +636,7 @@ REMOTES = [
     Mutant(
         "local blobs that replace evicted ones are read and compared",
         "evicted-blobs-claimed-unread",
-        "_bring_back",
+        "_restore_bytes",
         "compares=True",
         "compares=False",
         "tests/remote/test_evict.py::test_a_pull_verifies_local_blobs_that_replace_evicted_ones",
@@ -654,7 +654,7 @@ REMOTES = [
     Mutant(
         "only lost swaps count against the tries of a prune",
         "batches-counted-as-lost",
-        "_Prune._carry_out",
+        "_Prune._apply_lists",
         "        for start in range(0, len(ripe) + BATCH_NAMES, BATCH_NAMES):\n",
         "        for start in range(0, min(TRIES, len(ripe)) + BATCH_NAMES, BATCH_NAMES):\n",
         f"{_PRUNE}::test_a_prune_may_take_more_batches_than_it_may_lose_swaps",
@@ -699,7 +699,7 @@ REMOTES = [
     Mutant(
         "a pruner reuses its lists only for its own last version",
         "lists-of-another-version",
-        "_Prune._carry_out",
+        "_Prune._apply_lists",
         "                version = swap(self.remote.objects, new, version)\n",
         "                _, version = read_versioned(self.remote.objects)\n"
         "                version = swap(self.remote.objects, new, version)\n",
@@ -727,7 +727,7 @@ REMOTES = [
     Mutant(
         "the number of condemned names is limited",
         "condemned-unbounded",
-        "_Prune._next",
+        "_Prune._next_content",
         "fresh[: max(0, MOST_CONDEMNED - len(condemned) - going_count)]",
         "fresh",
         f"{_MANY}::test_the_number_of_marked_blobs_is_limited",
@@ -736,7 +736,7 @@ REMOTES = [
     Mutant(
         "the number of burnt names is limited, including those of every batch",
         "burnt-unbounded",
-        "_Prune._next",
+        "_Prune._next_content",
         "        if len(new.retired_names) + going_count + len(batch) > MOST_BURNT:\n",
         "        if len(new.retired_names) > MOST_BURNT:\n",
         f"{_MANY}::test_no_batch_begins_whose_names_could_not_be_retired",
@@ -799,7 +799,7 @@ REMOTES = [
     Mutant(
         "the wait for the first answer of a remote is limited",
         "dead-remote-waited-for",
-        "_answering",
+        "_limited_wait",
         "    timer.start()\n",
         "",
         f"{_RESCUE}::test_a_load_waits_only_once_for_a_remote_that_does_not_answer",
@@ -880,7 +880,7 @@ REMOTES = [
     Mutant(
         "a folder that is removed before an object gets its name is created again",
         "folder-gone",
-        "directory_objects.DirectoryObjects._written",
+        "directory_objects.DirectoryObjects._write_and_name",
         "                    if not dirfd_stat.exists(fresh):\n",
         "                    if True:\n",
         f"{_IN_DIRECTORY}::test_a_folder_that_is_removed_before_an_object_gets_its_name_is_made_again",
@@ -997,7 +997,7 @@ REMOTES = [
     Mutant(
         "a push of many checkpoints lists only the affected steps",
         "whole-run-listed-for-each-batch",
-        "Push._removed",
+        "Push._deletion_marks",
         "hundreds if len(hundreds) <= max(2 * len(runs), request_count) else runs",
         "runs",
         "tests/remote/test_push.py::test_a_push_of_many_checkpoints_lists_only_their_hundreds_of_steps",

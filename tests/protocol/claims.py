@@ -306,5 +306,5 @@ _EVICTING = {
     "claim": "remote.documents.claims.write_claim",
     "spare": "remote.documents.condemned_names.unmark_needed",
     "look": "remote.remote_only.remote_presence.PresenceCheck.lacks",
-    "let go": "remote.remote_only.evict._let_go",
+    "let go": "remote.remote_only.evict._free_bytes",
 }

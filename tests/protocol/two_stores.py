@@ -28,7 +28,7 @@ class Rules(Switches):
     by_swap: bool = True  # the owner is replaced on the version that was read, or created where there is none
     promise_first: bool = True  # a number is promised before a checkpoint that has it is pushed
     owns_to_push: bool = True  # a mirror that does not own the run pushes nothing
-    # Ownership._take, Ownership._begin
+    # Ownership._take_over_run, Ownership._create_owner
     raises_order: bool = True  # who takes a run over saves above the promised number
     raises_first: bool = True  # from before it takes the run
     looks_on_making: bool = True  # who creates the owner looks at the checkpoints that are there
@@ -39,10 +39,10 @@ class Rules(Switches):
     # KeepRemote._candidates
     judges_own: bool = True  # a policy counts for a run that no other store owns
     judges_last: bool = True  # and reads the owner after it listed the checkpoints
-    # KeepRemote._stays_for_here
+    # KeepRemote._kept_for_store
     spares_own: bool = True  # a policy keeps the newest checkpoint of its store, whatever else is there
     spares_pushed: bool = True  # of those of its store that are there: a later one may not have been pushed yet
-    # KeepRemote._forget_here, end_claims
+    # KeepRemote._drop_locally, end_claims
     ends_unneeded: bool = True  # a policy ends claims of its store that no checkpoint of it names, and no others
     # remove_there
     marks_first: bool = True  # a removal writes its mark before it looks for claims
@@ -468,10 +468,10 @@ _FUNCTIONS = {
     "word": "objects.documents.remote_only.write_remote_only",
     "claim": "remote.documents.claims.write_claim",
     "look": "remote.remote_only.remote_presence.PresenceCheck.lacks",
-    "let go": "remote.remote_only.evict._let_go",
+    "let go": "remote.remote_only.evict._free_bytes",
     "list": "remote.pruning.keep_remote.KeepRemote._candidates",
-    "judge": "remote.pruning.keep_remote.KeepRemote._judges",
-    "forget": "remote.pruning.keep_remote.KeepRemote._forget_here",
+    "judge": "remote.pruning.keep_remote.KeepRemote._is_responsible",
+    "forget": "remote.pruning.keep_remote.KeepRemote._drop_locally",
     "remove": "remote.pruning.keep_remote.remove_there",
     "prune": "remote.pruning.needed_digests.RemoteSurvey.named",
 }

@@ -228,7 +228,7 @@ def test_an_eviction_of_several_evicts_the_others_and_names_the_failed_one(
     _, remote = new_remote(store.settings)
     store.push(all=True, remote=remote)
     refused = OSError(errno.EIO, os.strerror(errno.EIO), "x")
-    monkeypatch.setattr(evicting, "_let_go", failing_for(2, evicting._let_go, refused))
+    monkeypatch.setattr(evicting, "_free_bytes", failing_for(2, evicting._free_bytes, refused))
 
     with pytest.raises(CkstoreError, match="evicting main@2: Input/output error"):
         store.evict(all=True, remote=remote)

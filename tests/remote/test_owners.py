@@ -27,13 +27,13 @@ from tests.remote.test_push import MIB, state
 from tests.support.stores import check_store
 
 pytestmark = pytest.mark.usefixtures("no_mirror_process")
-really_gone = ownership._is_gone
+really_gone = ownership._is_dead
 
 
 @pytest.fixture(autouse=True)
 def _other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a separate machine for every store."""
-    monkeypatch.setattr(ownership, "_is_gone", lambda _: False)
+    monkeypatch.setattr(ownership, "_is_dead", lambda _: False)
 
 
 def mirrored_by(path: Path, name: str) -> Store:
@@ -341,7 +341,7 @@ def test_a_store_restored_from_a_backup_continues_above_its_pushed_numbers(
 
 def test_a_store_on_this_machine_is_dead_only_if_its_path_can_be_read(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
-    owner = ownership.Ownership(context_of(store))._mine("main")
+    owner = ownership.Ownership(context_of(store))._new_owner("main")
     assert not really_gone(owner)
     assert not really_gone(replace(owner, boot="another", path=str(tmp_path / "none")))
     assert really_gone(replace(owner, path=str(tmp_path / "none")))

@@ -97,7 +97,7 @@ class _Encoder:
 
     def begin(self, nearest: CheckpointInfo, remote: ObjectSource, sizes: Mapping[str, Collection[int]]) -> bool:
         """Load the encodings that the remote has. Return False if the nearest checkpoint is not available locally."""
-        base = self._opened(nearest)
+        base = self._open_base(nearest)
         if base is None:
             return False
         self._source.add(self._directory)
@@ -110,7 +110,7 @@ class _Encoder:
         self._matcher = self._matcher_of(base, lambda *_: True)
         return True
 
-    def _opened(self, info: CheckpointInfo) -> CheckpointDirectory | None:
+    def _open_base(self, info: CheckpointInfo) -> CheckpointDirectory | None:
         try:
             directory = self._held.enter_context(open_directory(self._context, info))
         except _NOT_HERE:
@@ -133,7 +133,7 @@ class _Encoder:
     def settle(self, index: int) -> None:
         """Choose the form of a blob: based on the nearest checkpoint, on one with a shorter chain, or plain."""
         blob = self._directory.manifest.blobs[index]
-        found, is_allowed = self._tried(self._matcher, index)
+        found, is_allowed = self._try_encoding(self._matcher, index)
         if found is None:  # a large difference to the nearest checkpoint means a larger one to others
             self._forms.keep_plain([blob])
         elif is_allowed:
@@ -141,14 +141,14 @@ class _Encoder:
         else:
             if found.file.nbytes <= _LINK_SHARE * blob.nbytes:
                 self._links[blob.digest] = found
-            for matcher in self._of_shorter_paths():
-                form, is_allowed = self._tried(matcher, index)
+            for matcher in self._shorter_chain_matchers():
+                form, is_allowed = self._try_encoding(matcher, index)
                 if form is not None and is_allowed:
                     self._forms.put(blob.digest, form)
                     return
             self._forms.keep_plain([blob])
 
-    def _tried(self, matcher: Matcher, index: int) -> tuple[Form | None, bool]:
+    def _try_encoding(self, matcher: Matcher, index: int) -> tuple[Form | None, bool]:
         """Return the encoded form of a blob, None if not worthwhile, and whether its chain is short enough."""
         blob = self._directory.manifest.blobs[index]
         segments = matcher.segments(index, alone=False)
@@ -157,9 +157,9 @@ class _Encoder:
             return None, False
         masters = {s.base for s in segments if s.prediction != "same"}
         is_allowed = self._forms.allows(blob.digest, blob.nbytes, len(data), header.bases, masters)
-        return self._spooled(blob, header, data), is_allowed
+        return self._spool_form(blob, header, data), is_allowed
 
-    def _of_shorter_paths(self) -> Iterator[Matcher]:
+    def _shorter_chain_matchers(self) -> Iterator[Matcher]:
         """Yield matchers for other local checkpoints on the chains, those with the shortest chains first."""
         if self._shorter is None:
             self._shorter = []
@@ -172,7 +172,7 @@ class _Encoder:
                     if length == 1:  # all of its blobs are plain on the remote
                         break
             for _, _, info in sorted(found)[:_TRIED_MOST]:
-                base = self._opened(info)
+                base = self._open_base(info)
                 if base is not None:
                     self._shorter.append(self._matcher_of(base, self._forms.may_be_base))
         yield from self._shorter
@@ -180,7 +180,7 @@ class _Encoder:
     def _encoded(self, blob: BlobRecord, header: Header) -> bytes | None:
         """Return a blob in encoded form, verified by decoding it, or None if that is not worthwhile."""
         most_bytes = _MOST_SHARE * blob.nbytes
-        if not self._promises(blob, header):
+        if not self._is_promising(blob, header):
             return None
         data = encode(self._source, blob, header)
         if len(data) > most_bytes:
@@ -191,7 +191,7 @@ class _Encoder:
             raise SaveFailed(f"an encoded form of blob {blob.digest} does not decode to it, and was not sent")
         return data
 
-    def _promises(self, blob: BlobRecord, header: Header) -> bool:
+    def _is_promising(self, blob: BlobRecord, header: Header) -> bool:
         """Whether encoding a blob is likely worthwhile, judged by one tile of its longest run.
 
         Most blobs that are not worth encoding already show it in that tile.
@@ -210,7 +210,7 @@ class _Encoder:
         tile = container.encode_blob(sample, of_tile, self._source.part)
         return len(tile) <= 1.25 * _MOST_SHARE * nbytes
 
-    def _spooled(self, blob: BlobRecord, header: Header, data: bytes) -> Form:
+    def _spool_form(self, blob: BlobRecord, header: Header, data: bytes) -> Form:
         digest = algorithm_of(blob.digest).digest(data)
         self.spool.put(digest, data)
         return Form(blob.nbytes, BlobRecord(digest, len(data)), header.bases)

@@ -135,7 +135,7 @@ def store_claims(context: Context, remote: Remote) -> tuple[StoreClaims, ...]:
     by_store: dict[str, list[Claim]] = {}
     for claim in claims_at(remote.objects):
         by_store.setdefault(claim.store, []).append(claim)
-    return tuple(_of_store(context, remote, store, claims) for store, claims in by_store.items())
+    return tuple(_claims_entry(context, remote, store, claims) for store, claims in by_store.items())
 
 
 def release_claims(context: Context, remote: Remote, store: str) -> StoreClaims:
@@ -145,12 +145,12 @@ def release_claims(context: Context, remote: Remote, store: str) -> StoreClaims:
     claims = [claim for claim in claims_at(remote.objects) if claim.store == store]
     if not claims:
         raise BadInput(f"the store {store} has no claim on {remote.name}", hint=f"ckstore remote claims {remote.name}")
-    report = _of_store(context, remote, store, claims)
+    report = _claims_entry(context, remote, store, claims)
     remote.objects.delete([claim.key for claim in claims])
     return report
 
 
-def _of_store(context: Context, remote: Remote, store: str, claims: list[Claim]) -> StoreClaims:
+def _claims_entry(context: Context, remote: Remote, store: str, claims: list[Claim]) -> StoreClaims:
     said = _read_if_possible(remote, claims[-1])
     refs = sorted({f"{claim.place.name}.{short_id(claim.place.id)}" for claim in claims})
     host, path = ("", "") if said is None else (said.host, said.path)
@@ -160,17 +160,17 @@ def _of_store(context: Context, remote: Remote, store: str, claims: list[Claim])
 def _is_needed(context: Context, claim: Claim) -> bool:
     """Whether a local checkpoint, listed or deleted, names a claim or cannot be read."""
     # Listed checkpoints are read again at the end: one that is restored during the check leaves trash/.
-    places = (_listed(context, claim.place), _dropped(context, claim.place), _listed(context, claim.place))
-    return any(_names(path, claim.uuid) for directories in places for path in directories)
+    places = (_live_paths(context, claim.place), _trash_paths(context, claim.place), _live_paths(context, claim.place))
+    return any(_names_claim(path, claim.uuid) for directories in places for path in directories)
 
 
-def _listed(context: Context, place: Place) -> Iterator[StorePath]:
+def _live_paths(context: Context, place: Place) -> Iterator[StorePath]:
     layout = context.layout
     fitting = (key for key in layout.of_step(place.run, place.step) if key.fits(*place))
     return (layout.checkpoint(key) for key in fitting)
 
 
-def _dropped(context: Context, place: Place) -> Iterator[StorePath]:
+def _trash_paths(context: Context, place: Place) -> Iterator[StorePath]:
     layout = context.layout
     for name in trash.names_in(layout.trash):
         key = trash.former_place(name)
@@ -180,7 +180,7 @@ def _dropped(context: Context, place: Place) -> Iterator[StorePath]:
             yield layout.trash / name
 
 
-def _names(path: StorePath, uuid: str) -> bool:
+def _names_claim(path: StorePath, uuid: str) -> bool:
     try:
         with locks.lock_shared(path) as lock:
             document = read_remote_only(lock.fd)

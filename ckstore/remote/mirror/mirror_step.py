@@ -70,7 +70,7 @@ class Mirror:
         self._context = context
         self._begin = begin
         self._progress = progress
-        # Errors since `try_again`, by the name of what failed. A failed item must not hold up the others.
+        # Errors since `try_again`, by the name of the failed item, which must not hold up the others.
         self._failed: dict[str, CkstoreError] = {}
         self._known: dict[Place, Candidate] = {}
         self._ownership = Ownership(context)
@@ -91,7 +91,7 @@ class Mirror:
         if name is None:
             return []
         lacking = behind(self._context.layout, name, current_or_named(self._context))
-        return [info for info in lacking if self._failed.keys().isdisjoint({_item(info), _of_run(info.run)})]
+        return [info for info in lacking if self._failed.keys().isdisjoint({_item(info), _run_item(info.run)})]
 
     @property
     def problem(self) -> CkstoreError | None:
@@ -110,7 +110,7 @@ class Mirror:
             name = self.name
             if name is None:
                 return False
-            return bool(self.todo()) or any(one.key not in self._failed for one in self._unsaid(name)[0])
+            return bool(self.todo()) or any(one.key not in self._failed for one in self._missing_metadata(name)[0])
         except CkstoreError:
             return True
 
@@ -129,9 +129,9 @@ class Mirror:
         while (name := self.name) is not None:
             uuid, todo = uuid_now(self._context.layout, name), self.todo()
             if not todo:
-                return self._bring_said(name, uuid)
+                return self._push_missing_metadata(name, uuid)
             there = named_remote(self._context, name)
-            if done := self._settled(there, todo):
+            if done := self._needing_no_push(there, todo):
                 # Their metadata is pushed later: the process that pushed them may have been killed before it pushed the
                 # metadata, or the push ended in a prune.
                 self._note(name, uuid, done)
@@ -140,19 +140,19 @@ class Mirror:
             # later saves of this store follow everything on the mirror in commit order.
             if (
                 rest
-                and self._do(_of_run(rest[0].run), partial(self._own, there, rest[0]))
-                and self._do(_item(rest[0]), partial(self._push, there, uuid, rest[0]))
+                and self._run_duty(_run_item(rest[0].run), partial(self._own_run, there, rest[0]))
+                and self._run_duty(_item(rest[0]), partial(self._push, there, uuid, rest[0]))
             ):
-                self._do("keep_local", partial(keep_local, self._context))
+                self._run_duty("keep_local", partial(keep_local, self._context))
                 done = rest[:1]
             if done:
                 return True
         return False
 
-    def _bring_said(self, name: str, uuid: str) -> bool:
+    def _push_missing_metadata(self, name: str, uuid: str) -> bool:
         """Push some of the metadata that the mirror lacks according to local records; return whether any was pushed."""
         while True:
-            lacking, gone = self._unsaid(name)
+            lacking, gone = self._missing_metadata(name)
             # A few at a time: a checkpoint that is saved meanwhile is pushed before the rest.
             lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]
             if not lacking:
@@ -164,16 +164,16 @@ class Mirror:
                 self._note(name, uuid, [], done, gone)
                 return True
 
-    def _unsaid(self, name: str) -> tuple[list[MetadataObject], set[str]]:
+    def _missing_metadata(self, name: str) -> tuple[list[MetadataObject], set[str]]:
         """Return the metadata that the mirror lacks, of checkpoints that it has, and the keys of removed metadata."""
         known, here = read_mirrored(self._context.layout, name), current_or_named(self._context)
         there = {info.id for info in here if info.id in known.ids or info.elsewhere}
         self._annotations = {info.id: self._annotations[info.id] for info in here if info.id in self._annotations}
-        said = self._said(here)
+        said = self._metadata_of(here)
         lacking = [one for one in said if one.info.id in there and known.documents.get(one.key) != one.digest]
         return lacking, known.documents.keys() - {one.key for one in said}
 
-    def _said(self, infos: list[CheckpointInfo]) -> list[MetadataObject]:
+    def _metadata_of(self, infos: list[CheckpointInfo]) -> list[MetadataObject]:
         """Return the metadata of checkpoints."""
         said = [*tags_of(self._context, infos), *pins_of(self._context, infos)]
         for info in infos:
@@ -198,22 +198,22 @@ class Mirror:
         """
         name, policy = self.name, policy_of(self._context.layout, KEEP_REMOTE)
         if name is not None:
-            self._do("list", partial(self._look, name))
+            self._run_duty("list", partial(self._look, name))
         if name is None or time.monotonic() < self._prune_again_s:
             return
-        self._do("keep_local", partial(keep_local, self._context))
+        self._run_duty("keep_local", partial(keep_local, self._context))
         lets_go = policy is not None or policy_of(self._context.layout, KEEP_LOCAL) is not None
         if not lets_go:  # without a policy there is nothing to do, so no request is made
             return
         there = named_remote(self._context, name)
-        self._do("claims", partial(end_claims, self._context, there))
+        self._run_duty("claims", partial(end_claims, self._context, there))
         if policy is not None:
-            self._do("keep_remote", KeepRemote(self._context, there, policy, self._known).apply)
+            self._run_duty("keep_remote", KeepRemote(self._context, there, policy, self._known).apply)
             if there.cas:
-                self._do("prune", partial(prune, there, self._context.algorithm, grace_s=GRACE_S))
+                self._run_duty("prune", partial(prune, there, self._context.algorithm, grace_s=GRACE_S))
         self._prune_again_s = time.monotonic() + _PRUNE_PAUSE_S
 
-    def _do(self, duty: str, work: Callable[[], object]) -> bool:
+    def _run_duty(self, duty: str, work: Callable[[], object]) -> bool:
         """Run one of several duties and return whether it succeeded. Keep an error that concerns only this one."""
         try:
             work()
@@ -251,7 +251,7 @@ class Mirror:
         for id, why in missing.items():
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
 
-    def _settled(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
+    def _needing_no_push(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return the checkpoints that need no push, according to the remote.
 
         Another process pushed it, this one did before it was restarted, or it was deleted on the remote.
@@ -270,7 +270,7 @@ class Mirror:
         new = [info for info in new if info.id not in again]
         return [info for info in new if {places[info.id].manifest, places[info.id].dropped} & found]
 
-    def _own(self, there: Remote, info: CheckpointInfo) -> None:
+    def _own_run(self, there: Remote, info: CheckpointInfo) -> None:
         """Own the run of a checkpoint on the mirror, and follow the mirror's commit order."""
         self._ownership.own(there, info.run, info.sequence)
 
@@ -281,9 +281,9 @@ class Mirror:
         # Read before the push, which pushes this metadata or a newer version.
         said: list[MetadataObject] = []
         with suppress(CkstoreError):  # an unreadable pin must not keep the checkpoint from being mirrored
-            said = self._said([info])
+            said = self._metadata_of([info])
         try:
-            options: TransferOptions = {"bwlimit": bytes_s, "progress": partial(self._say, there, info)}
+            options: TransferOptions = {"bwlimit": bytes_s, "progress": partial(self._report_progress, there, info)}
             known = read_mirrored(context.layout, name)
             is_new = info.id not in known.missing.keys() | known.pruned
             report = transfer.push(context, [info], name, options, lacks_all=is_new)
@@ -292,10 +292,10 @@ class Mirror:
         self._note(name, uuid, [info], {one.key: one.digest for one in said})
         note(context, "mirrored", info.key.run_step, id=info.id, nbytes=report.moved_bytes, why=f"to {name}")
 
-    def _say(self, there: Remote, info: CheckpointInfo, done_bytes: int, all_bytes: int) -> None:
+    def _report_progress(self, there: Remote, info: CheckpointInfo, done_bytes: int, all_bytes: int) -> None:
         """Report progress and stay the owner of the run: a large push can take longer than ownership lasts."""
         with suppress(RemoteUnavailable):  # the push itself notices whether the mirror is unavailable
-            self._own(there, info)
+            self._own_run(there, info)
         if self._progress is not None:
             self._progress(done_bytes, all_bytes)
 
@@ -311,7 +311,7 @@ class Mirror:
         add_mirrored(self._context.layout, name, uuid, ids=ids, here=here, documents=documents, gone=gone)
 
 
-def _of_run(run: str) -> str:
+def _run_item(run: str) -> str:
     """Return the name under which the failure of a whole run is recorded."""
     return f"run {run}"
 

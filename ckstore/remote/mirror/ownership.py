@@ -65,20 +65,20 @@ class Ownership:
             RemoteError: The remote has a sequence number that later saves cannot exceed, or another remote is at its
                 place.
         """
-        written = self._write_again(remote, run, sequence)
+        written = self._renew(remote, run, sequence)
         if written is None:
             check_takes(remote, self.context.settings)  # first: another remote may have replaced this one
             found = read_owner(remote.objects, run)
             if found is None:
-                written = self._begin(remote, run, sequence)
+                written = self._create_owner(remote, run, sequence)
             else:
-                written = self._take(remote, *found, sequence, by_name=by_name)
+                written = self._take_over_run(remote, *found, sequence, by_name=by_name)
         if written is None:
             msg = f"another store is just taking over the run {run} on {remote.name}"
             raise RemoteUnavailable(msg, hint="the next attempt names the store that has the run")
         self._owned[run] = written
 
-    def _write_again(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
+    def _renew(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
         """Return the owner object if this process owns a run, after renewing it if necessary; otherwise None."""
         begun_s, known = self.clock(), self._owned.pop(run, None)
         if known is None:
@@ -91,22 +91,22 @@ class Ownership:
         tag = remote.objects.update(keys.owner(run), own.render(), known.tag)
         return None if tag is None else _OwnerVersion(own, tag, begun_s)
 
-    def _begin(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
+    def _create_owner(self, remote: Remote, run: str, sequence: int) -> _OwnerVersion | None:
         """Own a run that has no owner. Return None if another store was faster."""
         begun_s = self.clock()
         there = _greatest(self.context, remote, run)
         raise_order(self.context, there, remote.name)
-        own = replace(self._mine(run), sequence=max(sequence, there))
+        own = replace(self._new_owner(run), sequence=max(sequence, there))
         if not remote.objects.create(keys.owner(run), own.render()):
             return None
         version = remote.objects.head(keys.owner(run))
         return None if version is None else _OwnerVersion(own, version.tag, begun_s)
 
-    def _take(
+    def _take_over_run(
         self, remote: Remote, owner: Owner, listed: ObjectEntry, sequence: int, *, by_name: bool
     ) -> _OwnerVersion | None:
         """Own a run that this store already owns, or whose owner is dead. Return None if another store was faster."""
-        begun_s, mine = self.clock(), self._mine(owner.run)
+        begun_s, mine = self.clock(), self._new_owner(owner.run)
         is_own = owner.store == mine.store
         if not is_own and not by_name:
             self._check_dead(remote, owner, listed)
@@ -118,12 +118,12 @@ class Ownership:
         tag = remote.objects.update(key, data, listed.tag) if remote.cas else remote.objects.send(key, data)
         return None if tag is None else _OwnerVersion(own, tag, begun_s)
 
-    def _mine(self, run: str) -> Owner:
+    def _new_owner(self, run: str) -> Owner:
         path = str(self.context.layout.path)
         return Owner(run, self.context.settings.uuid, socket.gethostname(), machine.boot_id(), path)
 
     def _check_dead(self, remote: Remote, there: Owner, listed: ObjectEntry) -> None:
-        if _is_gone(there):
+        if _is_dead(there):
             return
         age_s = (server_time(remote.objects) - listed.modified).total_seconds()
         if remote.cas and age_s > there.life_s:
@@ -165,7 +165,7 @@ def _greatest(context: Context, remote: Remote, run: str) -> int:
     return greatest_in_order(info.sequence for info in facts.values())
 
 
-def _is_gone(owner: Owner) -> bool:
+def _is_dead(owner: Owner) -> bool:
     """Whether a store on this machine no longer exists, although it ran since the last boot.
 
     Its path is then empty or holds another store.

@@ -110,7 +110,7 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
         RemoteError: A manifest in the intent does not belong to its checkpoint.
     """
     # All are checked before one is written: an intent with an error is not applied at all.
-    follow = [_following(objects, one, record.listed.key, hash_prefix) for one in record.members["checkpoints"]]
+    follow = [_pending_manifest(objects, one, record.listed.key, hash_prefix) for one in record.members["checkpoints"]]
     missing = [
         (place, data)
         for place, data in follow
@@ -122,7 +122,7 @@ def finish(objects: Objects, record: IntentRecord, hash_prefix: str) -> bool:
     return bool(missing)
 
 
-def _following(objects: Objects, members: dict[str, Any], where: str, hash_prefix: str) -> tuple[Place, bytes]:
+def _pending_manifest(objects: Objects, members: dict[str, Any], where: str, hash_prefix: str) -> tuple[Place, bytes]:
     """Return the location of a checkpoint whose manifest is still to be written, and the manifest."""
     run, step, manifest_id, manifest = (members.get(name) for name in ("run", "step", "id", "manifest"))
     if not isinstance(manifest, str) or not manifest.isascii() or not isinstance(run, str) or not is_run(run):

@@ -78,12 +78,12 @@ class KeepRemote:
         # Listed before the owners are read. A store that takes a run over pushes only after that, so if one of its
         # checkpoints is listed, it is also the recorded owner.
         listed = source.places()
-        runs = {run for run in self.context.layout.runs() if self._judges(self.remote, run)}
+        runs = {run for run in self.context.layout.runs() if self._is_responsible(self.remote, run)}
         places = [place for place in listed if place.run in runs]
         # Checkpoints that are not pushed yet do not count: otherwise the policy would delete older ones in their
         # favour.
         pushed = {place.id for place in places}
-        stays = dict(self._stays_for_here([info for info in here.values() if info.id in pushed]))
+        stays = dict(self._kept_for_store([info for info in here.values() if info.id in pushed]))
         meant, replaced = self._candidates(source, places, here, stays)
         made = plan(self.policy, meant, datetime.now(UTC))
         by_order = sorted([*made.entries, *replaced], key=lambda entry: (entry.run, entry.info.order))
@@ -98,7 +98,7 @@ class KeepRemote:
         here = {info.id: info for info in infos(self.context, superseded=True)}
         uuid = read_info(self.remote.objects, self.remote.name).uuid if made.dropped else ""
         for entry in made.dropped:
-            if problem := self._forget_here(here.get(entry.info.id), entry, uuid):
+            if problem := self._drop_locally(here.get(entry.info.id), entry, uuid):
                 skipped.append(Skipped(entry.info, problem))
             else:
                 going.append(entry)
@@ -120,7 +120,7 @@ class KeepRemote:
         for entry in sorted(going, key=lambda entry: entry.info.id not in self._replaced):
             place, newer = place_of(entry.info), self._replaced.get(entry.info.id)
             why = claimed.get(place, "")
-            if not why and newer is not None and not _is_there(remote, newer):
+            if not why and newer is not None and not _exists_at(remote, newer):
                 why = f"the newer checkpoint of its step was deleted meanwhile: {newer.id}"
             if why:
                 skipped.append(Skipped(entry.info, why))
@@ -131,7 +131,7 @@ class KeepRemote:
         skipped += [Skipped(info, stay[place]) for place, info in chosen.items() if place in stay]
         return [info for place, info in chosen.items() if place not in stay]
 
-    def _stays_for_here(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
+    def _kept_for_store(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
         """Yield the ids of checkpoints that the mirror keeps because of local facts, and the reasons."""
         pins = pins_by_id(self.context, datetime.now(UTC))
         # The policy is also applied to the local order: an earlier use of the run may have left greater numbers there.
@@ -154,7 +154,7 @@ class KeepRemote:
     ) -> tuple[list[Candidate], list[PlanEntry]]:
         """Return the newest checkpoint of each step on the mirror, and plan entries for the others at these steps."""
         remote = self.remote
-        self._learn(source, [place for place in places if place.id not in here and place not in self.known])
+        self._read_facts(source, [place for place in places if place.id not in here and place not in self.known])
         tags: dict[str, list[str]] = {}
         # While a tag or pin cannot be read, nothing is deleted: it may protect a checkpoint.
         for name, tag in read_tags(remote.objects, strict=True).items():
@@ -189,10 +189,12 @@ class KeepRemote:
             meant.append(newest)
             self._replaced.update((candidate.info.id, place_of(newest.info)) for candidate in older)
             current = {info.id for info in here.values() if not info.superseded}
-            replaced += [_of_replaced(candidate, newest, is_here=candidate.info.id in current) for candidate in older]
+            replaced += [
+                _replaced_entry(candidate, newest, is_here=candidate.info.id in current) for candidate in older
+            ]
         return meant, replaced
 
-    def _judges(self, remote: Remote, run: str) -> bool:
+    def _is_responsible(self, remote: Remote, run: str) -> bool:
         """Whether this store's policy applies to a run: no other store mirrors the run."""
         found = read_owner(remote.objects, run)
         if found is None or found[0].store == self.context.settings.uuid:
@@ -203,7 +205,7 @@ class KeepRemote:
         )
         return False
 
-    def _learn(self, source: ObjectSource, places: list[Place]) -> None:
+    def _read_facts(self, source: ObjectSource, places: list[Place]) -> None:
         for place, info in facts_of(source, places, self.context.layout.hash_prefix).items():
             data = source.annotations(place)
             if data is not None:
@@ -215,7 +217,7 @@ class KeepRemote:
         found = read_manifest(source, place, self.context.layout.hash_prefix)
         return {} if found is None else {blob.digest: blob.nbytes for blob in found[0].blobs}
 
-    def _forget_here(self, info: CheckpointInfo | None, entry: PlanEntry, uuid: str) -> str:
+    def _drop_locally(self, info: CheckpointInfo | None, entry: PlanEntry, uuid: str) -> str:
         """Drop a checkpoint locally if only this mirror has its bytes. Return why the mirror must keep it, or ""."""
         if info is None or not info.elsewhere:
             return ""
@@ -256,7 +258,7 @@ def _spared(entry: PlanEntry, why: str) -> PlanEntry:
     return replace(entry, keep=True, reasons=(why,), protected=True) if why and not entry.keep else entry
 
 
-def _of_replaced(candidate: Candidate, newest: Candidate, *, is_here: bool) -> PlanEntry:
+def _replaced_entry(candidate: Candidate, newest: Candidate, *, is_here: bool) -> PlanEntry:
     """Return the plan entry of a checkpoint whose step has a newer one."""
     kept = [f"it has the tag {tag}" for tag in candidate.tags]
     kept += [f"it is pinned: {pin}" for pin in candidate.pins]
@@ -267,7 +269,7 @@ def _of_replaced(candidate: Candidate, newest: Candidate, *, is_here: bool) -> P
     return PlanEntry(candidate.info, bool(kept), reasons, protected=bool(kept))
 
 
-def _is_there(remote: Remote, place: Place) -> bool:
+def _exists_at(remote: Remote, place: Place) -> bool:
     return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None
 
 

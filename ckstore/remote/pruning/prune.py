@@ -97,9 +97,9 @@ class _Prune:
         said, _ = read_versioned(self.remote.objects)
         named = self.survey.named()
         self._list_blobs()
-        ripe, fresh, stale = self._judged(said, named)
+        ripe, fresh, stale = self._classify(said, named)
         self._count_removed([*ripe, *stale])
-        self._count_kept(self._next(said, named, (), fresh), fresh)
+        self._count_kept(self._next_content(said, named, (), fresh), fresh)
 
     def beside_pushes(self) -> None:
         """Mark blobs, and delete those whose grace period has passed, batch by batch."""
@@ -121,9 +121,9 @@ class _Prune:
                 # Once per call, since it takes a request per thousand blobs. An old listing may contain blobs that were
                 # deleted or written again; marking such a blob deletes nothing.
                 self._list_blobs()
-            ripe, fresh, stale = self._judged(said, named)
+            ripe, fresh, stale = self._classify(said, named)
             self._remove_keys(stale)
-            done = self._carry_out(said, version, named, ripe, fresh)
+            done = self._apply_lists(said, version, named, ripe, fresh)
             if done is None:
                 lost_count += 1
                 time.sleep(PAUSE_S)
@@ -136,7 +136,7 @@ class _Prune:
         msg = f"{keys.CONDEMNED} at {self.remote.name} was changed by other clients {TRIES} times"
         raise RemoteUnavailable(msg, hint="prune again later; the blobs deleted so far remain deleted")
 
-    def _carry_out(
+    def _apply_lists(
         self, said: CondemnedNames, version: str | None, named: set[str], ripe: list[str], fresh: list[str]
     ) -> CondemnedNames | None:
         """Delete the due blobs in batches, then mark others, all by the same lists.
@@ -146,7 +146,7 @@ class _Prune:
         """
         for start in range(0, len(ripe) + BATCH_NAMES, BATCH_NAMES):
             batch = tuple(ripe[start : start + BATCH_NAMES])
-            new = self._next(said, named, batch, fresh)
+            new = self._next_content(said, named, batch, fresh)
             if new != said:
                 # Replaces the version that was read before the lists, or the last one of this call. With any other
                 # version, a push may have unmarked a blob that the lists do not reference.
@@ -187,7 +187,7 @@ class _Prune:
         listed = self.remote.objects.list(keys.BLOBS)
         self._blobs = {str(name): one for one in listed if (name := keys.blob_in(one.key)) is not None}
 
-    def _judged(self, said: CondemnedNames, named: set[str]) -> tuple[list[str], list[str], list[str]]:
+    def _classify(self, said: CondemnedNames, named: set[str]) -> tuple[list[str], list[str], list[str]]:
         """Return the names to delete, the names to mark, and retired names that still have a blob."""
         ripe, fresh, stale = [], [], []
         going = said.going()
@@ -203,7 +203,9 @@ class _Prune:
                 ripe.append(name)
         return ripe, fresh, stale
 
-    def _next(self, said: CondemnedNames, named: set[str], batch: tuple[str, ...], fresh: list[str]) -> CondemnedNames:
+    def _next_content(
+        self, said: CondemnedNames, named: set[str], batch: tuple[str, ...], fresh: list[str]
+    ) -> CondemnedNames:
         """Return the next content of the object: with this batch, or with newly marked names if the batch is empty."""
         leaving = {*batch}
         condemned = {

@@ -101,14 +101,14 @@ def evict(
     try:
         for info in infos:
             step = partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run)
-            _tried(step, info, skipped, failures)
+            _has_succeeded(step, info, skipped, failures)
         # After all claims: bytes that were found on the remote before its claim may be deleted, since no store relied
         # on them.
         if not dry_run:
             attest.claim([(place_of(one.info), one.holder.claim, one.blobs) for one in going])
         for one in [*going]:
-            step = partial(_go, context, one, attest, dry_run=dry_run)
-            if not _tried(step, one.info, skipped, failures):
+            step = partial(_evict_one, context, one, attest, dry_run=dry_run)
+            if not _has_succeeded(step, one.info, skipped, failures):
                 continue
             going.remove(one)
             evicted.append(one.info)
@@ -121,7 +121,7 @@ def evict(
         if not dry_run:
             for one in going:
                 with suppress(CkstoreError, OSError):  # a wrong entry only names one more place to read from
-                    _take_back(context, one, attest)
+                    _withdraw(context, one, attest)
             with suppress(CkstoreError, OSError):  # records only save work, and must not hide the first error
                 attest.keep()
             reclaim.free_unused(context, digests)
@@ -138,7 +138,7 @@ def evict(
     )
 
 
-def _tried(
+def _has_succeeded(
     step: Callable[[], str], info: CheckpointInfo, skipped: list[Skipped], failures: dict[str, CkstoreError]
 ) -> bool:
     """Whether a step of an eviction succeeded. If not, the reason is recorded, and the others continue."""
@@ -206,7 +206,7 @@ def say_elsewhere(context: Context, one: Eviction) -> None:
         write_remote_only(context.layout, lock, RemoteOnly(since, (*others, one.holder)))
 
 
-def _take_back(context: Context, one: Eviction, attest: PresenceCheck) -> None:
+def _withdraw(context: Context, one: Eviction, attest: PresenceCheck) -> None:
     """Remove the record that a remote has a checkpoint, if it kept all its bytes, and end its claim."""
     with alone(context, one.info) as lock:
         document = read_remote_only(lock.fd)
@@ -219,13 +219,13 @@ def _take_back(context: Context, one: Eviction, attest: PresenceCheck) -> None:
     attest.end_claim(place_of(one.info), one.holder.claim)
 
 
-def _go(context: Context, one: Eviction, attest: PresenceCheck, *, dry_run: bool) -> str:
+def _evict_one(context: Context, one: Eviction, attest: PresenceCheck, *, dry_run: bool) -> str:
     """Free the bytes of one checkpoint. Return why it keeps them, or "" if they were freed."""
     try:
         problem = attest.lacks(place_of(one.info), one.blobs, read=not dry_run)
     except RemoteError as error:
         return error.message
-    return problem if problem or dry_run else _let_go(context, one)
+    return problem if problem or dry_run else _free_bytes(context, one)
 
 
 @contextmanager
@@ -247,7 +247,7 @@ def alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
         yield lock
 
 
-def _let_go(context: Context, one: Eviction) -> str:
+def _free_bytes(context: Context, one: Eviction) -> str:
     layout, info = context.layout, one.info
     path = layout.checkpoint(info.key)
     make_kept_durable(context, info.run)

@@ -70,7 +70,7 @@ class RemoteCopies:
 
     def __init__(self, context: Context, urls: Sequence[str] = ()) -> None:
         self._context = context
-        self._urls = {url: _LazySource(url, lambda url=url: _opened_url(context, url)) for url in urls}  # type: ignore[misc]
+        self._urls = {url: _LazySource(url, lambda url=url: _open_url(context, url)) for url in urls}  # type: ignore[misc]
         for asked in self._urls.values():  # the caller gave these, and learns at once if one cannot be used
             asked.source()
         self._asked: dict[str, _LazySource] = {}
@@ -132,7 +132,7 @@ class RemoteCopies:
             listed = {}
         for name, entry in listed.items():
             if name not in self._asked:
-                self._asked[name] = _LazySource(name, lambda entry=entry: _opened(self._context, entry))  # type: ignore[misc]
+                self._asked[name] = _LazySource(name, lambda entry=entry: _open_entry(self._context, entry))  # type: ignore[misc]
             found.append(self._asked[name])
         return found
 
@@ -157,10 +157,10 @@ def _read_blob(source: Source, blob: BlobRecord, places: Sequence[tuple[str, int
     return said
 
 
-def _opened(context: Context, entry: RemoteEntry) -> Source:
+def _open_entry(context: Context, entry: RemoteEntry) -> Source:
     remote = remote_opener.open_source(context, entry.name)
     source = remote_opener.source_of(remote, remote_opener.near(context.layout))
-    with _answering(source):
+    with _limited_wait(source):
         found = remote_opener.uuid_of(remote)
     # Another remote of the same name may have other checkpoints of the same run and step.
     if found != entry.uuid:
@@ -168,16 +168,16 @@ def _opened(context: Context, entry: RemoteEntry) -> Source:
     return source
 
 
-def _opened_url(context: Context, url: str) -> Source:
+def _open_url(context: Context, url: str) -> Source:
     objects = open_objects(parse_target(url))
     source = ObjectSource(objects, url, remote_opener.near(context.layout))
-    with _answering(source):
+    with _limited_wait(source):
         check_hash(read_info(objects, url), context.settings, url)
     return source
 
 
 @contextmanager
-def _answering(source: Source) -> Iterator[None]:
+def _limited_wait(source: Source) -> Iterator[None]:
     """Limit the wait for the first response of a remote to `CONTACT_S`."""
     timer = threading.Timer(CONTACT_S, source.close)
     timer.daemon = True

@@ -81,7 +81,7 @@ class PresenceCheck:
             return f"{name} does not have it"
         encoding = self._encodings[place]
         needed = {file.digest for blob in blobs for file in _files_of(blob, encoding)}
-        self._look([keys.blob(str(self._condemned.name(digest))) for digest in sorted(needed)])
+        self._find_keys([keys.blob(str(self._condemned.name(digest))) for digest in sorted(needed)])
         unknown = []
         for blob in blobs:
             # Of an encoded blob, all files that it is decoded from.
@@ -111,7 +111,7 @@ class PresenceCheck:
 
         for_each(read, blobs, threads=self._manner.threads, stopping=budget.ending(self._source.close))
 
-    def _look(self, wanted: Sequence[str]) -> None:
+    def _find_keys(self, wanted: Sequence[str]) -> None:
         """Find some keys on the remote, by lookups or by a listing of all blobs, whichever is cheaper."""
         new = [] if self._has_all else [key for key in wanted if key not in self._listed]
         self._asked_count += len(new)

@@ -38,7 +38,7 @@ class RemoteReader:
         Args:
             directory: The open checkpoint.
             blob: The blob.
-            offset: Where the range begins.
+            offset: The first byte of the range.
             into: The memory to fill.
             old: The piece that the memory already holds. Only the difference to it is downloaded.
             again: Whether the bytes of an earlier call were wrong.

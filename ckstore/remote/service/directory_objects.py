@@ -80,7 +80,7 @@ class DirectoryObjects:
 
         def read(top: StorePath) -> bytes | None:
             self._refresh(top, key)
-            with suppress(FileNotFoundError), files.opened_regular(_at(top, key)) as fd:
+            with suppress(FileNotFoundError), files.opened_regular(_path_of(top, key)) as fd:
                 size = os.fstat(fd).st_size
                 if size > max_bytes:
                     raise RemoteError(f"{key} at {self._target} has {size} bytes, more than {max_bytes}")
@@ -120,19 +120,19 @@ class DirectoryObjects:
             with self._locked(top, key, exclusive=False):
                 return _rename(fresh, top, key)
 
-        return self._written(key, data, place)
+        return self._write_and_name(key, data, place)
 
     def create(self, key: str, data: bytes | memoryview) -> bool:
         """Create an object; see `Objects`."""
 
         def place(top: StorePath, fresh: StorePath) -> bool | None:
-            target = _at(top, key)
+            target = _path_of(top, key)
             if self._creates:
                 try:
                     with self._locked(top, key, exclusive=False):
                         links.link(fresh, target)
                 except FileExistsError:
-                    return _same(target, data)
+                    return _has_bytes(target, data)
                 except OSError as error:
                     if error.errno not in _NO_LINKS:
                         raise
@@ -143,11 +143,11 @@ class DirectoryObjects:
                     raise RemoteError(msg)
             with self._locked(top, key, exclusive=True):
                 if dirfd_stat.exists(target):
-                    return _same(target, data)
+                    return _has_bytes(target, data)
                 _rename(fresh, top, key)
             return True
 
-        return self._written(key, data, place)
+        return self._write_and_name(key, data, place)
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
         """Replace one version of an object; see `Objects`."""
@@ -162,19 +162,19 @@ class DirectoryObjects:
                     return False
                 return _rename(fresh, top, key, lock).tag
 
-        found = self._written(key, data, place)
+        found = self._write_and_name(key, data, place)
         return found if isinstance(found, str) else None
 
     def list(self, prefix: str) -> Iterator[ObjectEntry]:
         """Yield objects in the order of their keys; see `Objects`."""
         folder, slash, _ = prefix.rpartition("/")
-        yield from self._below(folder + slash, prefix, 0)
+        yield from self._list_folder(folder + slash, prefix, 0)
 
-    def _below(self, folder: str, prefix: str, level: int) -> Iterator[ObjectEntry]:
+    def _list_folder(self, folder: str, prefix: str, level: int) -> Iterator[ObjectEntry]:
         """Yield the objects of a folder whose keys begin with a prefix. The folder is "" or ends with a slash."""
 
         def look(top: StorePath) -> Sequence[tuple[str, os.stat_result]]:
-            found = dirfd_stat.statuses(_at(top, folder[:-1]) if folder else top)
+            found = dirfd_stat.statuses(_path_of(top, folder[:-1]) if folder else top)
             # Sorted as keys: a folder by its name with a slash.
             named = ((name + "/" * stat.S_ISDIR(status.st_mode), status) for name, status in found)
             return sorted((name, status) for name, status in named if folder or not name.startswith("."))
@@ -185,9 +185,9 @@ class DirectoryObjects:
             key = folder + name
             if name.endswith("/"):
                 if key.startswith(prefix):
-                    yield from self._below(key, prefix, level + 1)
+                    yield from self._list_folder(key, prefix, level + 1)
             elif key.startswith(prefix) and stat.S_ISREG(status.st_mode):
-                yield _listed(key, status)
+                yield _entry_of(key, status)
 
     def head(self, key: str) -> ObjectEntry | None:
         """Return the entry of an object; see `Objects`."""
@@ -203,7 +203,7 @@ class DirectoryObjects:
     def _remove(self, batch: Sequence[str], top: StorePath) -> None:
         folders: dict[StorePath, None] = {}
         for key in batch:
-            place = _at(top, key)
+            place = _path_of(top, key)
             with self._locked(top, key, exclusive=False), suppress(FileNotFoundError, NotADirectoryError):
                 links.unlink(place)
                 folders[place.parent] = None
@@ -221,16 +221,16 @@ class DirectoryObjects:
         try:
             self._refresh(top, key)
             # Opened, since that asks the server; a lookup by name may use a cache of this host.
-            fd, status = files.open_with_status(_at(top, key))
+            fd, status = files.open_with_status(_path_of(top, key))
         except (FileNotFoundError, NotADirectoryError):
             return None
         os.close(fd)
-        return _listed(key, status)
+        return _entry_of(key, status)
 
     def _refresh(self, top: StorePath, key: str) -> None:
         if self._shared:
             with suppress(FileNotFoundError, NotADirectoryError):
-                statx.refresh(_at(top, key).parent)
+                statx.refresh(_path_of(top, key).parent)
 
     def _locked(self, top: StorePath, key: str, *, exclusive: bool) -> AbstractContextManager[object]:
         """Keep updates of other processes out during a `with` block."""
@@ -239,7 +239,9 @@ class DirectoryObjects:
             return nullcontext()
         return closing(_lock(top, exclusive=exclusive))
 
-    def _written(self, key: str, data: bytes | memoryview, place: Callable[[StorePath, StorePath], T | None]) -> T:
+    def _write_and_name(
+        self, key: str, data: bytes | memoryview, place: Callable[[StorePath, StorePath], T | None]
+    ) -> T:
         """Write a file with these bytes; return the result of `place`, which gives it its name and is retried."""
         what, view = f"writing {key}", memoryview(data).cast("B")
         # Two calls: if the caller gave up one, for example after an hour, it must not name a file later.
@@ -306,7 +308,7 @@ class DirectoryObjects:
             raise RemoteError(f"{what} at {self._target} failed: {error.message}", hint=error.hint) from error
 
 
-def _at(top: StorePath, key: str) -> StorePath:
+def _path_of(top: StorePath, key: str) -> StorePath:
     for part in key.split("/"):
         top /= part
     return top
@@ -315,12 +317,12 @@ def _at(top: StorePath, key: str) -> StorePath:
 def _read(key: str, offset: int, nbytes: int, top: StorePath) -> bytes | None:
     """Return bytes of an object, fewer at its end, or None if it is missing."""
     # Opened for each part: a descriptor that a worker returned to a caller who gave up would stay open.
-    with suppress(FileNotFoundError), files.opened_regular(_at(top, key)) as fd:
+    with suppress(FileNotFoundError), files.opened_regular(_path_of(top, key)) as fd:
         return os.pread(fd, nbytes, offset)
     return None
 
 
-def _same(place: StorePath, data: bytes | memoryview) -> bool | None:
+def _has_bytes(place: StorePath, data: bytes | memoryview) -> bool | None:
     """Whether an object has these bytes, or None if it was deleted meanwhile."""
     view = memoryview(data).cast("B")
     with suppress(FileNotFoundError), files.opened_regular(place) as fd:
@@ -375,7 +377,7 @@ def _discard(name: str, top: StorePath) -> None:
 
 def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = None) -> ObjectEntry:
     """Rename a file to an object. Its time, part of its version tag, is later than that of the version it replaces."""
-    target = _at(top, key)
+    target = _path_of(top, key)
     before, status = dirfd_stat.find(target), dirfd_stat.status(fresh)
     # Later by a nanosecond, or by the two seconds of the coarsest filesystem.
     for step_ns in (1, 2 * 10**9):
@@ -387,7 +389,7 @@ def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = 
     if lock is not None:
         lock.check()
     links.rename(fresh, target)
-    return _listed(key, status)
+    return _entry_of(key, status)
 
 
 def _make_parents(top: StorePath, key: str) -> None:
@@ -400,13 +402,13 @@ def _make_parents(top: StorePath, key: str) -> None:
 
 def _sync_parents(top: StorePath, key: str) -> None:
     """Make the name of an object durable, and those of its directories, whichever process created them."""
-    place = _at(top, key)
+    place = _path_of(top, key)
     while place.parts:
         place = place.parent
         _sync(place)
 
 
-def _listed(key: str, status: os.stat_result) -> ObjectEntry:
+def _entry_of(key: str, status: os.stat_result) -> ObjectEntry:
     # The time is included since a new version may get the inode number of an earlier one.
     tag = f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
     return ObjectEntry(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC), tag)

@@ -155,12 +155,12 @@ class ServiceObjects:
             failure = None if has_lost_condition(error) else translated(error, what, self._target)
             if failure is not None and not isinstance(failure, RemoteUnavailable):
                 raise failure
-            found = self._same(key, data)
+            found = self._has_bytes(key, data)
             if found is None and failure is not None:
                 raise failure
             return found
 
-        return self._tried(attempt, what)
+        return self._first_result(attempt, what)
 
     def update(self, key: str, data: bytes | memoryview, expected: str) -> str | None:
         """Replace one version of an object; see `Objects`. If it already has these bytes, it counts as written."""
@@ -178,13 +178,13 @@ class ServiceObjects:
             if failure is not None and not isinstance(failure, RemoteUnavailable):
                 raise failure
             now = self.head(key)
-            if now is not None and self._same(key, data):
+            if now is not None and self._has_bytes(key, data):
                 return now.tag  # our own write, whose response was lost
             if failure is not None and now is not None and now.tag == expected:
                 raise failure  # still the expected version: the write did not arrive
             return False
 
-        found = self._tried(attempt, what)
+        found = self._first_result(attempt, what)
         return found if isinstance(found, str) else None
 
     def list(self, prefix: str) -> Iterator[ObjectEntry]:
@@ -207,7 +207,7 @@ class ServiceObjects:
             for meta in found:
                 key = meta["path"].removeprefix(top)
                 if key.startswith(prefix) and meta["path"].startswith(top):
-                    yield _of(key, meta)
+                    yield _entry_of(key, meta)
                 elif rest and key > prefix:
                     return  # keys are sorted, so no later one begins with the prefix
 
@@ -216,7 +216,7 @@ class ServiceObjects:
         import obstore
 
         meta = self._unless_missing(lambda: obstore.head(self._store, self._path(key)), f"looking at {key}")
-        return None if meta is None else _of(key, meta)
+        return None if meta is None else _entry_of(key, meta)
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, each by one request that is not retried; see `Objects`."""
@@ -283,7 +283,7 @@ class ServiceObjects:
     def _own_mark(self, key: str, data: bytes | memoryview) -> str:
         """Return the tag of an object that was just written; "" if another client has written since."""
         found = self.head(key)
-        return found.tag if found is not None and self._same(key, data) else ""
+        return found.tag if found is not None and self._has_bytes(key, data) else ""
 
     def _condition(self, key: str, expected: str) -> dict[str, str] | None:
         if not expected:
@@ -298,7 +298,7 @@ class ServiceObjects:
         # Without "version": None, which raises a TypeError. Ceph only accepts the tag without quotes.
         return {"e_tag": expected.strip('"') if self._unquoted else expected}
 
-    def _same(self, key: str, data: bytes | memoryview) -> bool | None:
+    def _has_bytes(self, key: str, data: bytes | memoryview) -> bool | None:
         """Return whether an object has these bytes; None if it is missing."""
         import obstore
 
@@ -316,7 +316,7 @@ class ServiceObjects:
 
         return self._unless_missing(compare, f"reading {key}")
 
-    def _tried(self, attempt: Callable[[], T | None], what: str) -> T:
+    def _first_result(self, attempt: Callable[[], T | None], what: str) -> T:
         """Repeat `attempt` until it returns a result, and return that."""
         pause_s, failure = _FIRST_PAUSE_S, RemoteUnavailable(f"{what} at {self._target} was refused {_TRIES} times")
         for left in reversed(range(_TRIES)):
@@ -354,7 +354,7 @@ class ServiceObjects:
             return None, error
 
 
-def _of(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
+def _entry_of(key: str, meta: Mapping[str, Any]) -> ObjectEntry:
     return ObjectEntry(key, meta["size"], meta["last_modified"], meta["e_tag"] or "")
 
 

@@ -136,10 +136,10 @@ class CallThreads:
                         continue
                     self._idle_count = max(0, self._idle_count - 1)
                     return
-            self._make(call)
+            self._run_call(call)
             del call
 
-    def _make(self, call: _Call[Any]) -> None:
+    def _run_call(self, call: _Call[Any]) -> None:
         # A method of its own: an idle worker must keep no reference to its last call, such as an open directory.
         try:
             result = call.function()
