@@ -294,9 +294,9 @@ def test_what_is_left_of_a_broken_one_is_counted_and_goes_by_a_purge(kept: Store
 
     (one,) = kept.dropped()
     assert (one.id, one.nbytes) == ("", 300_000)
-    assert "1 dropped checkpoint with 293.0 KiB cannot be brought back" in str(kept.gc())
+    assert "1 dropped checkpoint with 293.0 KiB cannot be restored" in str(kept.gc())
     told = {finding.what: finding for finding in kept.doctor().findings}
-    assert "1 checkpoint with 293.0 KiB cannot be brought back" in told["undo"].found
+    assert "1 checkpoint with 293.0 KiB cannot be restored" in told["undo"].found
     assert "empty" in told["trash"].found
     assert kept.du().waiting_bytes == 300_000
     os.unlink(next((kept.path / "blobs").glob(f"*/{next(manifest.parent.glob('blobs/*')).name}")))
