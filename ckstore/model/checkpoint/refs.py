@@ -293,7 +293,7 @@ def _no_step(
     known = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
     hint = f"write {elsewhere[0].name} for the one in another run" if elsewhere else _latest_hint(candidates)
     of_run = f" of the run {run!r}" if run is not None else ""
-    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}, only {known}", hint=hint)
+    raise NoSuchRef(f"{ref}: there is no step {step}{of_run}, the nearest being {known}", hint=hint)
 
 
 def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:

@@ -136,7 +136,10 @@ TAGS = {"best": STORE[3].key, "gone": CheckpointKey("exp", 350, "350.0123456789"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("exp@340", r"^exp@340: there is no step 340 of the run 'exp', only exp@200, exp@300, exp@400, exp@500"),
+        (
+            "exp@340",
+            r"^exp@340: there is no step 340 of the run 'exp', the nearest being exp@200, exp@300, exp@400, exp@500",
+        ),
         ("xep@100", r"^xep@100: there is no run 'xep', only exp, other \(the run is the part before @"),
         ("bset", r"^bset: there is no tag 'bset', only best, baseline, gone \(the newest is other@100\)$"),
         ("exp", r"^exp is a run, and no tag \(write exp@latest or exp@STEP\)$"),
@@ -145,9 +148,12 @@ TAGS = {"best": STORE[3].key, "gone": CheckpointKey("exp", 350, "350.0123456789"
         ("exp@100-300", r"^exp@100-300: .* \(where several refs are allowed, a range is exp@100..300\)$"),
         ("gone", r"^gone: the tag 'gone' names exp@350, which is missing or incomplete"),
         ("other@best", r"^other@best: the tag 'best' names exp@300, which is in another run \(write best\)$"),
-        ("other@300", r"^other@300: there is no step 300 of the run 'other', only other@100 \(write exp@300"),
+        (
+            "other@300",
+            r"^other@300: there is no step 300 of the run 'other', the nearest being other@100 \(write exp@300",
+        ),
         ("ffffff", r"^ffffff: no id begins with these digits, the newest are bbbbbb1000 \(other@100\), .* and 7 more"),
-        ("7777777", r"^7777777: there is no step 7777777, only exp@600, exp@700, exp@800, exp@900"),
+        ("7777777", r"^7777777: there is no step 7777777, the nearest being exp@600, exp@700, exp@800, exp@900"),
     ],
 )
 def test_a_miss_says_what_there_is(text: str, message: str) -> None:
@@ -169,7 +175,7 @@ def test_a_step_of_several_runs_lists_them() -> None:
 
 def test_a_step_that_only_another_run_than_main_has_is_named_in_the_hint() -> None:
     store = [*STORE, info("main", 5, 12, "cccccc")]
-    with pytest.raises(NoSuchRef, match=r"no step 300 of the run 'main', only main@5 \(write exp@300 for"):
+    with pytest.raises(NoSuchRef, match=r"no step 300 of the run 'main', the nearest being main@5 \(write exp@300 for"):
         resolve(parse_ref("300"), store, TAGS)
 
 
