@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from ckstore.errors import BadInput
 
-PACK_BELOW_BYTES = 2**20
-"""Size below which storages share packs. Larger storages are cut into chunks."""
+SMALL_BELOW_BYTES = 2**20
+"""Size below which storages always share packs."""
+MEDIUM_BELOW_BYTES = 16 * 2**20
+"""Size below which storages share packs in a state with many of them. Larger storages are cut into chunks."""
+_MANY = 16
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     name: 1024 ** (power + 1) for power, unit in enumerate(_UNITS[:4]) for name in (unit.upper(), unit[0])
@@ -15,6 +19,16 @@ _FACTORS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} 
 _WRITTEN = ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB", "B")
 # Python rejects numbers with thousands of digits with an error of its own.
 _SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
+
+
+def pack_below_bytes(sizes: Iterable[int]) -> int:
+    """Return the size below which storages share packs in a state with storages of these sizes.
+
+    A file costs an fsync, two links and some 20 system calls, so hundreds of storages of a few MiB share packs. A few
+    of them have blobs of their own, which are freed one by one (docs/adr/0037-medium-tensors.md).
+    """
+    medium_count = sum(SMALL_BELOW_BYTES <= nbytes < MEDIUM_BELOW_BYTES for nbytes in sizes)
+    return MEDIUM_BELOW_BYTES if medium_count >= _MANY else SMALL_BELOW_BYTES
 
 
 def parse_size(text: str) -> int:

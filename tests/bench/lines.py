@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
-from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.sizes import pack_below_bytes
+from ckstore.ops.save.packing import PACK_BYTES
 from tests.bench import states
 from tests.bench.results import Results, ratio
 from tests.bench.scenarios import (
@@ -88,8 +89,10 @@ def _unchanged(results: Results) -> float | None:
 
 def _tensors_and_blobs(sizes: Sizes) -> tuple[int, int]:
     nbytes = [shape.nbytes for shape in states.shapes("llm", sizes)]
-    blobs = sum(-(-n // DEFAULT_CHUNK_BYTES) for n in nbytes if n >= PACK_BELOW_BYTES)
-    return len(nbytes), blobs + any(n < PACK_BELOW_BYTES for n in nbytes)
+    below = pack_below_bytes(nbytes)
+    packed = sum(n for n in nbytes if n < below)
+    blobs = sum(-(-n // DEFAULT_CHUNK_BYTES) for n in nbytes if n >= below)
+    return len(nbytes), blobs + -(-packed // PACK_BYTES)
 
 
 def _changing(results: Results) -> float | None:

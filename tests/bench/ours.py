@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from ckstore import RetentionPolicy, Store
+from ckstore.model import sizes
 from ckstore.model.names import join_key
 from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
 from ckstore.ops.read import storage_read
-from ckstore.ops.save import write
 from tests.bench.case import Role, System
 from tests.bench.states import State
 
@@ -47,7 +47,7 @@ class Ckstore(System):
         if self._threads is not None:  # this process does nothing else
             storage_read._CORES = self._threads
         if self._pack_below_bytes is not None:
-            vars(write)["PACK_BELOW_BYTES"] = self._pack_below_bytes
+            vars(sizes)["MEDIUM_BELOW_BYTES"] = self._pack_below_bytes
         self._store = Store.init(folder / "store", chunk_bytes=self._chunk_bytes)
         if self._threads is not None:
             self._store.config.threads = self._threads

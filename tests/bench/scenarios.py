@@ -142,7 +142,7 @@ def _limits() -> tuple[Scenario, ...]:
 
 def _curves() -> tuple[Scenario, ...]:
     """What is chosen in the code and not by the user: `make bench BENCH=curve`."""
-    packs = [Ckstore(name=f"packed below {kib} KiB", pack_below_bytes=kib * 2**10) for kib in (64, 256, 1024, 4096)]
+    packs = [Ckstore(name=f"packed below {mib} MiB", pack_below_bytes=mib * 2**20) for mib in (1, 4, 8, 16, 32)]
     direct = (WriteFiles(f"direct write, {n} files", direct=True, at_once=n) for n in (1, 2, 4, 8))
     mine = [*_chunks(), *_threads()]
     return (

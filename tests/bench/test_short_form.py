@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from ckstore import Store
+from ckstore.model import sizes
 from ckstore.ops.read import storage_read
-from ckstore.ops.save import write
 from tests.bench import (
     background,
     brief,
@@ -117,7 +117,7 @@ def test_some_cases_are_run_alone_and_the_report_says_that_others_were_left_out(
 
 
 def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((storage_read, "_CORES"), (write, "PACK_BELOW_BYTES")):
+    for module, name in ((storage_read, "_CORES"), (sizes, "MEDIUM_BELOW_BYTES")):
         monkeypatch.setattr(module, name, vars(module)[name])  # put back afterwards
     curves, *_ = chosen(["curve"], large=False)
     assert curves.name == "curve-save"
@@ -130,7 +130,7 @@ def test_the_curves_are_run_by_name_and_with_other_choices(tmp_path: Path, monke
         case.act(0)
         case.check()
 
-    assert (storage_read._CORES, vars(write)["PACK_BELOW_BYTES"]) == (8, 4 * 2**20)
+    assert (storage_read._CORES, sizes.MEDIUM_BELOW_BYTES) == (8, 32 * 2**20)
 
 
 def test_a_baseline_that_hashes_copies_and_writes_leaves_files_with_the_bytes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BadInput, DamagedBlob, InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
-from ckstore.model.sizes import PACK_BELOW_BYTES, size_text
+from ckstore.model.sizes import SMALL_BELOW_BYTES, size_text
 from ckstore.objects.pieces import PieceReader, by_blob, check, encoded
 from ckstore.objects.remote_pieces import Part
 from ckstore.ops.call_threads import for_each
@@ -337,7 +337,7 @@ def read_device_memories(
     sizes = {
         i: records[i].nbytes
         for i in storages
-        if records[i].nbytes >= PACK_BELOW_BYTES and records[i].tiling is None and names.kind(i) == "torch"
+        if records[i].nbytes >= SMALL_BELOW_BYTES and records[i].tiling is None and names.kind(i) == "torch"
     }
     memories = allocate_on_device(sizes, device) if sizes else {}
     read_storages(directory, memories, verify=verify, tally=tally)

@@ -15,7 +15,7 @@ from ckstore.model.digest import ALGORITHMS, is_digest, short_id
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use, UseKind
-from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.sizes import MEDIUM_BELOW_BYTES
 from ckstore.objects.checkpoints import look
 from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
@@ -95,7 +95,7 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
     except FileNotFoundError:  # then every manifest is looked at
         return _published(context)
     # A piece of that size can lie in a pack of another name.
-    if status.st_size < PACK_BELOW_BYTES:
+    if status.st_size < MEDIUM_BELOW_BYTES:
         return _published(context)
     return [
         place

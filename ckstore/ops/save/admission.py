@@ -10,11 +10,11 @@ from ckstore.fs import dirfd_stat
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.captured import ByteSource
 from ckstore.model.settings.free_space import Amount, Need
-from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.sizes import pack_below_bytes
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.free.make_room import how_to_free, make_room
-from ckstore.ops.save.packing import ALIGNMENT, PACK_BYTES, aligned, bytes_of, find_pieces
+from ckstore.ops.save.packing import bytes_of, find_pieces, in_pack, most_packs
 from ckstore.ops.save.recorded import RecordedSource
 
 _OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging is there already
@@ -58,31 +58,26 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
 
 def _at_most(context: Context, sources: Sequence[ByteSource]) -> Amount:
     chunk_bytes = context.settings.chunk_bytes
+    below = pack_below_bytes(source.nbytes for source in sources)
     linked_count = sum(len(source.chunks) for source in sources if isinstance(source, RecordedSource))
-    large = [
-        source.nbytes
-        for source in sources
-        if source.nbytes >= PACK_BELOW_BYTES and not isinstance(source, RecordedSource)
-    ]
-    small_bytes = sum(source.nbytes + ALIGNMENT for source in sources if source.nbytes < PACK_BELOW_BYTES)
-    blob_count = sum(-(-nbytes // chunk_bytes) for nbytes in large) + _packs(small_bytes)
+    new = [source.nbytes for source in sources if not isinstance(source, RecordedSource)]
+    large = [nbytes for nbytes in new if nbytes >= below]
+    small_bytes = sum(in_pack(nbytes) for nbytes in new if nbytes < below)
+    blob_count = sum(-(-nbytes // chunk_bytes) for nbytes in large) + most_packs(small_bytes)
     own_bytes = _SOURCE_BYTES * (len(sources) + blob_count + linked_count) + _MARGIN_BYTES
     return Amount(sum(large) + small_bytes + own_bytes, blob_count + min(blob_count, _FOLDERS) + _OWN_INODES)
-
-
-def _packs(small_bytes: int) -> int:
-    return -(-small_bytes // (PACK_BYTES - PACK_BELOW_BYTES))
 
 
 def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> _ChunkNeed:
     found = _ChunkNeed()
     small: dict[str, int] = {}
+    below = pack_below_bytes(source.nbytes for source in sources)
     for source in sources:
-        if source.nbytes < PACK_BELOW_BYTES:
-            small[context.algorithm.digest(bytes_of(source, 0, source.nbytes))] = source.nbytes
-            continue
         if isinstance(source, RecordedSource):  # not given away to make room
             found.claimed |= {chunk.blob for chunk in source.chunks if staging.claim(chunk.blob, chunk.blob_nbytes)}
+            continue
+        if source.nbytes < below:
+            small[context.algorithm.digest(bytes_of(source, 0, source.nbytes))] = source.nbytes
             continue
         for start in range(0, source.nbytes, context.settings.chunk_bytes):
             stop = min(start + context.settings.chunk_bytes, source.nbytes)
@@ -92,7 +87,7 @@ def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> 
         if staging.claim(pack, nbytes):
             found.claimed.add(pack)
     stored = {digest for digest, place in places.items() if place.blob in found.claimed}
-    found.small_bytes = sum(aligned(nbytes) for digest, nbytes in small.items() if digest not in stored)
+    found.small_bytes = sum(in_pack(nbytes) for digest, nbytes in small.items() if digest not in stored)
     return found
 
 
@@ -111,7 +106,7 @@ def _amount(context: Context, found: _ChunkNeed, source_count: int) -> Amount:
     layout = context.layout
     block = dirfd_stat.free_space(layout.path).block_bytes
     blob_count = len(found.new) + len(found.claimed)
-    pack_count = _packs(found.small_bytes)
+    pack_count = most_packs(found.small_bytes)
     folders = {fan_out(digest) for digest in found.new if not dirfd_stat.is_directory(layout.blob(digest).parent)}
     own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, so its folder, is not known yet
     own_bytes = own_inodes * block + _SOURCE_BYTES * (source_count + blob_count)

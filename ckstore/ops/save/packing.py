@@ -11,16 +11,18 @@ import errno
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import NamedTuple
 
 from ckstore.catalog.answers import Counted, PieceLocation
-from ckstore.errors import CatalogUnavailable
+from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.captured import ByteSource
+from ckstore.model.sizes import MEDIUM_BELOW_BYTES, SMALL_BELOW_BYTES
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.save.recheck import Recheck
@@ -31,113 +33,185 @@ PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 4 * 2**20
 # Packs of one save age alike: with one pack 2.17 times the live bytes at worst, with 20 packs 1.79 (docs/adr/0003).
 _PACKS_AT_LEAST = 16
-# With the one being filled that is three packs of private memory (docs/adr/0006).
-_PACKS_IN_FLIGHT = 2
 _BATCH_BYTES = 256 * 2**20
 ALIGNMENT = 64
-_FIRST_OFFSET_BYTES = GRAIN_BYTES
-"""Room beyond the size of a pack for a piece of almost that size that begins at `ALIGNMENT`."""
+# The least that is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009).
+PART_BYTES = 2 * 2**20
+# Small pieces are hashed as a part of their pack together, while the processor's cache still has them.
+_HASHED_BYTES = 2**18
+# More than this is not read to find out whether the catalog is right: a manifest says the same.
+_READ_BYTES = 8 * 2**20
+# So many packs of private memory are filled and written at once, at most.
+_MOST_IN_FLIGHT = 6
 # No digest has it, so a key with a number is never taken for the name of a blob.
 KEY_MARK = "#"
 
-WriteBlob = Callable[[memoryview, bool], Callable[[], str]]
-"""Starts to store a blob with bytes that stay as they are until what it returns, which waits for the digest, has.
 
-With the second argument, for the last blob, it may store all of it before it returns.
+class PackPiece(NamedTuple):
+    """A piece of a pack: its key, which begins with its digest, its bytes, and where it begins."""
+
+    key: str
+    source: ByteSource
+    start: int
+
+
+WritePack = Callable[[Sequence[PackPiece], bool], Callable[[], str]]
+"""Starts to store a pack with these pieces; what it returns waits for the digest of the pack.
+
+With the second argument, for the last pack, it may store all of it before it returns.
 """
 
 CountPieces = Callable[[memoryview, Sequence[tuple[ByteSource, str, int, int]]], None]
 """Counts values that are not finite in a pack, whose pieces are given by source, digest, start and length."""
 
-_kept: list[memoryview] = []
-"""Memory of the last small pack: to get it from the kernel again takes longer than to copy a pack of 3 MB."""
-_KEPT_MOST_BYTES = _LEAST_PACK_BYTES + _FIRST_OFFSET_BYTES
+HashSources = Callable[[Sequence[ByteSource]], list[str]]
+"""Returns the digests of sources whose bytes are in the memory of the processor."""
 
 
-def _memory(nbytes: int) -> memoryview:
-    try:
-        kept = _kept.pop()  # one call: another thread may be packing, too
-    except IndexError:
-        return aligned_buffer(nbytes)
-    return kept if len(kept) >= nbytes else aligned_buffer(nbytes)
+def alignment_of(nbytes: int) -> int:
+    """Return what the offset of a piece in a pack is a multiple of: large ones can be mapped."""
+    return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else ALIGNMENT
+
+
+def in_pack(nbytes: int) -> int:
+    """Return how many bytes a piece of this size takes in a pack at most."""
+    return nbytes + alignment_of(nbytes)
+
+
+def most_packs(nbytes: int) -> int:
+    """Return how many packs pieces that take so many bytes fill at most: each but the last is at least half full."""
+    return -(-nbytes // (PACK_BYTES - MEDIUM_BELOW_BYTES)) + 1 if nbytes else 0
 
 
 def aligned(nbytes: int) -> int:
-    """Return `nbytes` rounded up to the alignment of pieces in packs."""
+    """Return `nbytes` rounded up to the alignment of small pieces in packs."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class Packer:
-    """Collects pieces and writes them as packs; `places` says where each went, once `finish` has returned."""
+def fill_pack(
+    pieces: Sequence[PackPiece], memory: memoryview, algorithm: Algorithm, count: CountPieces | None = None
+) -> tuple[memoryview, str]:
+    """Copy the pieces of a pack into `memory`; return the bytes of the pack and their digest.
 
-    def __init__(
-        self, algorithm: Algorithm, write_blob: WriteBlob, pack_bytes: int, count: CountPieces | None = None
-    ) -> None:
-        self._count = count
-        self._counted: list[tuple[ByteSource, str, int, int]] = []
-        self.places: dict[str, PieceLocation] = {}
-        self._algorithm = algorithm
-        self._write_blob = write_blob
-        self._pack_bytes = pack_bytes
+    Raises:
+        StateChanged: A source no longer has the digest in its key.
+    """
+    whole = algorithm.start()
+    end = hashed = 0
+    small: list[tuple[ByteSource, str, int, int]] = []
+    for key, source, start in pieces:
+        digest, nbytes = key.partition(KEY_MARK)[0], source.nbytes
+        # The memory is used again: bytes of an earlier pack in the gap would change the digest of equal packs.
+        memory[end:start] = bytes(start - end)
+        stop = start + nbytes
+        # Hashed where it lay, copied later: a tensor that changed in between would be stored under the digest of old
+        # bytes. Each part is hashed twice while the processor's cache has it.
+        if nbytes <= PART_BYTES:
+            source.read_into(0, nbytes, memory[start:stop])
+            found = algorithm.digest(memory[start:stop])
+            if stop - hashed >= _HASHED_BYTES:
+                whole.update(memory[hashed:stop])
+                hashed = stop
+        else:
+            whole.update(memory[hashed:start])
+            hashed = stop
+            running = algorithm.start()
+            for at in range(0, nbytes, PART_BYTES):
+                part = memory[start + at : start + min(at + PART_BYTES, nbytes)]
+                source.read_into(at, at + len(part), part)
+                running.update(part)
+                whole.update(part)
+            found = algorithm.digest_of_parts(running)
+        if found != digest:
+            raise state_changed(source.name)
+        if count is not None:
+            if nbytes >= SMALL_BELOW_BYTES:
+                count(memory, [(source, digest, start, nbytes)])
+            else:
+                small.append((source, digest, start, nbytes))
+        end = stop
+    if count is not None and small:
+        count(memory, small)
+    whole.update(memory[hashed:end])
+    return memory[:end], algorithm.digest_of_parts(whole)
+
+
+_kept: list[memoryview] = []
+"""Memory of the last small pack: to get it from the kernel again takes longer than to copy a pack of 3 MB."""
+
+
+class PackMemory:
+    """Memory for packs, used again; its methods may be called from several threads."""
+
+    def __init__(self) -> None:
         self._free: list[memoryview] = []
-        self._pack: memoryview | None = None
+
+    def take(self, nbytes: int) -> memoryview:
+        """Return memory of at least `nbytes`."""
+        for free in (self._free, _kept):
+            # One call takes it: another thread may be packing as well.
+            with suppress(IndexError):
+                memory = free.pop()
+                if len(memory) >= nbytes:
+                    return memory
+        grain = GRAIN_BYTES if nbytes <= _LEAST_PACK_BYTES else _LEAST_PACK_BYTES
+        return aligned_buffer(-(-nbytes // grain) * grain)
+
+    def give(self, memory: memoryview) -> None:
+        """Take memory back."""
+        self._free.append(memory)
+
+    def close(self) -> None:
+        """Free the memory, except that of one small pack."""
+        _kept[:] = [memory for memory in self._free if len(memory) <= _LEAST_PACK_BYTES][:1] or _kept
+        self._free.clear()
+
+
+class Packer:
+    """Plans packs and has them written; `places` says where each piece is once `finish` has returned."""
+
+    def __init__(self, write_pack: WritePack, pack_bytes: int, packs_in_flight: int = 2) -> None:
+        self.places: dict[str, PieceLocation] = {}
+        self._write_pack = write_pack
+        self._pack_bytes = pack_bytes
+        self._packs_in_flight = packs_in_flight  # with the one being planned, that bounds private memory
         self._end = 0
-        self._entries: list[tuple[str, int, int]] = []
-        self._waiting: list[_Waiting] = []
+        self._pieces: list[PackPiece] = []
+        self._waiting: list[tuple[Callable[[], str], list[PackPiece], int]] = []
 
     def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
         """Add the bytes of a source, no more than a pack has, whose digest the key has."""
         # `apart`: not at the start of a pack, so that the pack is not the piece itself.
-        nbytes = source.nbytes
-        start = aligned(self._end)
-        if self._entries and start + nbytes > self._pack_bytes:
+        alignment = alignment_of(source.nbytes)
+        start = -(-self._end // alignment) * alignment
+        if self._pieces and start + source.nbytes > self._pack_bytes:
             self._flush()
             start = 0
-        if self._pack is None:
-            self._pack = self._free.pop() if self._free else _memory(self._pack_bytes + _FIRST_OFFSET_BYTES)
         if apart and not start:
-            start = ALIGNMENT
-        stop = start + nbytes
-        piece = self._pack[start:stop]
-        source.read_into(0, nbytes, piece)
-        # Hashed where it lay, copied later: a tensor that changed in between would be stored under the digest of old
-        # bytes.
-        if self._algorithm.digest(piece) != key.partition(KEY_MARK)[0]:
-            raise state_changed(source.name)
-        # The buffer is used again: bytes of an earlier pack in the gap would change the digest of equal packs.
-        self._pack[self._end : start] = bytes(start - self._end)
-        self._entries.append((key, start, nbytes))
-        if self._count is not None:
-            self._counted.append((source, key.partition(KEY_MARK)[0], start, nbytes))
-        self._end = stop
+            start = alignment
+        self._pieces.append(PackPiece(key, source, start))
+        self._end = start + source.nbytes
 
     def _flush(self, *, last: bool = False) -> None:
-        if len(self._waiting) >= _PACKS_IN_FLIGHT:  # so that memory is bounded
+        if len(self._waiting) >= self._packs_in_flight:
             self._wait_for_first()
-        if self._pack is not None:
-            if self._count is not None:
-                self._count(self._pack, self._counted)
-                self._counted = []
-            wait = self._write_blob(self._pack[: self._end], last)
-            self._waiting.append(_Waiting(wait, self._pack, self._end, self._entries))
-            self._pack, self._end, self._entries = None, 0, []
+        if self._pieces:
+            self._waiting.append((self._write_pack(self._pieces, last), self._pieces, self._end))
+            self._pieces, self._end = [], 0
 
     def finish(self) -> None:
         """Write what is left and wait until every pack is stored."""
         self._flush(last=True)
         while self._waiting:
             self._wait_for_first()
-        if self._free and len(self._free[0]) <= _KEPT_MOST_BYTES:
-            _kept[:] = self._free[:1]
 
     def _wait_for_first(self) -> None:
-        first = self._waiting.pop(0)
-        blob = first.wait()
-        self._free.append(first.memory)
+        wait, pieces, nbytes = self._waiting.pop(0)
+        blob = wait()
         # Of tens of thousands of places Python's collector would walk the trainer's heap again and again.
         with python_gc_paused():
-            for key, offset, length in first.entries:
-                self.places[key] = PieceLocation(blob, first.nbytes, offset, length)
+            for key, source, start in pieces:
+                self.places[key] = PieceLocation(blob, nbytes, start, source.nbytes)
 
 
 class Placed(NamedTuple):
@@ -151,40 +225,38 @@ class Placed(NamedTuple):
     counted: Counted | None  # what the catalog said of its checkpoints when it was asked; None: it was not
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A pack that is being written: what waits for its digest, its memory, and (key, offset, length) of its pieces."""
-
-    wait: Callable[[], str]
-    memory: memoryview
-    nbytes: int
-    entries: list[tuple[str, int, int]]
-
-
-def place_small(
+def place_small(  # noqa: PLR0917
     context: Context,
     staging: Staging,
     sources: Sequence[ByteSource],
-    write_blob: WriteBlob,
+    write_pack: WritePack,
+    hash_sources: HashSources,
     is_mine: Callable[[str], bool],
     *,
     recheck: Recheck,
     compare: bool = False,
     devices: DeviceChunks | None = None,
-    count: CountPieces | None = None,
 ) -> Placed:
     """Store the bytes of small sources as pieces."""
     # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
     # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.
-    pack_bytes = _pack_bytes_for(sum(aligned(source.nbytes) for source in sources))
-    packer = Packer(context.algorithm, write_blob, pack_bytes, count)
+    in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
+    small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
+    medium_bytes = sum(in_pack(source.nbytes) for source in sources if source.nbytes >= SMALL_BELOW_BYTES)
+    # Two kinds of packs: a frozen base of medium tensors stays whole in its own ones when small tensors change.
+    small = Packer(write_pack, _pack_bytes_for(small_bytes), in_flight)
+    medium = Packer(write_pack, max(MEDIUM_BELOW_BYTES + GRAIN_BYTES, _pack_bytes_for(medium_bytes)), in_flight)
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
     counted: Counted | None = None
+
+    def add(key: str, source: ByteSource, *, apart: bool) -> None:
+        (small if source.nbytes < SMALL_BELOW_BYTES else medium).add(key, source, apart=apart)
+
     for batch in _batches(sources):
         with python_gc_paused():
-            digests = _digests(context, batch, devices)
+            digests = hash_sources(batch) if devices is None else _digests(context, batch, devices)
             sizes = {digest: source.nbytes for digest, source in zip(digests, batch, strict=True) if digest not in seen}
             found, counted = find_pieces(context, sizes)
         for digest, source in zip(digests, batch, strict=True):
@@ -198,21 +270,21 @@ def place_small(
             if key in found:
                 hits[key] = (found[key], source)
             else:
-                packer.add(key, source, apart=key != digest)
+                add(key, source, apart=key != digest)
     places, again = _take_from_packs(context, staging, hits, is_mine, recheck=recheck, compare=compare)
     for key in again:
-        packer.add(key, hits[key][1], apart=compare)
-    packer.finish()
-    written_bytes = sum(place.length for place in packer.places.values())
-    places.update(packer.places)
+        add(key, hits[key][1], apart=compare)
+    for packer in (medium, small):
+        packer.finish()
+    places_written = {**medium.places, **small.places}
+    written_bytes = sum(place.length for place in places_written.values())
+    places.update(places_written)
     return Placed(keys, places, written_bytes, counted)
 
 
-def _digests(context: Context, batch: Sequence[ByteSource], devices: DeviceChunks | None) -> list[str]:
+def _digests(context: Context, batch: Sequence[ByteSource], devices: DeviceChunks) -> list[str]:
     """Return the digests of small sources; of those on devices only what is not known is read."""
     digest_of = context.algorithm.digest
-    if devices is None:
-        return [digest_of(bytes_of(source, 0, source.nbytes)) for source in batch]
     digests = []
     for source, data in zip(batch, devices.fetched(batch), strict=True):
         known = None if data is not source else devices.known(source, 0, source.nbytes)
@@ -313,6 +385,8 @@ def _take_from_packs(
     sizes = {blob: next(iter(pieces.values())).blob_nbytes for blob, pieces in by_pack.items()}
     worth_it = {blob for blob, size in sizes.items() if 2 * shares[blob] >= size}
     recheck.add({blob: sizes[blob] for blob in worth_it if not recheck.foresaw(blob)}, whole=True)
+    if not compare and sum(sizes[blob] for blob in worth_it if _unchecked(context, blob, by_pack[blob])) > _READ_BYTES:
+        _learn_from_manifest(context, recheck.run)
     places: dict[str, PieceLocation] = {}
     again: list[str] = []
     for blob, pieces in by_pack.items():
@@ -352,6 +426,31 @@ def _raise_to_best_shares(
         shares[blob] = max(shares[blob], share)
 
 
+def _unchecked(context: Context, blob: str, pieces: Mapping[str, PieceLocation]) -> dict[str, PieceLocation]:
+    """Return the pieces of a pack of which only the catalog says where they are."""
+    known = context.known.pieces
+    # A blob that is the piece itself has its digest as its name.
+    return {digest: place for digest, place in pieces.items() if known.get(digest) != place and digest != blob}
+
+
+def _learn_from_manifest(context: Context, run: str) -> None:
+    """Take the places of pieces from the manifest of the run's last step: its digest is checked, so it is no guess."""
+    keys = [key for key, _ in context.layout.published(run)]
+    try:
+        with CheckpointDirectory.at(context.layout.checkpoint(max(keys)), context.layout.hash_prefix) as directory:
+            manifest = directory.manifest
+    # Without a checkpoint that can be read, now, the packs are read.
+    except (ValueError, OSError, CkstoreError):
+        return
+    with python_gc_paused():
+        for storage in manifest.storages:
+            for extent in storage.extents:
+                blob = manifest.blobs[extent.blob]
+                if extent.piece != blob.digest:
+                    place = PieceLocation(blob.digest, blob.nbytes, extent.offset, extent.length)
+                    context.known.pieces.setdefault(extent.piece, place)
+
+
 def _pieces_are_there(
     context: Context,
     staging: Staging,
@@ -362,7 +461,7 @@ def _pieces_are_there(
     compare: bool,
 ) -> bool:
     """Whether a claimed pack holds the pieces where the catalog, which is only an index, says."""
-    unchecked = {d: place for d, place in pieces.items() if compare or context.known.pieces.get(d) != place}
+    unchecked = pieces if compare else _unchecked(context, blob, pieces)
     if not unchecked:
         return True
     size = next(iter(unchecked.values())).blob_nbytes

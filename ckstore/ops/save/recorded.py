@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ckstore.errors import DamagedBlob, NotUnchanged, SaveFailed, StateChanged
 from ckstore.model.manifest.captured import BytesSource
-from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.sizes import pack_below_bytes
 from ckstore.objects.checkpoints import CheckpointDirectory, places_with_id
 
 if TYPE_CHECKING:
@@ -178,8 +178,9 @@ class DeviceChunks:
             # Parts of one tensor, as ranks save them, have one name.
             self._numbers[id(source)] = counts[source.name]
             counts[source.name] += 1
+        below, chunk_bytes = pack_below_bytes(source.nbytes for source in sources), context.settings.chunk_bytes
         self._chunks = [
-            (source, start, stop) for source in on_device for start, stop in _cuts(source, context.settings.chunk_bytes)
+            (source, start, stop) for source in on_device for start, stop in _cuts(source, below, chunk_bytes)
         ]
         self._keys = [self._key(*chunk) for chunk in self._chunks]
         self._before = self._fingerprints()
@@ -240,7 +241,7 @@ class DeviceChunks:
         return fingerprints(self._chunks)
 
 
-def _cuts(source: DeviceSource, chunk_bytes: int) -> Iterable[tuple[int, int]]:
-    step = chunk_bytes if source.nbytes >= PACK_BELOW_BYTES else max(source.nbytes, 1)
+def _cuts(source: DeviceSource, below: int, chunk_bytes: int) -> Iterable[tuple[int, int]]:
+    step = chunk_bytes if source.nbytes >= below else max(source.nbytes, 1)
     for start in range(0, source.nbytes, step):
         yield start, min(start + step, source.nbytes)

@@ -20,9 +20,18 @@ from ckstore.fs.buffers import aligned_buffer, is_aligned
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
-from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.sizes import pack_below_bytes
 from ckstore.ops.call_threads import Workers
-from ckstore.ops.save.packing import ALIGNMENT, KEY_MARK, bytes_of, place_small
+from ckstore.ops.save.packing import (
+    ALIGNMENT,
+    KEY_MARK,
+    PART_BYTES,
+    PackMemory,
+    PackPiece,
+    bytes_of,
+    fill_pack,
+    place_small,
+)
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource, state_changed
 
 if TYPE_CHECKING:
@@ -42,7 +51,8 @@ if TYPE_CHECKING:
 
 # Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
 _LOOK_S = 0.1
-_PART_BYTES = 2 * 2**20  # what is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009)
+# Hashing less than this takes no longer than starting a thread.
+_HASHED_TOGETHER_BYTES = 4 * 2**20
 # Each further try means another blob that was made to collide: eight in a row are an attack, no accident.
 _MOST_SHIFTS = 8
 T = TypeVar("T")
@@ -111,24 +121,28 @@ def store_sources(
 
         devices = DeviceChunks(context, recheck.run, sources)
     writer = _ChunkWriter(context, staging, recheck, devices, health, compare=compare)
-    small = [i for i, source in enumerate(sources) if 0 < source.nbytes < PACK_BELOW_BYTES]
+    writer.report_to(progress, sum(source.nbytes for source in sources))
+    below = pack_below_bytes(source.nbytes for source in sources)
+    # What an earlier checkpoint has is claimed there, whatever its size is: its bytes are not in hand.
+    is_cut = [source.nbytes >= below or isinstance(source, RecordedSource) for source in sources]
+    small = [i for i, source in enumerate(sources) if source.nbytes and not is_cut[i]]
     try:
-        chunked = {i: writer.cut(source) for i, source in enumerate(sources) if source.nbytes >= PACK_BELOW_BYTES}
+        chunked = {i: writer.cut(source) for i, source in enumerate(sources) if is_cut[i]}
         # Before the small ones: threads wait for the disk with large chunks while this one hashes and asks the catalog.
         writer.start_chunks()
         keys, places, packed_bytes, counted = place_small(
             context,
             staging,
             [sources[i] for i in small],
-            writer.start_blob,
+            writer.start_pack,
+            writer.digests,
             writer.is_first,
             recheck=recheck,
             compare=compare,
             devices=devices,
-            count=None if health is None else health.found_in_pack,
         )
         # What follows judges hits and doubts as a whole, so no thread may still write or heal a blob.
-        writer.finish(progress, sum(source.nbytes for source in sources))
+        writer.finish()
         writer.recheck_unforeseen()
         writer.part_collisions()
         if devices is not None:
@@ -201,7 +215,7 @@ def collision(name: str) -> CannotStore:
 
 
 def _part_count(nbytes: int) -> int:
-    return max(1, -(-nbytes // _PART_BYTES))
+    return max(1, -(-nbytes // PART_BYTES))
 
 
 class _Stopped(Exception):
@@ -238,6 +252,9 @@ class _ChunkWriter:
         self._mutex = threading.Lock()
         self._seen: set[str] = set()
         self._skipped: dict[str, _Chunk | bytes] = {}  # no functions: they would hold this writer, and it them
+        self._memory = PackMemory()
+        self._progress: Progress | None = None
+        self._all_bytes = 0
         self._done_bytes = 0
         self.first_error: BaseException | None = None
         self._stopped = threading.Event()
@@ -271,24 +288,69 @@ class _ChunkWriter:
             with self._mutex:
                 self._done_bytes += chunk.stop - chunk.start
 
-    def start_blob(self, data: memoryview, last: bool) -> Callable[[], str]:  # noqa: FBT001 - as `WriteBlob` is called
-        """Begin to store private bytes as one blob; return a function that waits for its digest."""
+    def report_to(self, progress: Progress | None, all_bytes: int) -> None:
+        """Call `progress` from the thread of the save, while that waits for others."""
+        self._progress, self._all_bytes = progress, all_bytes
+
+    def digests(self, sources: Sequence[ByteSource]) -> list[str]:
+        """Return the digests of sources, where they lie; several threads hash what takes long."""
+        groups: list[list[ByteSource]] = [[]]
+        nbytes = 0
+        for source in sources:
+            if nbytes >= _HASHED_TOGETHER_BYTES:
+                groups.append([])
+                nbytes = 0
+            groups[-1].append(source)
+            nbytes += source.nbytes
+        found: list[list[str]] = [[]] * len(groups)
+        waiting = deque(range(len(groups)))
+
+        def hash_groups() -> None:
+            while True:
+                if self._stopped.is_set():
+                    raise _Stopped
+                try:
+                    i = waiting.popleft()
+                except IndexError:
+                    return
+                digest_of = self._context.algorithm.digest
+                found[i] = [digest_of(bytes_of(source, 0, source.nbytes)) for source in groups[i]]
+
+        helpers = [self._submit(hash_groups) for _ in range(min(self._context.threads, len(groups)) - 1)]
+        self._guarded(hash_groups)
+        for helper in helpers:
+            # One that has not begun, since its thread has chunks to store, is not waited for.
+            if not helper.cancel():
+                self._result(helper)
+        return [digest for group in found for digest in group]
+
+    def start_pack(self, pieces: Sequence[PackPiece], last: bool) -> Callable[[], str]:  # noqa: FBT001 - as `WritePack` is called
+        """Begin to store a pack; return a function that waits for its digest."""
         # The caller would only wait for the last one, so its own thread stores that: to start another takes time.
         if not last:
-            return partial(self._pool.result, self._submit(self._store_private, data))
-        digest = self._guarded(self._store_private, data)
+            return partial(self._result, self._submit(self._store_pack, pieces))
+        digest = self._guarded(self._store_pack, pieces)
         return lambda: digest
 
-    def finish(self, progress: Progress | None, all_bytes: int) -> None:
+    def _result(self, future: Future[T]) -> T:
+        while not wait((future,), timeout=_LOOK_S).done:
+            self._pool.help_out()
+            self._report()
+        return future.result()
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            self._progress(self._done_bytes, self._all_bytes)
+
+    def finish(self) -> None:
         """Wait for everything that was begun, and say how far it is."""
         while wait(self._futures, timeout=_LOOK_S, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
             self._pool.help_out()
-            if progress is not None:
-                progress(self._done_bytes, all_bytes)
+            self._report()
         if self.first_error is not None:
             raise self.first_error
-        if progress is not None:
-            progress(all_bytes, all_bytes)
+        self._done_bytes = self._all_bytes
+        self._report()
 
     def complete(self, blobs: Sequence[BlobRecord]) -> None:
         """Make the staging directory hold exactly these blobs."""
@@ -318,6 +380,7 @@ class _ChunkWriter:
         # discarded.
         self._stopped.set()
         self._pool.stop()
+        self._memory.close()
         for reader in self._readers:
             reader.close()
         self._readers.clear()
@@ -449,16 +512,23 @@ class _ChunkWriter:
                 return
         raise collision(chunk.source.name)
 
-    def _store_private(self, data: memoryview) -> str:
-        digest = self._context.algorithm.digest(data)
+    def _store_pack(self, pieces: Sequence[PackPiece]) -> str:
+        """Copy pieces to private memory, and store them as one blob; return its digest."""
+        nbytes = pieces[-1].start + pieces[-1].source.nbytes
+        memory = self._memory.take(nbytes)
+        count = None if self._health is None else self._health.found_in_pack
+        data, digest = fill_pack(pieces, memory, self._context.algorithm, count)
         self._context.watch.hashed(len(data))
         self._context.watch.writing()
         if not self.is_first(digest):
-            self._skipped[digest] = bytes(data)  # the packer uses its memory again
+            self._skipped[digest] = bytes(data)  # its memory is used again
         elif (self._claim(digest, data, choose=True) or not self._staging.put(digest, data)) and (
             self._compare and not self._staging.holds(digest, data)
         ):
             raise collision("small pieces of the files")
+        self._memory.give(memory)
+        with self._mutex:
+            self._done_bytes += nbytes
         return digest
 
     def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
@@ -497,11 +567,11 @@ class _ChunkWriter:
         if not hasattr(self._local, "part"):
             # Kept by the thread: fresh aligned memory for each chunk would be faulted in again, 4 KiB at a time
             # (docs/adr/0006).
-            self._local.part = aligned_buffer(_PART_BYTES)
+            self._local.part = aligned_buffer(PART_BYTES)
         running = self._context.algorithm.start()
         counting = None if self._health is None else self._health.counting(chunk.source, _part_count(chunk.length))
-        for at in range(chunk.start, chunk.stop, _PART_BYTES):
-            stop = min(at + _PART_BYTES, chunk.stop)
+        for at in range(chunk.start, chunk.stop, PART_BYTES):
+            stop = min(at + PART_BYTES, chunk.stop)
             part: memoryview = self._local.part[: stop - at]
             chunk.source.read_into(at, stop, part)
             running.update(part)
@@ -522,8 +592,8 @@ class _ChunkWriter:
         if counting is None:
             return self._context.algorithm.digest(live)
         running = self._context.algorithm.start()
-        for at in range(0, len(live), _PART_BYTES):
-            part = live[at : at + _PART_BYTES]
+        for at in range(0, len(live), PART_BYTES):
+            part = live[at : at + PART_BYTES]
             running.update(part)
             counting.part(part)
         digest = self._context.algorithm.digest_of_parts(running)
@@ -553,13 +623,13 @@ class _ChunkWriter:
     def _copied_parts(self, source: ByteSource, start: int, stop: int) -> Iterator[memoryview]:
         """Copy to private memory part by part; all of it is there in the end."""
         if source.on_device:
-            yield from self._reader().parts(cast("DeviceSource", source), start, stop, _PART_BYTES)
+            yield from self._reader().parts(cast("DeviceSource", source), start, stop, PART_BYTES)
             return
         if not hasattr(self._local, "buffer"):
             self._local.buffer = aligned_buffer(self._context.settings.chunk_bytes)
         copy: memoryview = self._local.buffer[: stop - start]
-        for at in range(0, len(copy), _PART_BYTES):
-            part = copy[at : at + _PART_BYTES]
+        for at in range(0, len(copy), PART_BYTES):
+            part = copy[at : at + PART_BYTES]
             source.read_into(start + at, start + at + len(part), part)
             yield part
 

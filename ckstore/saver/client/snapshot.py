@@ -19,7 +19,7 @@ from ckstore.fs.host.memory import left
 from ckstore.fs.mapping import HUGE_BYTES, gather_huge_pages, map_shared
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import SnapshotSpan
-from ckstore.model.sizes import DEVICE_SMALL_BYTES, PACK_BELOW_BYTES, size_text
+from ckstore.model.sizes import DEVICE_SMALL_BYTES, SMALL_BELOW_BYTES, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +47,7 @@ def aligned(nbytes: int) -> int:
 
 def _grain(nbytes: int) -> int:
     # The saver writes a large one past the page cache from where it lies, which only whole pages can be.
-    return GRAIN_BYTES if nbytes >= PACK_BELOW_BYTES else _ALIGNMENT
+    return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else _ALIGNMENT
 
 
 def places_of(

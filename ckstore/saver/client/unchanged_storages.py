@@ -17,7 +17,7 @@ from ckstore.model.manifest.captured import Captured, RangeSource
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.saver.messages import Order, ReusedStorage, Sample, SnapshotSpan
-from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.sizes import pack_below_bytes
 from ckstore.model.training_identity import LOST, Parent
 from ckstore.saver.client.snapshot import aligned, places_of
 
@@ -72,6 +72,7 @@ class Base:
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
         found, unnamed = {}, set()
+        below = pack_below_bytes(self.sizes)
         for storage, leaves in members.items():
             is_named = all(leaf.name in names for leaf in leaves)
             if not (is_named or storage in fingerprints):
@@ -79,7 +80,7 @@ class Base:
             old_storage = self._storage_of(leaves)
             nbytes = captured.sources[storage].nbytes
             # Below that a tensor lies in a pack, and has no blob of its own to claim.
-            if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < PACK_BELOW_BYTES:
+            if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < below:
                 continue
             if not is_named:
                 if fingerprints[storage] != self.fingerprints.get(old_storage):

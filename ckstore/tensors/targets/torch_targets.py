@@ -8,7 +8,7 @@ import torch
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord
-from ckstore.model.sizes import PACK_BELOW_BYTES
+from ckstore.model.sizes import SMALL_BELOW_BYTES
 from ckstore.tensors.device.streams import is_accelerator
 from ckstore.tensors.memory_layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
@@ -98,7 +98,7 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     nbytes = target.numel() * target.element_size()
     start = int(target.storage_offset()) * target.element_size()
     # Below that one transfer takes as long as another, and small storages are read together.
-    if on_device and nbytes < PACK_BELOW_BYTES:
+    if on_device and nbytes < SMALL_BELOW_BYTES:
         return None
     empty = torch.empty(0, dtype=torch.uint8, device=target.device)
     flat = empty.set_(target.untyped_storage(), start, (nbytes,), (1,))

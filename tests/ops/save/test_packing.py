@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ckstore.errors import StateChanged
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.manifest.captured import BytesSource
-from ckstore.model.sizes import PACK_BELOW_BYTES
-from ckstore.ops.save.packing import ALIGNMENT, Packer, aligned
+from ckstore.model.sizes import SMALL_BELOW_BYTES
+from ckstore.ops.save.packing import ALIGNMENT, PART_BYTES, Packer, PackPiece, aligned, fill_pack
 
 XXH3 = ALGORITHMS["xxh3_128"]
 GRAIN = 4096
@@ -20,19 +20,21 @@ MIB = 2**20
 
 
 class Written:
-    """Blobs as they are at the moment when the packer waits for them: until then it must leave their bytes alone."""
+    """Packs as they are filled when the packer waits for them, in memory that is full of other bytes."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.in_flight = self.most_in_flight = 0
 
-    def start(self, data: memoryview, last: bool) -> Callable[[], str]:
+    def start(self, pieces: Sequence[PackPiece], last: bool) -> Callable[[], str]:
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
 
         def wait() -> str:
             self.in_flight -= 1
-            digest = XXH3.digest(data)
+            memory = memoryview(bytearray(b"\xff" * (pieces[-1].start + pieces[-1].source.nbytes + 1)))
+            data, digest = fill_pack(pieces, memory, XXH3)
+            assert digest == XXH3.digest(data)
             self.blobs[digest] = bytes(data)
             return digest
 
@@ -50,7 +52,7 @@ def piece(number: int, nbytes: int) -> bytes:
 )
 def test_every_piece_is_where_it_is_said_to_be(sizes: list[int], apart: set[int], grains: int) -> None:
     written = Written()
-    packer = Packer(XXH3, written.start, grains * GRAIN)
+    packer = Packer(written.start, grains * GRAIN)
     pieces = {XXH3.digest(data): data for data in (piece(i, size) for i, size in enumerate(sizes))}
 
     for number, (digest, data) in enumerate(pieces.items()):
@@ -70,7 +72,7 @@ def test_every_piece_is_where_it_is_said_to_be(sizes: list[int], apart: set[int]
 
 def test_memory_is_bounded_and_a_pack_is_as_large_as_wanted() -> None:
     written = Written()
-    packer = Packer(XXH3, written.start, MIB)
+    packer = Packer(written.start, MIB)
     for number in range(50):
         data = piece(number, 300_000)
         packer.add(XXH3.digest(data), BytesSource("x", data))
@@ -83,19 +85,38 @@ def test_memory_is_bounded_and_a_pack_is_as_large_as_wanted() -> None:
 
 def test_the_largest_piece_has_room_apart_from_the_start() -> None:
     written = Written()
-    packer = Packer(XXH3, written.start, MIB)
-    data = piece(1, PACK_BELOW_BYTES - 1)
+    packer = Packer(written.start, MIB)
+    data = piece(1, SMALL_BELOW_BYTES - 1)
 
     packer.add(XXH3.digest(data), BytesSource("x", data), apart=True)
     packer.finish()
 
     (place,) = packer.places.values()
-    assert (place.offset, place.blob_nbytes) == (ALIGNMENT, aligned(ALIGNMENT) + PACK_BELOW_BYTES - 1)
+    assert (place.offset, place.blob_nbytes) == (ALIGNMENT, aligned(ALIGNMENT) + SMALL_BELOW_BYTES - 1)
     assert place.blob != XXH3.digest(data)
 
 
 def test_bytes_that_are_not_those_that_were_hashed_fail_the_save() -> None:
-    packer = Packer(XXH3, Written().start, MIB)
+    packer = Packer(Written().start, MIB)
+    packer.add(XXH3.digest(b"before"), BytesSource("layer.weight", b"after"))
 
     with pytest.raises(StateChanged, match=r"layer\.weight was changed"):
-        packer.add(XXH3.digest(b"before"), BytesSource("layer.weight", b"after"))
+        packer.finish()
+
+
+@pytest.mark.parametrize("nbytes", [PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 5])
+def test_a_large_piece_is_checked_part_by_part_and_lies_where_it_can_be_mapped(nbytes: int) -> None:
+    written = Written()
+    packer = Packer(written.start, 4 * PART_BYTES)
+    small, large = piece(1, 100), piece(2, nbytes)
+    packer.add(XXH3.digest(small), BytesSource("small", small))
+    packer.add(XXH3.digest(large), BytesSource("large", large))
+    packer.finish()
+
+    place = packer.places[XXH3.digest(large)]
+    assert place.offset == GRAIN
+    assert written.blobs[place.blob][GRAIN:] == large
+
+    packer.add(XXH3.digest(large), BytesSource("large", large[:-1] + b"?"))
+    with pytest.raises(StateChanged, match="large was changed"):
+        packer.finish()
