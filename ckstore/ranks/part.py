@@ -116,7 +116,7 @@ def _stage_once(context: Context, work: RankWork, content: Content, patience: Pa
 def _fill(context: Context, staging: Staging, work: RankWork, content: Content, notes: Sequence[str]) -> None:
     who = work.who
     captured, cuts = content.captured, content.cuts
-    check_space(context, staging, captured.sources)
+    check_space(context, staging, captured)
     nbytes = sum(source.nbytes for source in captured.sources)
     checks = save_checks_or_all(context.layout)
     recheck = Recheck(context, staging, who.run, nbytes, checks.recheck_share)
@@ -125,7 +125,7 @@ def _fill(context: Context, staging: Staging, work: RankWork, content: Content, 
     stored = store_sources(
         context,
         staging,
-        captured.sources,
+        captured,
         recheck,
         compare=bool(captured.files),
         progress=work.staged_bytes,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
+from ckstore.model.sizes import SMALL_BELOW_BYTES, pack_below_bytes
 
 
 class ByteSource(Protocol):
@@ -48,6 +49,15 @@ class Captured:
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
     name_chars: int = 0  # characters of the names of all its values, without their own keys
     left_out: tuple[str, ...] = ()  # attributes of tensors that the format cannot store, such as ``weight (tag)``
+    # The caller names unchanged tensors. Later saves take these uncopied from blobs of their own, not from packs.
+    names_unchanged: bool = False
+
+    @property
+    def pack_below_bytes(self) -> int:
+        """The size below which storages of this state share packs."""
+        if self.names_unchanged:
+            return SMALL_BELOW_BYTES
+        return pack_below_bytes(source.nbytes for source in self.sources)
 
     def first_changed(self) -> str | None:
         """Return the name of a source with a detected modification since the capture, or None."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import dirfd_stat
 from ckstore.model.digest import fan_out
-from ckstore.model.manifest.captured import ByteSource
+from ckstore.model.manifest.captured import Captured
 from ckstore.model.settings.free_space import Amount, Need
-from ckstore.model.sizes import pack_below_bytes
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.free.make_room import how_to_free, make_room
@@ -32,15 +31,15 @@ class _ChunkNeed:
     small_bytes: int = 0
 
 
-def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> tuple[str, ...]:
+def check_space(context: Context, staging: Staging, captured: Captured) -> tuple[str, ...]:
     """Compare what a save may write with what is free, and make room where the store has a policy for that."""
     # When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
     # store has; those are claimed for the save. Returns: what was done to make room, a sentence each.
     # The usual case: no byte is read and no blob claimed, one statvfs.
-    if context.measure(_at_most(context, sources)).fits:
+    if context.measure(_at_most(context, captured)).fits:
         return ()
-    found = _look(context, staging, sources)
-    new = _amount(context, found, len(sources))
+    found = _look(context, staging, captured)
+    new = _amount(context, found, len(captured.sources))
     if context.measure(new).fits:
         return ()
     try:
@@ -56,9 +55,9 @@ def check_space(context: Context, staging: Staging, sources: Sequence[ByteSource
     raise _refusal(context, need, notes, failed) from failed
 
 
-def _at_most(context: Context, sources: Sequence[ByteSource]) -> Amount:
+def _at_most(context: Context, captured: Captured) -> Amount:
     chunk_bytes = context.settings.chunk_bytes
-    below = pack_below_bytes(source.nbytes for source in sources)
+    sources, below = captured.sources, captured.pack_below_bytes
     linked_count = sum(len(source.chunks) for source in sources if isinstance(source, RecordedSource))
     new = [source.nbytes for source in sources if not isinstance(source, RecordedSource)]
     large = [nbytes for nbytes in new if nbytes >= below]
@@ -68,15 +67,14 @@ def _at_most(context: Context, sources: Sequence[ByteSource]) -> Amount:
     return Amount(sum(large) + small_bytes + own_bytes, blob_count + min(blob_count, _FOLDERS) + _OWN_INODES)
 
 
-def _look(context: Context, staging: Staging, sources: Sequence[ByteSource]) -> _ChunkNeed:
+def _look(context: Context, staging: Staging, captured: Captured) -> _ChunkNeed:
     found = _ChunkNeed()
     small: dict[str, int] = {}
-    below = pack_below_bytes(source.nbytes for source in sources)
-    for source in sources:
+    for source in captured.sources:
         if isinstance(source, RecordedSource):  # not given away to make room
             found.claimed |= {chunk.blob for chunk in source.chunks if staging.claim(chunk.blob, chunk.blob_nbytes)}
             continue
-        if source.nbytes < below:
+        if source.nbytes < captured.pack_below_bytes:
             small[context.algorithm.digest(bytes_of(source, 0, source.nbytes))] = source.nbytes
             continue
         for start in range(0, source.nbytes, context.settings.chunk_bytes):

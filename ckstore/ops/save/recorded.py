@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ckstore.errors import DamagedBlob, NotUnchanged, SaveFailed, StateChanged
 from ckstore.model.manifest.captured import BytesSource
-from ckstore.model.sizes import pack_below_bytes
 from ckstore.objects.checkpoints import CheckpointDirectory, places_with_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ckstore.model.digest import Algorithm
-    from ckstore.model.manifest.captured import ByteSource
+    from ckstore.model.manifest.captured import ByteSource, Captured
     from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.saver.messages import Order, ReusedStorage
     from ckstore.ops.context import Context
@@ -167,18 +166,18 @@ Key = tuple[str, int, int, int]
 class DeviceChunks:
     """The chunks of one save that lie on devices. Its methods may be called from several threads, but for `settle`."""
 
-    def __init__(self, context: Context, run: str, sources: Sequence[ByteSource]) -> None:
+    def __init__(self, context: Context, run: str, captured: Captured) -> None:
         self.claimed_bytes = 0
         self._context = context
         self._run = run
-        on_device = [cast("DeviceSource", source) for source in sources if source.on_device]
+        on_device = [cast("DeviceSource", source) for source in captured.sources if source.on_device]
         counts: Counter[str] = Counter()
         self._numbers: dict[int, int] = {}
         for source in on_device:
             # Parts of one tensor, as ranks save them, have one name.
             self._numbers[id(source)] = counts[source.name]
             counts[source.name] += 1
-        below, chunk_bytes = pack_below_bytes(source.nbytes for source in sources), context.settings.chunk_bytes
+        below, chunk_bytes = captured.pack_below_bytes, context.settings.chunk_bytes
         self._chunks = [
             (source, start, stop) for source in on_device for start, stop in _cuts(source, below, chunk_bytes)
         ]

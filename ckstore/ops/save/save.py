@@ -169,7 +169,7 @@ def save_captured(
 
     def stage(staging: Staging, notes: list[str]) -> Staged:
         # Inside the staging, since what it finds is claimed there: gc must not take it between this look and the save.
-        notes += check_space(context, staging, captured.sources)
+        notes += check_space(context, staging, captured)
         state_bytes = sum(source.nbytes for source in captured.sources)
         # Damaged settings may have asked for every check, so all are made; failing would stop a training for a config
         # file.
@@ -381,7 +381,7 @@ def _stage_captured(
     stored = store_sources(
         context,
         staging,
-        captured.sources,
+        captured,
         recheck,
         compare=bool(captured.files),
         progress=request.progress,

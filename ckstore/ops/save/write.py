@@ -20,7 +20,6 @@ from ckstore.fs.buffers import aligned_buffer, is_aligned
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.manifest.captured import BytesSource
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
-from ckstore.model.sizes import pack_below_bytes
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.save.packing import (
     ALIGNMENT,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckstore.catalog.answers import Counted, PieceLocation
-    from ckstore.model.manifest.captured import ByteSource
+    from ckstore.model.manifest.captured import ByteSource, Captured
     from ckstore.model.manifest.lineage import CountedPieces
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.staging import Staging
@@ -103,26 +102,26 @@ class _Chunk:
 def store_sources(
     context: Context,
     staging: Staging,  # where the save is prepared
-    sources: Sequence[ByteSource],  # the bytes
+    captured: Captured,  # the state
     recheck: Recheck,  # what of the store is read again
     *,
     compare: bool = False,
     progress: Progress | None = None,  # called with the bytes that are stored and those to be stored
     health: HealthCheck | None = None,  # counts the values that are not finite; None: they are not counted
 ) -> StorageLocations:
-    """Put the bytes of every source into `staging`, as links to blobs of the store or as new ones."""
+    """Put the bytes of every source of a state into `staging`, as links to blobs of the store or as new ones."""
     # `compare`: another person may have chosen the bytes: where the digest cannot rule that out, what the store has is
     # compared byte by byte before it is used.
     # For BLAKE3 equal digests do prove equal bytes, so a second reading of every hit would only cost time.
+    sources, below = captured.sources, captured.pack_below_bytes
     compare = compare and not context.algorithm.collision_resistant
     devices: DeviceChunks | None = None
     if any(source.on_device for source in sources):
         from ckstore.ops.save.recorded import DeviceChunks  # of the others no torch is needed
 
-        devices = DeviceChunks(context, recheck.run, sources)
+        devices = DeviceChunks(context, recheck.run, captured)
     writer = _ChunkWriter(context, staging, recheck, devices, health, compare=compare)
     writer.report_to(progress, sum(source.nbytes for source in sources))
-    below = pack_below_bytes(source.nbytes for source in sources)
     # What an earlier checkpoint has is claimed there, whatever its size is: its bytes are not in hand.
     is_cut = [source.nbytes >= below or isinstance(source, RecordedSource) for source in sources]
     small = [i for i, source in enumerate(sources) if source.nbytes and not is_cut[i]]

@@ -152,7 +152,7 @@ class Client:
             order = replace(
                 order,
                 number=self._number + 1,
-                captured=replace(captured, sources=()),
+                captured=replace(captured, sources=(), names_unchanged=bool(names)),
                 places=placed.places,
                 kept=placed.kept,
                 last_parents=self._queue.parents.news(last_parents),

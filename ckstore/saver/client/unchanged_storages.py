@@ -17,7 +17,7 @@ from ckstore.model.manifest.captured import Captured, RangeSource
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.saver.messages import Order, ReusedStorage, Sample, SnapshotSpan
-from ckstore.model.sizes import pack_below_bytes
+from ckstore.model.sizes import SMALL_BELOW_BYTES, pack_below_bytes
 from ckstore.model.training_identity import LOST, Parent
 from ckstore.saver.client.snapshot import aligned, places_of
 
@@ -62,6 +62,7 @@ class Base:
     sizes: tuple[int, ...]  # of its storages
     copied_steps: tuple[int, ...]  # for each of its storages the step for which it was last copied whole
     fingerprints: Fingerprints  # of those that were on a device, by their index
+    pack_below_bytes: int  # smaller storages lie in packs
 
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints
@@ -72,7 +73,6 @@ class Base:
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
         found, unnamed = {}, set()
-        below = pack_below_bytes(self.sizes)
         for storage, leaves in members.items():
             is_named = all(leaf.name in names for leaf in leaves)
             if not (is_named or storage in fingerprints):
@@ -80,7 +80,7 @@ class Base:
             old_storage = self._storage_of(leaves)
             nbytes = captured.sources[storage].nbytes
             # Below that a tensor lies in a pack, and has no blob of its own to claim.
-            if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < below:
+            if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < self.pack_below_bytes:
                 continue
             if not is_named:
                 if fingerprints[storage] != self.fingerprints.get(old_storage):
@@ -148,13 +148,16 @@ class UnchangedBases:
         # A later order was placed already, whose "unchanged" refers to itself; `keep` may have kept other bytes.
         if self._asked.get(order.run) != order.number or order.if_exists == "keep":
             return
+        sizes = tuple(place.nbytes for place in order.places)  # the order has no sources any more
+        below = SMALL_BELOW_BYTES if order.captured.names_unchanged else pack_below_bytes(sizes)
         self._bases[order.run] = Base(
             saved.step,
             saved.id,
             {leaf.name: leaf for leaf in order.captured.leaves},
-            tuple(place.nbytes for place in order.places),
+            sizes,
             tuple(kept[index][1] if index in kept else saved.step for index in range(len(order.places))),
             fingerprints,
+            below,
         )
 
     def place(  # noqa: PLR0917
