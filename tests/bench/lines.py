@@ -89,7 +89,7 @@ def _unchanged(results: Results) -> float | None:
 
 def _tensors_and_blobs(sizes: Sizes) -> tuple[int, int]:
     nbytes = [shape.nbytes for shape in states.shapes("llm", sizes)]
-    below = pack_below_bytes(nbytes)
+    below = pack_below_bytes(nbytes, DEFAULT_CHUNK_BYTES)
     packed = sum(n for n in nbytes if n < below)
     blobs = sum(-(-n // DEFAULT_CHUNK_BYTES) for n in nbytes if n >= below)
     return len(nbytes), blobs + -(-packed // PACK_BYTES)

@@ -52,12 +52,11 @@ class Captured:
     # The caller names unchanged tensors. Later saves take these uncopied from blobs of their own, not from packs.
     names_unchanged: bool = False
 
-    @property
-    def pack_below_bytes(self) -> int:
-        """The size below which storages of this state share packs."""
+    def pack_below_bytes(self, chunk_bytes: int) -> int:
+        """Return the size below which storages of this state share packs in a store with chunks of this size."""
         if self.names_unchanged:
             return SMALL_BELOW_BYTES
-        return pack_below_bytes(source.nbytes for source in self.sources)
+        return pack_below_bytes((source.nbytes for source in self.sources), chunk_bytes)
 
     def first_changed(self) -> str | None:
         """Return the name of a source with a detected modification since the capture, or None."""

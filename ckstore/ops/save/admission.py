@@ -57,7 +57,7 @@ def check_space(context: Context, staging: Staging, captured: Captured) -> tuple
 
 def _at_most(context: Context, captured: Captured) -> Amount:
     chunk_bytes = context.settings.chunk_bytes
-    sources, below = captured.sources, captured.pack_below_bytes
+    sources, below = captured.sources, captured.pack_below_bytes(chunk_bytes)
     linked_count = sum(len(source.chunks) for source in sources if isinstance(source, RecordedSource))
     new = [source.nbytes for source in sources if not isinstance(source, RecordedSource)]
     large = [nbytes for nbytes in new if nbytes >= below]
@@ -70,15 +70,17 @@ def _at_most(context: Context, captured: Captured) -> Amount:
 def _look(context: Context, staging: Staging, captured: Captured) -> _ChunkNeed:
     found = _ChunkNeed()
     small: dict[str, int] = {}
+    chunk_bytes = context.settings.chunk_bytes
+    below = captured.pack_below_bytes(chunk_bytes)
     for source in captured.sources:
         if isinstance(source, RecordedSource):  # not given away to make room
             found.claimed |= {chunk.blob for chunk in source.chunks if staging.claim(chunk.blob, chunk.blob_nbytes)}
             continue
-        if source.nbytes < captured.pack_below_bytes:
+        if source.nbytes < below:
             small[context.algorithm.digest(bytes_of(source, 0, source.nbytes))] = source.nbytes
             continue
-        for start in range(0, source.nbytes, context.settings.chunk_bytes):
-            stop = min(start + context.settings.chunk_bytes, source.nbytes)
+        for start in range(0, source.nbytes, chunk_bytes):
+            stop = min(start + chunk_bytes, source.nbytes)
             _claim(staging, found, context.algorithm.digest(bytes_of(source, start, stop)), stop - start)
     places, _ = find_pieces(context, small)
     for pack, nbytes in {(place.blob, place.blob_nbytes) for place in places.values()}:

@@ -242,10 +242,9 @@ def place_small(  # noqa: PLR0917
     # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.
     in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
     small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
-    medium_bytes = sum(in_pack(source.nbytes) for source in sources if source.nbytes >= SMALL_BELOW_BYTES)
     # Two kinds of packs: a frozen base of medium tensors stays whole in its own ones when small tensors change.
     small = Packer(write_pack, _pack_bytes_for(small_bytes), in_flight)
-    medium = Packer(write_pack, max(MEDIUM_BELOW_BYTES + GRAIN_BYTES, _pack_bytes_for(medium_bytes)), in_flight)
+    medium = Packer(write_pack, PACK_BYTES, in_flight)
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}

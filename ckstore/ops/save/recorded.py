@@ -177,7 +177,8 @@ class DeviceChunks:
             # Parts of one tensor, as ranks save them, have one name.
             self._numbers[id(source)] = counts[source.name]
             counts[source.name] += 1
-        below, chunk_bytes = captured.pack_below_bytes, context.settings.chunk_bytes
+        chunk_bytes = context.settings.chunk_bytes
+        below = captured.pack_below_bytes(chunk_bytes)
         self._chunks = [
             (source, start, stop) for source in on_device for start, stop in _cuts(source, below, chunk_bytes)
         ]

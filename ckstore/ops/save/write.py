@@ -113,7 +113,7 @@ def store_sources(
     # `compare`: another person may have chosen the bytes: where the digest cannot rule that out, what the store has is
     # compared byte by byte before it is used.
     # For BLAKE3 equal digests do prove equal bytes, so a second reading of every hit would only cost time.
-    sources, below = captured.sources, captured.pack_below_bytes
+    sources, below = captured.sources, captured.pack_below_bytes(context.settings.chunk_bytes)
     compare = compare and not context.algorithm.collision_resistant
     devices: DeviceChunks | None = None
     if any(source.on_device for source in sources):

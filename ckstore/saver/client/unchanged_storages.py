@@ -62,10 +62,10 @@ class Base:
     sizes: tuple[int, ...]  # of its storages
     copied_steps: tuple[int, ...]  # for each of its storages the step for which it was last copied whole
     fingerprints: Fingerprints  # of those that were on a device, by their index
-    pack_below_bytes: int  # smaller storages lie in packs
+    has_own_blobs: bool  # as `Captured.names_unchanged`
 
     def kept(
-        self, captured: Captured, names: set[str], fingerprints: Fingerprints
+        self, captured: Captured, names: set[str], fingerprints: Fingerprints, chunk_bytes: int
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
         """Return the storages that need not be copied, as `ReusedStorage.storages`, and those without a name."""
         # `names`, the caller's word, and equal fingerprints of what is on devices are evidence of the same.
@@ -73,6 +73,7 @@ class Base:
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
         found, unnamed = {}, set()
+        below = SMALL_BELOW_BYTES if self.has_own_blobs else pack_below_bytes(self.sizes, chunk_bytes)
         for storage, leaves in members.items():
             is_named = all(leaf.name in names for leaf in leaves)
             if not (is_named or storage in fingerprints):
@@ -80,7 +81,7 @@ class Base:
             old_storage = self._storage_of(leaves)
             nbytes = captured.sources[storage].nbytes
             # Below that a tensor lies in a pack, and has no blob of its own to claim.
-            if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < self.pack_below_bytes:
+            if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < below:
                 continue
             if not is_named:
                 if fingerprints[storage] != self.fingerprints.get(old_storage):
@@ -148,16 +149,14 @@ class UnchangedBases:
         # A later order was placed already, whose "unchanged" refers to itself; `keep` may have kept other bytes.
         if self._asked.get(order.run) != order.number or order.if_exists == "keep":
             return
-        sizes = tuple(place.nbytes for place in order.places)  # the order has no sources any more
-        below = SMALL_BELOW_BYTES if order.captured.names_unchanged else pack_below_bytes(sizes)
         self._bases[order.run] = Base(
             saved.step,
             saved.id,
             {leaf.name: leaf for leaf in order.captured.leaves},
-            sizes,
+            tuple(place.nbytes for place in order.places),
             tuple(kept[index][1] if index in kept else saved.step for index in range(len(order.places))),
             fingerprints,
-            below,
+            order.captured.names_unchanged,
         )
 
     def place(  # noqa: PLR0917
@@ -185,7 +184,8 @@ class UnchangedBases:
         ):
             places, nbytes = places_of(captured.sources, (), first)
             return SnapshotPlan(places, None, (), (), nbytes)
-        storages, unnamed = base.kept(captured, names & self._since.get(order.run, names), fingerprints)
+        names &= self._since.get(order.run, names)
+        storages, unnamed = base.kept(captured, names, fingerprints, unchanged.chunk_bytes)
         for index in first:
             storages.pop(index, None)
             unnamed.discard(index)
