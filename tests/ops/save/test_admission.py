@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckstore import Store
+from ckstore.model.manifest.captured import Captured
 from ckstore.ops.save.admission import _at_most
 from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
 
@@ -18,8 +19,8 @@ def test_chunks_of_an_earlier_checkpoint_take_room_in_the_manifest_and_in_the_di
     source = RecordedSource("w", chunks, {}, "main@1", "main@1")
 
     with Store.init(tmp_path / "store") as store:
-        nothing = _at_most(store._context, [])
-        amount = _at_most(store._context, [source])
+        nothing = _at_most(store._context, Captured(None, (), ()))
+        amount = _at_most(store._context, Captured(None, (), (source,)))
 
     assert count * 2 * len(digest) < amount.nbytes - nothing.nbytes < count * MIB // 1000
     assert amount.inodes == nothing.inodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,7 +15,10 @@ import pytest
 import torch
 
 from ckstore import Store
+from ckstore.model.sizes import MEDIUM_BELOW_BYTES
+from tests.bench.packs import count
 from tests.saver.conftest import DEADLINE_S
+from tests.support.requirements import require
 from tests.support.stores import check_store, disk_bytes
 
 MIB = 2**20
@@ -185,3 +189,16 @@ def test_progress_is_said_while_packs_are_written(store: Store) -> None:
     assert said[-1] == (64 * NBYTES, 64 * NBYTES)
     assert all(done <= whole == 64 * NBYTES for done, whole in said)
     assert [done for done, _ in said] == sorted(done for done, _ in said)
+
+
+@pytest.mark.timeout(300)
+def test_a_save_of_many_medium_tensors_makes_few_system_calls(tmp_path: Path) -> None:
+    require(shutil.which("strace") is not None, "needs strace")
+
+    made = count(tmp_path, 128 * MIB, MEDIUM_BELOW_BYTES)
+
+    # 64 blobs for a GiB, and 64 fsyncs, are 8 for 128 MiB; the rest is what any save makes.
+    assert made["blobs"] <= 8
+    assert made["fsync"] + made["fdatasync"] <= 8 + 8
+    assert made["linkat"] <= 4 * made["blobs"]
+    assert made.total() <= 2000
