@@ -49,12 +49,13 @@ class Captured:
     files: tuple[FileRecord, ...] = ()  # the files that were committed; a saved state has none
     name_chars: int = 0  # characters of the names of all its values, without their own keys
     left_out: tuple[str, ...] = ()  # attributes of tensors that the format cannot store, such as ``weight (tag)``
-    # The caller names unchanged tensors. Later saves take these uncopied from blobs of their own, not from packs.
-    names_unchanged: bool = False
+    # Storages of 1 MiB or more have blobs of their own. Later saves take unchanged ones from there, uncopied.
+    own_blobs: bool = False
 
     def pack_below_bytes(self, chunk_bytes: int) -> int:
         """Return the size below which storages of this state share packs in a store with chunks of this size."""
-        if self.names_unchanged:
+        # From devices large storages are copied through pinned memory, in chunks.
+        if self.own_blobs or any(source.on_device for source in self.sources):
             return SMALL_BELOW_BYTES
         return pack_below_bytes((source.nbytes for source in self.sources), chunk_bytes)
 

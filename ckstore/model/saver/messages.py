@@ -221,7 +221,7 @@ def _order_json(order: Order) -> dict[str, Any]:
         "parent": order.about.parent,
     }
     members["patience"] = asdict(order.patience)
-    members["captured"] = [captured.state, captured.leaves, captured.name_chars, captured.names_unchanged]
+    members["captured"] = [captured.state, captured.leaves, captured.name_chars, captured.own_blobs]
     members["places"] = order.places
     kept = order.kept
     # Storages are sent as pairs, because the keys of a JSON object are texts.
@@ -242,10 +242,8 @@ def _order(members: dict[str, Any]) -> dict[str, Any]:
     members["tags"] = tuple(members["tags"])
     members["patience"] = AskedPatience(**members["patience"])
     members["last_parents"] = {run: Parent(*parent) for run, parent in members["last_parents"].items()}
-    state, leaves, name_chars, names_unchanged = members["captured"]
-    members["captured"] = Captured(
-        state, tuple(map(_leaf, leaves)), (), name_chars=name_chars, names_unchanged=names_unchanged
-    )
+    state, leaves, name_chars, own_blobs = members["captured"]
+    members["captured"] = Captured(state, tuple(map(_leaf, leaves)), (), name_chars=name_chars, own_blobs=own_blobs)
     members["places"] = tuple(SnapshotSpan(*place) for place in members["places"])
     members["kept"] = None if members["kept"] is None else _kept(members["kept"])
     return members

@@ -62,7 +62,7 @@ class Base:
     sizes: tuple[int, ...]  # of its storages
     copied_steps: tuple[int, ...]  # for each of its storages the step for which it was last copied whole
     fingerprints: Fingerprints  # of those that were on a device, by their index
-    has_own_blobs: bool  # as `Captured.names_unchanged`
+    own_blobs: bool  # as in `Captured`
 
     def kept(
         self, captured: Captured, names: set[str], fingerprints: Fingerprints, chunk_bytes: int
@@ -73,7 +73,7 @@ class Base:
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
         found, unnamed = {}, set()
-        below = SMALL_BELOW_BYTES if self.has_own_blobs else pack_below_bytes(self.sizes, chunk_bytes)
+        below = SMALL_BELOW_BYTES if self.own_blobs else pack_below_bytes(self.sizes, chunk_bytes)
         for storage, leaves in members.items():
             is_named = all(leaf.name in names for leaf in leaves)
             if not (is_named or storage in fingerprints):
@@ -156,7 +156,7 @@ class UnchangedBases:
             tuple(place.nbytes for place in order.places),
             tuple(kept[index][1] if index in kept else saved.step for index in range(len(order.places))),
             fingerprints,
-            order.captured.names_unchanged,
+            order.captured.own_blobs,
         )
 
     def place(  # noqa: PLR0917
