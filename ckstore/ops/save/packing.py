@@ -168,50 +168,57 @@ class PackMemory:
 
 
 class Packer:
-    """Plans packs and has them written; `places` says where each piece is once `finish` has returned."""
+    """Plans packs and has them written; `places` says where each piece is once `finish` has returned.
 
-    def __init__(self, write_pack: WritePack, pack_bytes: int, packs_in_flight: int = 2) -> None:
+    Small and medium pieces have packs of their own: when small tensors change, those of a frozen base stay whole.
+    """
+
+    def __init__(self, write_pack: WritePack, small_pack_bytes: int, packs_in_flight: int = 2) -> None:
         self.places: dict[str, PieceLocation] = {}
         self._write_pack = write_pack
-        self._pack_bytes = pack_bytes
-        self._packs_in_flight = packs_in_flight  # with the one being planned, that bounds private memory
-        self._end = 0
-        self._pieces: list[PackPiece] = []
-        self._waiting: list[tuple[Callable[[], str], list[PackPiece], int]] = []
+        self._pack_bytes = {ALIGNMENT: small_pack_bytes, GRAIN_BYTES: PACK_BYTES}
+        self._packs_in_flight = packs_in_flight  # so many are in memory at most, and the last one
+        self._open: dict[int, list[PackPiece]] = {ALIGNMENT: [], GRAIN_BYTES: []}
+        self._waiting: list[tuple[Callable[[], str], list[PackPiece]]] = []
 
     def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
         """Add the bytes of a source, no more than a pack has, whose digest the key has."""
         # `apart`: not at the start of a pack, so that the pack is not the piece itself.
         alignment = alignment_of(source.nbytes)
-        start = -(-self._end // alignment) * alignment
-        if self._pieces and start + source.nbytes > self._pack_bytes:
-            self._flush()
+        pieces = self._open[alignment]
+        start = -(-_end(pieces) // alignment) * alignment
+        if pieces and start + source.nbytes > self._pack_bytes[alignment]:
+            self._write(pieces)
+            self._open[alignment] = pieces = []
             start = 0
         if apart and not start:
             start = alignment
-        self._pieces.append(PackPiece(key, source, start))
-        self._end = start + source.nbytes
+        pieces.append(PackPiece(key, source, start))
 
-    def _flush(self, *, last: bool = False) -> None:
+    def _write(self, pieces: list[PackPiece], *, last: bool = False) -> None:
         if len(self._waiting) >= self._packs_in_flight:
             self._wait_for_first()
-        if self._pieces:
-            self._waiting.append((self._write_pack(self._pieces, last), self._pieces, self._end))
-            self._pieces, self._end = [], 0
+        self._waiting.append((self._write_pack(pieces, last), pieces))
 
     def finish(self) -> None:
         """Write what is left and wait until every pack is stored."""
-        self._flush(last=True)
+        left = [pieces for pieces in self._open.values() if pieces]
+        for pieces in left:
+            self._write(pieces, last=pieces is left[-1])
         while self._waiting:
             self._wait_for_first()
 
     def _wait_for_first(self) -> None:
-        wait, pieces, nbytes = self._waiting.pop(0)
-        blob = wait()
+        wait, pieces = self._waiting.pop(0)
+        blob, nbytes = wait(), _end(pieces)
         # Of tens of thousands of places Python's collector would walk the trainer's heap again and again.
         with python_gc_paused():
             for key, source, start in pieces:
                 self.places[key] = PieceLocation(blob, nbytes, start, source.nbytes)
+
+
+def _end(pieces: Sequence[PackPiece]) -> int:
+    return pieces[-1].start + pieces[-1].source.nbytes if pieces else 0
 
 
 class Placed(NamedTuple):
@@ -240,18 +247,13 @@ def place_small(  # noqa: PLR0917
     """Store the bytes of small sources as pieces."""
     # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
     # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.
-    in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
     small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
-    # Two kinds of packs: a frozen base of medium tensors stays whole in its own ones when small tensors change.
-    small = Packer(write_pack, _pack_bytes_for(small_bytes), in_flight)
-    medium = Packer(write_pack, PACK_BYTES, in_flight)
+    packs_in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
+    packer = Packer(write_pack, _pack_bytes_for(small_bytes), packs_in_flight)
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
     counted: Counted | None = None
-
-    def add(key: str, source: ByteSource, *, apart: bool) -> None:
-        (small if source.nbytes < SMALL_BELOW_BYTES else medium).add(key, source, apart=apart)
 
     for batch in _batches(sources):
         with python_gc_paused():
@@ -269,15 +271,13 @@ def place_small(  # noqa: PLR0917
             if key in found:
                 hits[key] = (found[key], source)
             else:
-                add(key, source, apart=key != digest)
+                packer.add(key, source, apart=key != digest)
     places, again = _take_from_packs(context, staging, hits, is_mine, recheck=recheck, compare=compare)
     for key in again:
-        add(key, hits[key][1], apart=compare)
-    for packer in (medium, small):
-        packer.finish()
-    places_written = {**medium.places, **small.places}
-    written_bytes = sum(place.length for place in places_written.values())
-    places.update(places_written)
+        packer.add(key, hits[key][1], apart=compare)
+    packer.finish()
+    written_bytes = sum(place.length for place in packer.places.values())
+    places.update(packer.places)
     return Placed(keys, places, written_bytes, counted)
 
 

@@ -107,15 +107,16 @@ def test_bytes_that_are_not_those_that_were_hashed_fail_the_save() -> None:
 @pytest.mark.parametrize("nbytes", [PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 5])
 def test_a_large_piece_is_checked_part_by_part_and_lies_where_it_can_be_mapped(nbytes: int) -> None:
     written = Written()
-    packer = Packer(written.start, 4 * PART_BYTES)
-    small, large = piece(1, 100), piece(2, nbytes)
-    packer.add(XXH3.digest(small), BytesSource("small", small))
-    packer.add(XXH3.digest(large), BytesSource("large", large))
+    packer = Packer(written.start, MIB)
+    small, first, large = piece(1, 100), piece(2, MIB + 1), piece(3, nbytes)
+    for name, data in (("small", small), ("first", first), ("large", large)):
+        packer.add(XXH3.digest(data), BytesSource(name, data))
     packer.finish()
 
     place = packer.places[XXH3.digest(large)]
-    assert place.offset == GRAIN
-    assert written.blobs[place.blob][GRAIN:] == large
+    assert place.offset == MIB + GRAIN
+    assert written.blobs[place.blob][MIB + GRAIN :] == large
+    assert packer.places[XXH3.digest(small)].blob != place.blob
 
     packer.add(XXH3.digest(large), BytesSource("large", large[:-1] + b"?"))
     with pytest.raises(StateChanged, match="large was changed"):
