@@ -57,7 +57,7 @@ def test_a_directory_of_a_model_takes_what_is_added(run: Run, saved: Path) -> No
     shown = run(*words, "--add", "config.json")
 
     assert without.exit_code == 2
-    assert "hint: --add PATH puts it beside the weights" in without.stderr
+    assert "hint: --add PATH copies it to the export" in without.stderr
     assert shown.exit_code == 0, shown.stderr
     assert sorted(os.listdir("out")) == ["config.json", "model.safetensors"]
     assert shown.stdout.startswith("exported main@200 to out: 2 tensors, 2 files")

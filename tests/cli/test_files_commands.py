@@ -95,7 +95,7 @@ def test_other_files_supersede_a_protected_checkpoint_and_its_tag_still_names_it
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
     second = document["id"]
-    assert "the older checkpoint of main@500 stays: main@500 has the tag best" in " ".join(document["warnings"])
+    assert "the older checkpoint of main@500 is kept: main@500 has the tag best" in " ".join(document["warnings"])
     with Store.open(store, readonly=True) as opened:
         assert (opened.info("best").id, opened.info(500).id) == (first, second)
     listed = run("log", "--all", "--json", "--store", store).stdout.splitlines()

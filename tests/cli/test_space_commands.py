@@ -285,7 +285,7 @@ def test_where_another_gc_is_running_the_status_is_5_unless_something_was_droppe
         done, again = run(*words), run(*words)
 
     assert done.exit_code == 0
-    assert "the space is not free yet" in done.stderr
+    assert "their space is not free yet" in done.stderr
     assert again.exit_code == 5
     assert "another gc is running" in again.stderr
     for status, what in ((0, "if the space is not free yet"), (5, "another gc is running, and nothing was dropped")):

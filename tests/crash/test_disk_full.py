@@ -94,7 +94,7 @@ def one_step(store: Store, value: dict[str, Any], where: str, tally: Tally, *, c
         except InsufficientSpace as error:
             info = None
             tally.refused += 1
-            tally.met += "nothing was written" not in error.message
+            tally.met += "Nothing was written" not in error.message
         except CkstoreError as error:
             tally.violations.append(f"{where}: {type(error).__name__}: {error}")
             info = None

@@ -148,7 +148,7 @@ def test_evidence_that_lies_to_a_background_save_is_not_called_a_word_of_the_cal
     store.save_async(state, step=1).result(DEADLINE_S)
     state["wide"] += 1
 
-    with pytest.raises(NotUnchanged, match=r"wide has the fingerprint on its device that it had before") as caught:
+    with pytest.raises(NotUnchanged, match=r"wide has an unchanged fingerprint on its device") as caught:
         store.save_async(state, step=2).result(DEADLINE_S)
 
     assert "name" not in caught.value.hint

@@ -65,7 +65,7 @@ def test_a_store_with_a_spoiled_document_or_name_is_used_without_harm(
     assert not wrong, "\n\n".join(wrong[:_TOLD])
 
 
-@pytest.mark.filterwarnings("ignore:.* encoded, and were decoded into memory:ckstore.CkstoreWarning")
+@pytest.mark.filterwarnings("ignore:.* encoded, so they were decoded into memory:ckstore.CkstoreWarning")
 def test_the_store_that_is_spoiled_is_a_good_one(template: Path, tmp_path: Path) -> None:
     assert use(template.parent, fingerprint(state(1))) == []
     with Store.open(template) as store:

@@ -71,7 +71,7 @@ def test_a_limit_of_one_deletes_after_the_commit_and_a_rollback_and_changes_are_
     after = {info.step: info.id for info in store.checkpoints()}
     assert [before[step] == after[step] for step in range(4)] == [True, True, False, False]
     assert store.info("good").id == before[2]
-    assert "the older checkpoint of main@2 stays: main@2 has the tag good" in caplog.text
+    assert "the older checkpoint of main@2 is kept: main@2 has the tag good" in caplog.text
     assert kept.resumed_inexactly[0].startswith("the data loader has another batch size: 8 now, 4 in the checkpoint")
 
 

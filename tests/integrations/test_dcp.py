@@ -312,7 +312,7 @@ def test_a_checkpoint_that_a_tag_or_a_pin_names_stays_superseded(store: Store) -
     second = dcp.save(store, {"w": torch.ones(3000)}, 1, if_exists="replace")
 
     assert store.info(1).id == second.id
-    assert [note.startswith("the older checkpoint of main@1 stays: ") for note in second.warnings] == [True]
+    assert [note.startswith("the older checkpoint of main@1 is kept: ") for note in second.warnings] == [True]
     assert [tag.id for tag in store.tags()] == [pin.id for pin in store.pins()] == [first.id]
     assert torch.equal(store.load("good")["w"], torch.zeros(3000))
     assert stagings(store) == []
@@ -368,7 +368,7 @@ def test_a_lenient_load_takes_what_fits_and_reports_the_rest(pair: Group, store:
         assert report.not_loaded == NOT_LOADED
         assert report.cast == {"model.odd": "float32 to float64"}
         assert report.read_bytes == whole("odd").numel() * 4
-        assert "do not fit, left as they were (2):" in str(report)
+        assert "do not fit, unchanged (2):" in str(report)
     for error in pair.call("load_nothing_that_fits", store=str(store.path), step=2):
         assert isinstance(error, DoesNotFit)
         assert error.missing == ("head",)

@@ -71,7 +71,7 @@ def test_a_checkpoint_of_the_trainer_is_a_model_again(tmp_path: Path) -> None:
     assert_opens(report.destination, trainer.model)
     assert AutoTokenizer.from_pretrained(report.destination)("b a x")["input_ids"] == [1, 0, 2]
     left_out = ["optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json", "training_args.bin"]
-    assert list(report.left_out) == [f"{name}: no part of the model" for name in left_out]
+    assert list(report.left_out) == [f"{name}: not part of the model" for name in left_out]
     names = sorted(os.listdir(tmp_path / "model"))
     assert sorted([*names, *left_out]) == sorted(os.listdir(folder))
     assert sorted(file.name for file in report.files) == names

@@ -252,7 +252,7 @@ def test_a_tagged_checkpoint_stays_superseded_and_a_marker_of_another_store_is_r
     (path.parent / f".{path.name}.tmp").write_text("of a process that died")
 
     io.save_checkpoint({"global_step": 6, "way": "second"}, path)
-    assert "the older checkpoint of main@6 stays: main@6 has the tag good" in caplog.text
+    assert "the older checkpoint of main@6 is kept: main@6 has the tag good" in caplog.text
     assert io.load_checkpoint(path)["way"] == "second"
     assert store.load("good")["way"] == "first"
     io.save_checkpoint({"global_step": 8, "way": "second"}, path)

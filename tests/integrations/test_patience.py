@@ -21,7 +21,7 @@ from tests.support.failing_sync import FOR_GOOD, FailingSync
 from tests.support.requirements import require, require_transformers
 from tests.support.stores import check_store
 
-pytestmark = [*TRAINS, pytest.mark.filterwarnings("ignore:.*is not saved, and the program goes on.*")]
+pytestmark = [*TRAINS, pytest.mark.filterwarnings("ignore:.*is not saved, and the program continues.*")]
 Fails = Callable[..., FailingSync]
 
 

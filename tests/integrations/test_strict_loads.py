@@ -89,7 +89,7 @@ def test_a_load_is_refused_if_a_part_that_is_strict_differs_and_reports_all_othe
         loaded = not isinstance(found, DoesNotFit)
         said = [str(one.message) for one in told if issubclass(one.category, CkstoreWarning)]
         assert said == ([found.summary] if loaded and differing else [])
-        assert loaded is False or bool(found.summary) == ("but for:" in str(found))
+        assert loaded is False or bool(found.summary) == ("except:" in str(found))
         assert set(found.missing) == {f"{key}.more" for key, how in differing.items() if how == MORE}
         assert set(wrong) == {f"{key}.w" for key, how in differing.items() if how == OTHER}
         if load is by_load_into or loaded or not (found.missing or wrong):
@@ -179,7 +179,7 @@ def test_a_directory_of_torch_names_the_keys_that_it_makes_text_of(store: Store,
 
     report = store.export(1, tmp_path / "out", format="dcp")
 
-    assert report.left_out == ("optim.state: that keys of this dict are no strings: torch reads them as text",)
+    assert report.left_out == ("optim.state: the keys of this dict that are not strings: torch reads them as text",)
 
 
 @pytest.mark.parametrize("key", [7, "7", "other"])
@@ -241,7 +241,7 @@ def test_parameters_without_a_gradient_begin_afresh_and_are_named(store: Store, 
     assert report.missing == report.unexpected == ()
     entries = ("step", "exp_avg", "exp_avg_sq")
     assert set(report.fresh) == {f"optim.state.b.{name}.{one}" for name in ("weight", "bias") for one in entries}
-    assert "of parameters that had no gradient yet, begun afresh (6):" in str(report)
+    assert "of parameters that had no gradient yet, started without state (6):" in str(report)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
 
 

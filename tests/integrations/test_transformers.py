@@ -153,7 +153,7 @@ def test_a_rollback_saves_its_steps_again_and_a_tagged_one_stays(
     after = {info.step: info.id for info in store.checkpoints()}
     assert (after[2], store.info("good").id) == (before[2], before[4])
     assert all(after[step] != before[step] for step in (4, 6))
-    assert "the older checkpoint of main@4 stays: main@4 has the tag good" in caplog.text
+    assert "the older checkpoint of main@4 is kept: main@4 has the tag good" in caplog.text
     assert other.resumed_inexactly[0] == "the data loader has another batch size: 2 now, 4 in the checkpoint"
     assert [line.partition(" is ")[0] for line in other.resumed_inexactly[1:]] == ["learning_rate"]
 

@@ -211,7 +211,7 @@ def test_a_rollback_saves_its_steps_again_and_a_tagged_one_stays(
     after = {info.step: info.id for info in store.checkpoints()}
     assert (after[2], store.info("good").id) == (before[2], before[4])
     assert all(after[step] != before[step] for step in (4, 6))
-    assert "the older checkpoint of main@4 stays: main@4 has the tag good" in caplog.text
+    assert "the older checkpoint of main@4 is kept: main@4 has the tag good" in caplog.text
     assert store.info("latest").id == after[6] == other.ckstore_last.id
     store.close()
 

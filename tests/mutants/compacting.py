@@ -34,7 +34,7 @@ COMPACTING = [
         "staging, error, purge=False)",
         "staging, error)",
         f"{_COMPACT}::test_a_compaction_that_meets_a_full_disk_leaves_what_can_be_undone",
-        "nothing of that name can be brought back",
+        "no dropped checkpoint of that name can be restored",
     ),
     Mutant(
         "an encoded form is read from the disk before the plain bytes are deleted",

@@ -164,7 +164,7 @@ DECIDING = [
         "    if newest is None and (found := problems_of(context, torn)):\n",
         "    if newest is None and torn is None and (found := problems_of(context, torn)):\n",
         f"{_NONE_WHOLE}::test_every_way_to_ask_for_the_newest_raises[without its catalog-lose_one_blob]",
-        "CkstoreWarning: checkpoints are not whole",
+        "CkstoreWarning: checkpoints are incomplete or damaged",
     ),
     Mutant(
         "a checkpoint newer than the newest complete one is reported",

@@ -179,7 +179,7 @@ def test_losing_the_catalog_loses_nothing(store: Store) -> None:
         assert [store.checkpoints(), store.checkpoints()] == [before, before]
     with pytest.warns(CkstoreWarning, match="ckstore reindex"):
         assert Store.open(store.path, readonly=True).checkpoints() == before
-    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog from .*: it was missing"):
+    with pytest.warns(CkstoreWarning, match="Rebuilt the catalog from .*, because it was missing"):
         assert Store.open(store.path).checkpoints() == before
     assert [warning.filename for warning in caught] == [__file__], "once, and for the caller"
     assert [info.step for info in before] == [0, 1, 2]
@@ -280,7 +280,7 @@ def test_places_that_are_no_store_are_named(tmp_path: Path) -> None:
         Store.open(tmp_path / "nothing")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(BadInput, match=r"not empty and not a store: it holds thesis\.tex"):
+    with pytest.raises(BadInput, match=r"is neither empty nor a store: it contains thesis\.tex"):
         Store.init(tmp_path / "other")
     Store.init(tmp_path / "s")
     with pytest.raises(BadInput, match="there is already a store at"):

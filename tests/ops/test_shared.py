@@ -246,7 +246,7 @@ def test_nothing_is_freed_at_once_unless_the_user_says_that_no_other_host_is_at_
     store = one.open()
     before = blob_bytes(one)
 
-    with pytest.warns(CkstoreWarning, match="keep their bytes for a while") as told:
+    with pytest.warns(CkstoreWarning, match="keep their data for the grace period") as told:
         store.delete(1)
     store.delete(2)
     assert len(told) == 1
@@ -412,7 +412,7 @@ def test_a_host_that_only_reads_needs_no_catalog_and_makes_none(hosts: Hosts) ->
     assert np.array_equal(store.load(1)["w1"], state(1)["w1"])
     assert not two.cache.exists()
     found = {finding.what: finding.found for finding in store.doctor().findings}
-    assert found["catalog"].startswith("this host has none yet; opening the store for writing makes it at ")
+    assert found["catalog"].startswith("this host has none yet; opening the store for writing creates it at ")
     assert not two.cache.exists()
 
 
@@ -638,7 +638,7 @@ def test_two_stores_never_share_a_catalog(tmp_path: Path) -> None:
     for readonly in (False, True):
         with pytest.raises(BadInput, match=f"belongs to the store {uuid}") as refused:
             Store.open("two", catalog_path="its.db", readonly=readonly)
-        assert "give each store a catalog_path of its own" in refused.value.hint
+        assert "give each store its own catalog_path" in refused.value.hint
     with pytest.raises(BadInput, match="belongs to the store"):
         Store.init("three", catalog_path="its.db")
     with pytest.raises(BadInput, match="belongs to the store"):

@@ -417,7 +417,7 @@ def test_a_checkpoint_replaced_while_it_was_read_back_is_not_evicted(store: Stor
 
     objects.fault = replace
     report = store.evict(1, remote)
-    assert "is no longer there" in report.skipped[0].reason
+    assert "no longer exists" in report.skipped[0].reason
     assert same(ckstore_open(store, 1), state(9))
 
 

@@ -1,1 +1,1 @@
-"""Judge whether a checkpoint is whole, and remember what was found."""
+"""Check whether a checkpoint is complete, and record damage."""

@@ -1,7 +1,7 @@
-"""Whether a checkpoint is valid: complete, its blobs untouched by size and time, and not marked as damaged.
+"""Whether a checkpoint is valid: complete, its blobs unmodified by size and time, and not marked as damaged.
 
-That is a cheap look: the manifest is read, no data is. Reads and verifications mark the damage that they find: in the
-checkpoint's directory, and by the time of the blob.
+This check is cheap: it reads the manifest and no data. Reads and verifications mark damage in the directory of the
+checkpoint, and by the time of the blob.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What a cheap look at the directory of a checkpoint gives."""
+    """The result of a cheap check of the directory of a checkpoint."""
 
     manifest: Manifest | None = None  # None, with an empty id, if it cannot be read
     manifest_id: str = ""
-    problem: str = ""  # why it is not whole, or what the mark says; empty if it is
-    # Blobs of the right size that a program wrote into, or that were copied without their time: only reading tells
+    problem: str = ""  # why it is not complete, or the text of the mark; empty if it is valid
+    # Blobs of the right size that a program wrote to, or that were copied without their time: they must be read to know
     # whether they are right.
     touched: tuple[BlobRecord, ...] = ()
 
 
 def why_not_valid(context: Context, info: CheckpointInfo) -> str:
-    """Return why a checkpoint is not valid, one sentence; empty if it is.
+    """Return why a checkpoint is not valid, one sentence; empty if it is valid.
 
-    It is if it is complete, its blobs have their sizes and times, and no read found it damaged. No lock is taken, so
-    the caller may hold any; a checkpoint that is gone, or was replaced, is not valid.
+    It is valid if it is complete, its blobs have the right sizes and times, and no read found damage. No lock is taken,
+    so the caller may hold any. A checkpoint that was removed or replaced is not valid.
     """
     try:
         glanced = glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
     except (FileNotFoundError, NotADirectoryError):
-        return "it is no longer there"
+        return "it no longer exists"
     if glanced.problem:
         return glanced.problem
     if glanced.manifest_id != info.id:
         return f"its directory holds one with the id {glanced.manifest_id}"
     if glanced.touched:
-        return f"a program wrote into {_some([blob.digest for blob in glanced.touched])}"
+        return f"a program wrote to {_some([blob.digest for blob in glanced.touched])}"
     return ""
 
 
 def glance(path: StorePath, key: CheckpointKey | None, cache: ManifestCache | None = None) -> Glance:
-    """Look at the directory of a checkpoint, published or once published at `key`, without a lock; no data is read.
+    """Check the directory of a checkpoint that is or was published at `key`, without a lock and without reading data.
 
-    With `cache`, a manifest that is the same file as before is not read again, and comes without its leaves.
+    With `cache`, a manifest that is the same file as before is not read again, and is returned without its leaves.
     """
     try:
         return _glance(path, key, cache)
@@ -99,7 +99,7 @@ def _glance(path: StorePath, key: CheckpointKey | None, cache: ManifestCache | N
 
 
 def _manifest_in(fd: int, path: StorePath, cache: ManifestCache | None) -> tuple[Manifest, str]:
-    # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
+    # Taken before the read: if the file changes meanwhile, the stamp must not fit the new content.
     stamp = file_stamp(fd)
     known = None if cache is None else cache.recall(stamp)
     if known is not None:
@@ -115,13 +115,13 @@ def _some(names: list[str]) -> str:
 
 
 def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) -> CheckpointDirectory:
-    """Open the checkpoint in the directory `path` of the store; damage that reads of it find is remembered."""
-    # Held by the reader until the end: a mark must go into the directory that was read, wherever it is by then.
+    """Open the checkpoint in the directory `path` of the store, so that damage found by reads is marked."""
+    # The reader keeps the lock: a mark must go into the directory that was read, even if it was moved.
     lock = locks.lock_shared(path, timeout_s=timeout_s)
     try:
         directory = CheckpointDirectory.locked(path, lock, context.layout.hash_prefix)
     except BaseException as error:
-        # Nothing is wrong with one of another hash where it comes from.
+        # A checkpoint with another hash is not damaged in its own store.
         if isinstance(error, DamagedBlob) and not isinstance(error, OtherHash):
             remember(context, lock, [MarkEntry("", (), error.message)])
         lock.release()
@@ -153,9 +153,11 @@ def _rescue(
 def remember(
     context: Context, lock: locks.DirectoryLock, entries: Iterable[MarkEntry], *, distrust: bool = True
 ) -> bool:
-    """Mark the checkpoint whose directory is locked, as far as this process may; False if it was not possible."""
-    # With `distrust` the blobs are no longer trusted by their time either, so that saving the same bytes again heals
-    # them. An error here must not hide the damage, so none is raised.
+    """Mark the checkpoint whose directory is locked, and return whether this was possible.
+
+    With `distrust`, the blobs are also no longer trusted by their time, so that saving the same bytes again heals them.
+    No error is raised, since it would hide the damage.
+    """
     if context.readonly or context.writes_disabled_because:
         return False
     entries = tuple(entries)
@@ -178,11 +180,11 @@ def remember(
 
 
 def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
-    """Put the canonical name of a damaged blob aside if it is the file of another user, who alone can set its time."""
-    # Else a save of that user would rely on it.
+    """Remove the canonical name of a damaged blob that belongs to another user, who alone can change its time."""
+    # Otherwise a save of that user would reuse it.
     canonical = layout.blob(digest)
     damaged, offered = dirfd_stat.find(lock.inside / BLOBS / digest), dirfd_stat.find(canonical)
-    # This user's own file lost its time above, and no save relies on it.
+    # A file of this user lost its time above, and no save reuses it.
     if damaged is None or offered is None or damaged.st_uid == os.geteuid():
         return
     same = (damaged.st_dev, damaged.st_ino) == (offered.st_dev, offered.st_ino)
@@ -191,6 +193,6 @@ def _withdraw(layout: Layout, digest: str, lock: locks.DirectoryLock) -> None:
 
 
 def remember_damage(context: Context, lock: locks.DirectoryLock, damage: Iterable[Damage]) -> bool:
-    """As `remember`, for what a verification found, as far as it affects the checkpoint; it has set the times."""
+    """As `remember`, for damage found by a verification that affects the checkpoint; the times are already set."""
     entries = [MarkEntry(found.blob, (*found.names, *found.files), found.what) for found in damage if found.affects]
     return remember(context, lock, entries, distrust=False)

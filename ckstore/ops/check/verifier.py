@@ -1,7 +1,7 @@
-"""Check checkpoints one after another, reading every copy of a blob once, however many checkpoints share it.
+"""Check checkpoints one after another, reading every copy of a blob once, even if many checkpoints share it.
 
-Several threads read, each with one buffer. A checkpoint is locked for use while it is looked at, so no process takes it
-apart meanwhile; one that goes before that is left out.
+Several threads read, each with one buffer. A checkpoint is locked for use while it is checked, so no process deletes it
+meanwhile; one that is removed before that is skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ckstore.ops.check.validity import remember_damage
 from ckstore.ops.context import Context
 from ckstore.ops.pace import ReadBudget
 
-# Results are taken in between, so that progress is shown and memory stays small.
+# Results are processed in between, so that progress is shown and memory use stays small.
 _BATCH = 256
 VerifyOrder = tuple[int, int, str, str]
 """Sorts checkpoints in the order of their commits; those whose order is not known come last."""
@@ -46,10 +46,10 @@ class Verifier:
 
     Args:
         context: The store.
-        report: Called with the bytes that were read so far.
+        report: Called with the number of bytes that were read so far.
         pace: Called before each read.
-        budget: Says which blobs may still be read.
-        quick: Read nothing of what has another size.
+        budget: Decides which blobs may still be read.
+        quick: Do not read blobs of a wrong size.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Verifier:
     ) -> None:
         self.checked_bytes = 0  # bytes that were read and compared
         self.decoded_bytes = 0  # bytes of encoded blobs that were decoded and compared
-        # The copies that were read, by what they turned out to be.
+        # The copies that were read, and were right or damaged.
         self.good: set[Unit] = set()
         self.bad: set[Unit] = set()
-        self.missing: set[str] = set()  # blobs that a checkpoint needs and does not have
-        self.away: set[CheckpointKey] = set()  # the checkpoints of which blobs are at a remote alone
+        self.missing: set[str] = set()  # blobs that a checkpoint needs and lacks
+        self.away: set[CheckpointKey] = set()  # the checkpoints with data on a remote only
         self.ids: dict[CheckpointKey, str] = {}  # the id of each checkpoint that has a manifest
-        # The checkpoints that another process had locked for too long, so that they were not looked at.
+        # The checkpoints that were skipped because another process had locked them for too long.
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
         self._report = report
@@ -78,20 +78,20 @@ class Verifier:
         self._budget = budget or ReadBudget(None)
         self._may_touch = not context.readonly and not context.writes_disabled_because
         self._pool = Workers(context.threads)
-        # A buffer for each thread: 4 MiB in huge pages is too much to make for each blob.
+        # A buffer for each thread: 4 MiB in huge pages is too expensive to allocate for each blob.
         self._local = threading.local()
         self._decodings: set[tuple[str, ...]] = set()
         self._results: dict[Unit, tuple[str, dict[Piece, str]]] = {}
         self._right_names: dict[tuple[int, int], str] = {}
 
     def lift_budget(self) -> None:
-        """From now on read whatever is asked for."""
+        """From now on read without a budget."""
         self._budget = ReadBudget(None)
 
     def file(self, path: StorePath, digest: str, nbytes: int) -> str | None:
-        """Check a file that should be a blob and is in no checkpoint; return what is wrong, empty if it is right.
+        """Check a file that should be a blob and is in no checkpoint; return its problem, or an empty string.
 
-        None: the budget does not allow to read it, or it is gone. A damaged one loses its time.
+        None if the budget does not allow reading it, or if it was removed. A damaged file loses its time.
         """
         try:
             status = dirfd_stat.status(path)
@@ -114,8 +114,9 @@ class Verifier:
     ) -> tuple[VerifyOrder, list[Damage]] | None:
         """Check one checkpoint, and mark it or remove its mark; return its place in the order, and its damage.
 
-        None: it is gone, `locked`, or closed to this user. With `only`, no other copies are read; missing blobs and
-        other sizes are still found, and a mark stays; of a mapping the copies with the least values are read first.
+        None if it was removed, is `locked`, or is closed to this user. With `only`, no other copies are read. Missing
+        blobs and wrong sizes are still found, and a mark is kept. If `only` is a mapping, the copies with the least
+        values are read first.
         """
         try:
             found = self._checkpoint(key, only)
@@ -128,7 +129,7 @@ class Verifier:
         run, step, _ = key
         path = self._context.layout.checkpoint(key)
         try:
-            # For the whole checkpoint: no process drops it and takes it apart while it is judged.
+            # For the whole checkpoint: no process drops and deletes it while it is checked.
             lock = locks.lock_shared(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -136,12 +137,12 @@ class Verifier:
             self.locked[key] = error
             return None
         with lock:
-            # Before the first read: a mark that comes meanwhile is of damage that this reading may have missed.
+            # Before the first read: a mark that is added meanwhile may be about damage that this reading missed.
             mark = marks.identity(lock.fd)
             order: VerifyOrder = (1, step, run, "")
             try:
                 directory = CheckpointDirectory.locked(path, lock, self._context.layout.hash_prefix)
-            except OtherHash as error:  # which is not a mark of damage
+            except OtherHash as error:  # this is not damage
                 return order, [Damage(run, step, (), "", str(error))]
             except DamagedBlob as error:
                 new = damage = [Damage(run, step, (), "", error.message)]
@@ -158,7 +159,7 @@ class Verifier:
         return order, damage
 
     def _known(self, directory: CheckpointDirectory, damage: list[Damage]) -> Iterator[Damage]:
-        """Return what the mark of a checkpoint says about blobs that were not read now."""
+        """Yield the damage in the mark of a checkpoint about blobs that were not read now."""
         manifest, mark = directory.manifest, marks.read_mark(directory.lock.fd)
         reported = {found.blob for found in damage}
         sizes = {blob.digest: blob for blob in manifest.stored}
@@ -171,7 +172,7 @@ class Verifier:
     def directory(
         self, directory: CheckpointDirectory, key: CheckpointKey, only: Container[Unit] | None = None
     ) -> list[Damage]:
-        """Check the blobs of an open checkpoint; nothing is remembered but the times of blobs."""
+        """Check the blobs of an open checkpoint; only the times of blobs are changed."""
         manifest = directory.manifest
         damage = []
         if not key.fits(manifest.run, manifest.step, directory.manifest_id):
@@ -182,12 +183,13 @@ class Verifier:
     def blobs(
         self, directory: CheckpointDirectory, indexes: Iterable[int], only: Container[Unit] | None = None
     ) -> list[Damage]:
-        """Check some files of an open checkpoint, given by their index in `stored`, and what they are decoded to."""
+        """Check some files of an open checkpoint, given by their index in `stored`, and their decoded content."""
         manifest = directory.manifest
         pieces, teller = _pieces(manifest), Teller(manifest)
         damage = []
         work = iter(indexes if only is None else _wanted(directory, indexes, only))
-        # The first by itself: of several that begin at once the budget may take another, and this never has its turn.
+        # The first by itself: if several began at once, another could use up the budget, and this one would never be
+        # read.
         while batch := list(islice(work, 1 if self._budget.fresh else _BATCH)):
             with closing(self._pool.map(lambda i: self._one(directory, i, pieces[i]), batch)) as results:
                 for index, checked in results:
@@ -196,13 +198,13 @@ class Verifier:
                         self._report(self.checked_bytes)
                     if checked.problem or checked.bad:
                         damage.append(teller.damage(index, checked))
-        if manifest.encoding is not None and not damage:  # files that are damaged name all that is decoded from them
+        if manifest.encoding is not None and not damage:  # damaged files already name everything decoded from them
             damage += self._decoded(directory, manifest.encoding, teller)
         return damage
 
     def _decoded(self, directory: CheckpointDirectory, encoding: Encoding, teller: Teller) -> Iterator[Damage]:
-        """Decode what is encoded and was not decoded yet, from files that are right; give what comes out wrong."""
-        # Of the same files always the same comes out, so each is decoded once however many checkpoints have it.
+        """Decode encoded blobs that were not decoded yet, from right files; yield those that decode wrongly."""
+        # Equal files decode equally, so each is decoded once, even if many checkpoints have it.
         right = {unit[2] for unit in self.good}
         for index, extents in enumerate(extents_of(directory.manifest)):
             form = encoding.encoded.get(directory.manifest.blobs[index].digest)
@@ -226,7 +228,7 @@ class Verifier:
         blob = directory.manifest.stored[index]
         unit = unit_of(directory, blob)
         if unit is None and directory.is_elsewhere(blob.digest):
-            # Neither damaged nor read: what is at a remote is compared when it is fetched.
+            # Neither damaged nor read: data on a remote is compared when it is downloaded.
             self.away.add(CheckpointKey(directory.manifest.run, directory.manifest.step, directory.lock.inside.name))
             return index, Checked()
         if unit is None:
@@ -234,7 +236,7 @@ class Verifier:
             return index, check_blob(
                 directory, blob, pieces, ReadMode(self._buffer(), pace=self._pace, by_size=self._quick)
             )
-        # A blob that a hundred checkpoints share is read once; each asks only for pieces that it alone names.
+        # A blob that a hundred checkpoints share is read once; each requests only pieces that only it names.
         new = unit not in self._results
         problem, known = self._results.get(unit, ("", {}))
         unknown = pieces - known.keys()
@@ -248,13 +250,13 @@ class Verifier:
             return index, checked
         problem = problem or checked.problem
         known.update((piece, checked.bad.get(piece, "")) for piece in unknown)
-        if new:  # a base is read before the checkpoint that has it as a tensor; that need not read it again
+        if new:  # a base is read before the checkpoint that has it as a tensor, which need not read it again
             known.setdefault((blob.digest, 0, blob.nbytes), problem)
         self._results[unit] = (problem, known)
         bad = {piece: known[piece] for piece in pieces if known[piece]}
         if problem or bad:
             self.bad.add(unit)
-            # A later piece of it was wrong: bad stays bad, whatever is found right afterwards.
+            # A later piece of it was wrong: it counts as damaged even if other pieces are right.
             self.good.discard(unit)
         elif unit not in self.bad:
             self.good.add(unit)
@@ -262,7 +264,7 @@ class Verifier:
         return index, Checked(problem, bad, checked.read_bytes)
 
     def _is_right_elsewhere(self, unit: Unit) -> bool:
-        """Whether the inode was found right under another name: then only this name is wrong, not its bytes."""
+        """Whether the inode is right under another name: then only this name is wrong, not its bytes."""
         return self._right_names.get(unit[:2], unit[2]) != unit[2]
 
     def _buffer(self) -> memoryview:
@@ -279,7 +281,7 @@ class Verifier:
 
 
 def unit_of(directory: CheckpointDirectory, blob: BlobRecord) -> Unit | None:
-    """Return which copy of a blob a checkpoint has; None if there is none of its size."""
+    """Return which copy of a blob a checkpoint has, or None if it has no copy of the right size."""
     try:
         status = directory.stat_blob(blob.digest)
     except (FileNotFoundError, NotADirectoryError):
@@ -288,7 +290,7 @@ def unit_of(directory: CheckpointDirectory, blob: BlobRecord) -> Unit | None:
 
 
 def _wanted(directory: CheckpointDirectory, indexes: Iterable[int], only: Container[Unit]) -> list[int]:
-    """Return the blobs that are not there, then those to be read: in the order of `only` if it maps to one."""
+    """Return the missing blobs, then those to be read; in the order of `only` if it is a mapping."""
     units = {index: unit_of(directory, directory.manifest.stored[index]) for index in indexes}
     found = [index for index, unit in units.items() if unit is None or unit in only]
     if isinstance(only, Mapping):
@@ -297,7 +299,7 @@ def _wanted(directory: CheckpointDirectory, indexes: Iterable[int], only: Contai
 
 
 def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:
-    """Return the pieces that a manifest says are in each file, by the index of that; encoded ones have none."""
+    """Return the pieces in each file by the manifest, by the index of the file; encoded files have none."""
     pieces: dict[int, set[Piece]] = defaultdict(set)
     places = manifest.places
     for storage in manifest.storages:
@@ -308,7 +310,7 @@ def _pieces(manifest: Manifest) -> dict[int, set[Piece]]:
 
 
 class Teller:
-    """Says what damaged blobs mean for a checkpoint: each look costs what it finds, however many blobs are damaged."""
+    """Determines what damaged blobs mean for a checkpoint, at a cost that does not grow with the number of blobs."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -319,7 +321,7 @@ class Teller:
         self._by_storages: dict[frozenset[int], tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
     def damage(self, index: int, checked: Checked) -> Damage:
-        """Return what is damaged by file number `index`."""
+        """Return the damage caused by file number `index`."""
         names, files = self._hurt_by(index, checked)
         message = checked.problem or next(iter(checked.bad.values()))
         affects = checked.absent or bool(checked.bad) or bool(names or files)
@@ -343,9 +345,9 @@ class Teller:
         return self._by_storages[hurt]
 
     def _look(self) -> dict[int, list[tuple[int, Piece | None]]]:
-        """Return which storages have which pieces in each file, and note what is in each storage.
+        """Return the storages and pieces in each file, and record the values in each storage.
 
-        None is a piece that is decoded from the file, or through it: any damage there may be damage of the piece.
+        In place of a piece that is decoded from the file, or with it, None: any damage of the file may damage the piece.
         """
         storages: dict[int, list[tuple[int, Piece | None]]] = defaultdict(list)
         numbers = {file.digest: number for number, file in enumerate(self._manifest.stored)}

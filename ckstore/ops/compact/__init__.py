@@ -1,1 +1,1 @@
-"""Compaction: checkpoints of a run become differences to newer ones; what they hold does not change (docs/adr/0020)."""
+"""Compaction: store checkpoints of a run as differences to newer ones, with unchanged content (docs/adr/0020)."""

@@ -1,4 +1,4 @@
-"""What is compacted by itself: checkpoints of an age, as the settings say."""
+"""Automatic compaction: checkpoints of a certain age, by the settings."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ckstore.ops.refs.listing import infos
 
 
 class Rule(NamedTuple):
-    """What the settings say."""
+    """The rule of the settings."""
 
-    after_s: float  # how old a checkpoint is before it is compacted
+    after_s: float  # the age at which a checkpoint is compacted
     share: float  # of one processor
-    keep_newest: int  # so many of each run stay plain
+    keep_newest: int  # how many of each run remain plain
 
     @property
     def created_before(self) -> datetime:
-        """Of what is old enough by now."""
+        """The time before which a checkpoint must have been saved to be old enough now."""
         return datetime.now(UTC) - timedelta(seconds=self.after_s)
 
 
 def rule_of(layout: Layout) -> Rule | None:
-    """Return what the settings say; None: nothing is compacted by itself."""
+    """Return the rule of the settings, or None without automatic compaction."""
     config, where = read_config(layout), str(layout.config)
     after = COMPACT_AFTER.of(config, where)
     if after is None:
@@ -40,7 +40,7 @@ def rule_of(layout: Layout) -> Rule | None:
 
 
 def is_any_due(context: Context, rule: Rule) -> bool:
-    """Whether a checkpoint is old enough, whether it was compacted before or not: so no directory is opened."""
+    """Whether a checkpoint is old enough, compacted or not, so that no directory must be opened to decide."""
     before = text_of_time(rule.created_before)
     by_run: dict[str, list[str]] = {}
     for info in infos(context):
@@ -49,6 +49,6 @@ def is_any_due(context: Context, rule: Rule) -> bool:
 
 
 def compact_due(context: Context, rule: Rule) -> CompactionReport:
-    """Compact what is old enough, at the share of a processor."""
+    """Compact the checkpoints that are old enough, using a share of a processor."""
     found = plan(context, (), None, keep_newest=rule.keep_newest, created_before=rule.created_before)
     return compact(context, found, Share(rule.share))

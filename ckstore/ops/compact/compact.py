@@ -1,9 +1,9 @@
-"""Carry a compaction out, one checkpoint after another from the newest on.
+"""Carry out a compaction, one checkpoint after another, beginning with the newest.
 
-Each gets a new directory, written as a save is, with links to what it keeps, and encoded files where it has plain ones
-now; one rename publishes it as the next generation of the checkpoint. The former one stays, locked, as long as older
-checkpoints may be encoded against its plain bytes, then goes to trash; gc frees what no directory has any more. A kill
-at any step leaves each checkpoint in one of its two forms, or in both.
+Each checkpoint gets a new directory, written like a save, with links to the files that it keeps, and encoded files in
+place of plain ones. One rename publishes it as the next generation of the checkpoint. The former generation is kept,
+locked, while older checkpoints may be encoded against its plain bytes. Then it is moved to trash, and gc frees files
+that no directory uses. A kill at any step leaves each checkpoint in one of its two forms, or in both.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def compact(context: Context, plan: CompactionPlan, share: Share | None = None) -> CompactionReport:
-    """Carry out a plan, at a share of a processor; what is in use, or was changed since, stays as it is."""
-    # After an error all that was compacted before it stays so.
+    """Carry out a plan, using a share of a processor. Checkpoints that are in use, or were changed, are skipped.
+
+    After an error, the checkpoints that were compacted before it remain compacted.
+    """
     context.check_writable()
     left = drop_superseded(context, forms_only=True)  # of a compaction that was killed
     with _Compaction(context, plan, share) as work:
@@ -78,16 +80,16 @@ class _Compaction:
         self._orphans = Orphans()
         self._settler = EncodingPlanner(self._forms, self._orphans)
         self._owners = Owners()
-        # What has old packs that an older checkpoint is going to encode, with what was staged for it.
+        # Checkpoints with old packs that an older one is going to encode -> the staging for them.
         self._later: dict[str, Staging | None] = {}
         self._note_owners(plan)
         self._note_others(plan)
 
     def _note_others(self, plan: CompactionPlan) -> None:
-        """Settle what the checkpoints have that stay as they are: of what is plain there, nothing is saved here."""
+        """Settle the blobs of checkpoints that are not compacted: their plain files take space anyway."""
         mine = {entry.info.key.any_generation for entry in plan.compacted}
         shares = {entry.info.key for entry in plan.entries if entry.shares}
-        # A former generation goes soon, and what is plain in it alone must not stay plain for its sake.
+        # A former generation is dropped soon, so a blob that only it has plain need not remain plain.
         latest: dict[CheckpointKey, CheckpointKey] = {}
         for key, _ in self._context.layout.published():
             first = key.any_generation
@@ -104,23 +106,23 @@ class _Compaction:
                     else:
                         self._forms.adopt(manifest)
             except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse, PermissionError):
-                continue  # it is gone, or cannot be read: it has links of its own to whatever it needs
+                continue  # it is removed, or cannot be read: it has its own links to every file that it needs
 
     def _note_owners(self, plan: CompactionPlan) -> None:
         for entry in plan.compacted:
-            # What cannot be opened is skipped at its turn, with the reason.
+            # A checkpoint that cannot be opened is skipped at its turn, with the reason.
             unread = suppress(CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError)
             with unread, opened(self._context, entry.info) as directory:
                 self._owners.note(entry.info.key, directory.manifest)
                 self._orphans.note(directory.manifest)
 
     def _keep_own(self, manifest: Manifest) -> None:
-        """Settle as plain what a checkpoint needs a good part of; the rest goes as older ones have it."""
+        """Settle as plain the blobs of which a checkpoint needs a good part; the rest is stored as in older ones."""
         encoded = {} if manifest.encoding is None else manifest.encoding.encoded
         self._forms.keep_plain(blob for blob in own_blobs(manifest) if blob.digest not in encoded)
 
     def one(self, entry: CompactionEntry) -> None:
-        """Compact one checkpoint, or note why not."""
+        """Compact one checkpoint, or record why it was skipped."""
         before: set[str] = set()
         try:
             with ExitStack() as held:
@@ -128,7 +130,7 @@ class _Compaction:
                 before = {blob.digest for blob in directory.manifest.blobs if self._forms.is_settled(blob.digest)}
                 self._one(entry, directory, held)
         except UnknownOutcome as error:
-            # This process knows nothing of the disk any more: no other is begun, and nothing freed.
+            # The state of the disk is unknown to this process: begin no other checkpoint, and free nothing.
             self._tell("unknown", entry, error)
             raise
         except (CkstoreError, FileNotFoundError, PermissionError) as error:
@@ -139,14 +141,14 @@ class _Compaction:
 
     def _skip(self, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
         self.skipped.append(Uncompacted(entry.info, why_of(error)))
-        if not isinstance(error, InUse | FileNotFoundError):  # which end by themselves
+        if not isinstance(error, InUse | FileNotFoundError):  # these resolve themselves
             self._tell("uncompacted", entry, error)
 
     def _tell(self, kind: str, entry: CompactionEntry, error: CkstoreError | OSError) -> None:
         events.note(self._context, kind, entry.info.key.run_step, id=entry.info.id, why=f"compaction: {why_of(error)}")
 
     def _forget(self, info: CheckpointInfo, before: set[str]) -> None:
-        """Settle the blobs of a checkpoint that stays as it is as they are there: others may have them, too."""
+        """Settle the blobs of a checkpoint that was not compacted in their present form, since others may have them."""
         try:
             with opened(self._context, info) as directory:
                 manifest = directory.manifest
@@ -172,21 +174,25 @@ class _Compaction:
             if open_ones:
                 self._later[info.name] = None
             if any(is_encoded(directory, digest) for digest in open_ones):
-                # Neither is the plain blob there, nor may its form stay: all is done when its owner was encoded.
+                # The plain blob is missing, and its form must change: finish when its owner was encoded.
                 if self.encoded.count > count:
                     self._later[info.name] = staging
                 else:
                     reclaim.discard(self._context, staging)
                 return
         except BaseException as error:
-            # To save space later is no reason to free now what can be brought back.
+            # Saving space later is no reason to free dropped checkpoints now that could be restored.
             reclaim.discard(self._context, staging, error, purge=False)
             raise
         self._publish(entry, directory, staging, base)
 
     def _rest(self, directory: CheckpointDirectory) -> None:
-        """Rest where that is due; `FileNotFoundError` or `InUse` if one of the checkpoints was dropped or replaced."""
-        # Meanwhile what is read may be deleted: at a small share it is nearly all of the time.
+        """Pause if a pause is due, without locks, so that the files that are read may be deleted meanwhile.
+
+        Raises:
+            FileNotFoundError, InUse: One of the checkpoints was dropped or replaced.
+        """
+        # At a small share, the pauses take nearly all of the time.
         if self._share is None or not self._share.is_due:
             return
         try:
@@ -199,7 +205,7 @@ class _Compaction:
             raise
 
     def share(self, entry: CompactionEntry) -> None:
-        """Give the directory of a checkpoint the encoded forms of old packs that older ones have."""
+        """Replace old packs in the directory of a checkpoint by the encoded forms that older checkpoints have."""
         name = entry.info.name
         if not entry.shares and name not in self._later:
             return
@@ -225,7 +231,7 @@ class _Compaction:
         staging: Staging | None,
         *others: CheckpointDirectory,
     ) -> None:
-        """Publish another form of a checkpoint, unless it is as it should be."""
+        """Publish another form of a checkpoint, unless its present form is the wanted one."""
         info, manifest = entry.info, directory.manifest
         wanted = self._forms.encoding(directory.manifest_id, manifest.blobs, entry.place)
         if not any(blob.digest in wanted.encoded for blob in manifest.blobs) or same(wanted, manifest.encoding):
@@ -247,7 +253,7 @@ class _Compaction:
 
     @property
     def encoded(self) -> Encoded:
-        """What was encoded so far."""
+        """The counts and sizes of the blobs that were encoded so far."""
         return self._settler.encoded
 
     def _published(
@@ -265,7 +271,7 @@ class _Compaction:
         except BaseException:
             lock.release()
             raise
-        self._bases.put_old(info.name, directory, old)  # at once: it is closed with the others, whatever fails below
+        self._bases.put_old(info.name, directory, old)  # at once: it is closed with the others even after an error
         kept = {file.digest for file in wanted.files}
         self.let_go |= {blob.digest for blob in manifest.stored if blob.digest not in kept}
         sizes = dict(wanted.files)
@@ -278,7 +284,7 @@ class _Compaction:
             first = self.compacted.get(info.name)
             self.compacted[info.name] = Compacted(info, first.before_bytes if first else was_bytes, now_bytes)
         self._context.known.directories.changed(key, inode, None)
-        with suppress(CkstoreError):  # what is not done in time the next opener does
+        with suppress(CkstoreError):  # the next opener reconciles it otherwise
             reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
         self._bases.drop_unused(info.name)
         if not entry.shares:

@@ -1,8 +1,8 @@
-"""What a compaction opens and makes of a checkpoint: its new directory, and the bases that others are encoded against.
+"""The directories of a compaction: the new directory of a checkpoint, and the bases that others are encoded against.
 
-The new directory has links to what the checkpoint keeps, its encoded files, and two documents. A base is open as long
-as it is needed; one that is compacted itself is kept as it was: older ones are encoded against its plain bytes, which
-nothing else may have any more.
+The new directory has links to the files that the checkpoint keeps, its encoded files, and two documents. A base is open
+as long as it is needed. The former generation of a compacted base is kept: older checkpoints are encoded against its
+plain bytes, which may exist nowhere else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def gather(staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirec
         if staging.claim(digest, sizes[digest]):
             continue
         staging.unclaim(digest)
-        # The canonical name may be gone after a power cut; each of these has one of its own.
+        # The canonical name may be lost after a power cut; each of these directories has its own link.
         for holder in holders:
             if any(file.digest == digest for file in holder.manifest.stored):
                 staging.take(digest, holder.blobs.inside / digest)
@@ -44,15 +44,15 @@ def gather(staging: Staging, wanted: Encoding, holders: Iterable[CheckpointDirec
 
 
 def seal(staging: Staging, wanted: Encoding, directory: CheckpointDirectory, algorithm: Algorithm) -> None:
-    """Write the two documents, and make all durable; what a reader would refuse is refused here."""
+    """Write the two documents, check them as a reader would, and make everything durable."""
     inside = directory.lock.inside
     plain = staging.lock.inside / PLAIN
     source = inside / (MANIFEST if directory.manifest.encoding is None else PLAIN)
-    # The very file that the manifest is, so that no byte of it is written again.
+    # Link the file of the manifest, so that no byte of it is written again.
     if not links.try_link(source, plain):
         files.create_file(plain, files.read_file(source, most_bytes=2**29), mode=0o444)
     text = render(wanted, algorithm)
-    # As a reader will: loops, lengths and sizes are refused before anything is published.
+    # Parse it like a reader: loops, wrong lengths and sizes are refused before anything is published.
     try:
         data = files.read_file(plain, most_bytes=2**29)
         parse_manifest(text, where=f"the encoding of {directory.manifest.name}", plain=lambda: data)
@@ -62,7 +62,7 @@ def seal(staging: Staging, wanted: Encoding, directory: CheckpointDirectory, alg
 
 
 def same(wanted: Encoding, present: Encoding | None) -> bool:
-    """Whether a directory is as it should be."""
+    """Whether a directory is stored as wanted."""
     if present is None or set(wanted.files) != set(present.files) or wanted.encoded.keys() != present.encoded.keys():
         return False
     return all(
@@ -72,14 +72,14 @@ def same(wanted: Encoding, present: Encoding | None) -> bool:
 
 
 class _Base(NamedTuple):
-    """An open checkpoint; with a path it is a former generation, locked against all others."""
+    """An open checkpoint; with a path, it is a former generation under an exclusive lock."""
 
     directory: CheckpointDirectory
     path: StorePath | None
 
 
 class BaseCheckpoints:
-    """The bases of a plan; each is closed, and goes to trash if it is a former generation, after its last use."""
+    """The bases of a plan. After its last use, each is closed, and moved to trash if it is a former generation."""
 
     def __init__(self, context: Context, plan: CompactionPlan) -> None:
         self._context = context
@@ -90,17 +90,17 @@ class BaseCheckpoints:
         self._open: dict[str, _Base] = {}
 
     def open(self, name: str) -> CheckpointDirectory:
-        """Return a base, opened once: as it was before it was compacted itself, if that was here."""
+        """Return a base, opened once; if it was compacted by this plan, its former generation."""
         if name not in self._open:
             self._open[name] = _Base(opened(self._context, self._infos[name]), None)
         return self._open[name].directory
 
     def published(self) -> list[CheckpointDirectory]:
-        """Return the open ones that are still the latest generation."""
+        """Return the open bases that are still the latest generation."""
         return [base.directory for base in self._open.values() if base.path is None]
 
     def close_published(self) -> None:
-        """Close them; `open` looks at each again."""
+        """Close these bases; `open` opens each again."""
         for name in [name for name, base in self._open.items() if base.path is None]:
             self._drop(name)
 
@@ -109,17 +109,17 @@ class BaseCheckpoints:
         self._open[name] = _Base(directory, path)
 
     def used(self, name: str) -> None:
-        """Take note that one checkpoint was encoded against it, or will not be."""
+        """Record that one checkpoint was encoded against the base, or will not be."""
         self._uses_left[name] -= 1
         self.drop_unused(name)
 
     def drop_unused(self, name: str) -> None:
-        """Let go of it, if no other is encoded against it."""
+        """Close a base if no other checkpoint is encoded against it."""
         if not self._uses_left[name]:
             self._drop(name)
 
     def close(self) -> None:
-        """Let go of all; one that cannot be put away keeps no other open."""
+        """Close all bases, even if moving one to trash fails."""
         with ExitStack() as left:
             for name in self._open:
                 left.callback(self._drop, name)
@@ -133,7 +133,7 @@ class BaseCheckpoints:
                 trash.move_to_trash(self._context.layout, base.path, base.directory.lock)
                 # The new parent first (law N4): the next publish syncs the run.
                 files.sync_directory(self._context.layout.trash)
-        except FileNotFoundError:  # swept by another process
+        except FileNotFoundError:  # another process swept it
             pass
         finally:
             base.directory.close()

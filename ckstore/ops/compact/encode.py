@@ -1,4 +1,4 @@
-"""Encode one blob, and make sure that it comes back, before any name of the plain one goes (promise P11)."""
+"""Encode one blob, and check that it decodes correctly, before any link to the plain one is removed (promise P11)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ckstore.objects.encoded import Decoder
 from ckstore.objects.staging import Staging
 from ckstore.ops.compact.match import Segment
 
-# Neighbours have the same bases, and a pack is a base of many small parts.
+# Neighbors have the same bases, and a pack is a base of many small parts.
 _KEPT_BYTES = 160 * 2**20
 
 
 class BlobSource:
-    """Whole plain blobs of open checkpoints, each compared with its digest; a few stay in memory. Not for threads."""
+    """Reads plain blobs of open checkpoints, each compared with its digest; a few stay in memory. Not for threads."""
 
     def __init__(self, before_each: Callable[[], None] = lambda: None) -> None:
         self.before_each = before_each
@@ -31,7 +31,7 @@ class BlobSource:
         self._kept: OrderedDict[str, bytearray] = OrderedDict()
 
     def add(self, directory: CheckpointDirectory) -> None:
-        """Read from this checkpoint, too, as long as it is open."""
+        """Add a checkpoint to read from, as long as it is open."""
         encoding = directory.manifest.encoding or Encoding("", directory.manifest.blobs, {})
         decoder = Decoder(directory, encoding)
         for blob in directory.manifest.blobs:
@@ -39,7 +39,11 @@ class BlobSource:
             self._sizes[blob.digest] = blob.nbytes
 
     def read(self, digest: str) -> bytearray:
-        """Return a plain blob; `DamagedBlob`: nothing may be encoded from its bytes, or against them."""
+        """Return a plain blob.
+
+        Raises:
+            DamagedBlob: It is damaged, so nothing may be encoded from its bytes or against them.
+        """
         if digest in self._kept:
             self._kept.move_to_end(digest)
             return self._kept[digest]
@@ -58,7 +62,7 @@ class BlobSource:
         return memoryview(self.read(digest))[start : start + nbytes]
 
     def sample(self, digest: str, start: int, nbytes: int) -> bytearray:
-        """Return bytes of a plain blob, not compared: only to guess by."""
+        """Return bytes of a plain blob without comparing the digest, only for guesses."""
         data = bytearray(nbytes)
         self._decoders[digest].read(digest, start, memoryview(data), "the compaction")
         return data
@@ -68,7 +72,7 @@ class BlobSource:
         return digest in self._sizes
 
     def close(self) -> None:
-        """Close all files and forget what was read."""
+        """Close all files and drop the blobs in memory."""
         for decoder in self._decoders.values():
             decoder.close()
         self._decoders.clear()
@@ -86,15 +90,19 @@ def header_of(blob: BlobRecord, segments: list[Segment]) -> Header:
 
 
 def encode(source: BlobSource, blob: BlobRecord, header: Header) -> bytes:
-    """Return the file of a blob in encoded form."""
+    """Return the content of the file of a blob in encoded form."""
     return container.encode_blob(source.read(blob.digest), header, source.part, before_each=source.before_each)
 
 
 def stage(source: BlobSource, staging: Staging, blob: BlobRecord, data: bytes) -> BlobRecord:
-    """Write an encoded form durably, read it from the disk, and decode it; only then is it one, else `SaveFailed`."""
+    """Write an encoded form durably, read it from the disk, decode it, and return its record.
+
+    Raises:
+        SaveFailed: It does not decode to the plain blob.
+    """
     digest = algorithm_of(blob.digest).digest(data)
     staging.put(digest, memoryview(data))
-    # From the disk, not from memory: the plain bytes go because of it.
+    # From the disk and not from memory, since the plain bytes are deleted in favor of it.
     back = direct.read_range(staging.path_of(digest), 0, len(data) + 1)
     try:
         plain = container.decode_blob(

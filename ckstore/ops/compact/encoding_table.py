@@ -1,4 +1,4 @@
-"""The form of each blob: encoded against a newer checkpoint, or alone, or plain; and what it is decoded through."""
+"""How each blob is stored (encoded against a newer checkpoint, compressed, plain) and its chain of bases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckstore.ops.compact.encode import BlobSource
     from ckstore.ops.compact.shares import Orphans
 
-# A load reads and decodes the whole path: with more than this a dense tensor takes longer than it saves.
+# A load reads and decodes the whole chain: beyond this size, decoding a dense tensor takes longer than it saves.
 PATH_TIMES = 2
 
 
@@ -29,11 +29,11 @@ class Form(NamedTuple):
 
     nbytes: int  # size of the plain blob
     file: BlobRecord  # the encoded blob
-    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
+    bases: tuple[str, ...]  # digests of the plain blobs that are needed to decode it
 
 
 class EncodingTable:
-    """The form of each plain blob that was met, by its digest. What is settled stays so, or is forgotten again."""
+    """The form of each known plain blob, by its digest. A form that is settled remains so unless it is forgotten."""
 
     def __init__(self) -> None:
         self._encoded: dict[str, Form] = {}
@@ -54,13 +54,13 @@ class EncodingTable:
         self._encoded[digest] = form
 
     def forget(self, digests: Iterable[str]) -> None:
-        """Take back what was settled of some blobs."""
+        """Remove the forms of some blobs."""
         for digest in digests:
             self._encoded.pop(digest, None)
             self._plain.pop(digest, None)
 
     def adopt(self, manifest: Manifest) -> None:
-        """Settle what a checkpoint has as it has it, unless it is settled."""
+        """Settle the blobs of a checkpoint in their present form, unless they are settled."""
         encoding = manifest.encoding
         if encoding is None:
             self.keep_plain(manifest.blobs)
@@ -72,7 +72,7 @@ class EncodingTable:
         self.keep_plain(file for file in encoding.files if file.digest not in used)
 
     def adopt_one(self, encoding: Encoding, digest: str) -> None:
-        """Settle one blob as it is stored in the directory of a checkpoint."""
+        """Settle one blob in the form that it has in the directory of a checkpoint."""
         form = encoding.encoded.get(digest)
         if form is None:
             self._plain[digest] = dict(encoding.files)[digest]
@@ -80,12 +80,12 @@ class EncodingTable:
             self._encoded[digest] = Form(form.nbytes, encoding.files[form.file], form.bases)
 
     def may_be_base(self, digest: str, of: str) -> bool:
-        """Whether a blob may be what another one is decoded with: known, not decoded with it, and not too deep."""
+        """Whether a blob may be a base of another one: settled, not decoded with it, and not too deep in a chain."""
         path = self.path([digest])
         return of not in path and all(map(self.is_settled, path)) and self._depth([digest]) < PATH_MOST
 
     def path(self, digests: Iterable[str]) -> dict[str, Form | None]:
-        """Return blobs and all that they are decoded with; None: it is plain."""
+        """Return blobs and all of their bases -> the encoded form, or None if plain."""
         found: dict[str, Form | None] = {}
         waiting = list(digests)
         while waiting:
@@ -96,8 +96,10 @@ class EncodingTable:
         return found
 
     def allows(self, digest: str, nbytes: int, file_nbytes: int, bases: Iterable[str], masters: Iterable[str]) -> bool:
-        """Whether a blob may be encoded so: not through itself, nor by too long a path, nor through too many bytes."""
-        # `masters` are those of which it is a copy: a load reads them anyway.
+        """Whether a blob may be encoded this way: not through itself, nor by too long or too large a chain.
+
+        `masters` are the blobs of which it is a copy, which a load reads anyway.
+        """
         path = self.path(bases)
         if digest in path or any(not self.is_settled(one) for one in path):
             return False
@@ -111,7 +113,7 @@ class EncodingTable:
         return self._plain.get(digest, 0) if form is None else form.nbytes
 
     def _depth(self, digests: Iterable[str]) -> int:
-        """Return how many encoded blobs are one behind the other; each is looked at once for each place on a path."""
+        """Return the length of the chain of encoded blobs; each is visited once for each place in a chain."""
         depth, level = 0, {*digests}
         while depth <= PATH_MOST and (forms := [self._encoded[one] for one in level if one in self._encoded]):
             depth += 1
@@ -119,11 +121,11 @@ class EncodingTable:
         return depth
 
     def form(self, digest: str) -> Form | None:
-        """Return the encoded form of a blob; None: it is plain, or not settled."""
+        """Return the encoded form of a blob, or None if it is plain or not settled."""
         return self._encoded.get(digest)
 
     def encoding(self, checkpoint: str, blobs: Iterable[BlobRecord], place: int) -> Encoding:
-        """Return how the directory of a checkpoint with these blobs is to be."""
+        """Return how the directory of a checkpoint with these blobs must be stored."""
         sizes = dict(blobs)
         path = self.path(sizes)
         files: dict[str, BlobRecord] = {}
@@ -142,7 +144,7 @@ class EncodingTable:
 
 @dataclass(slots=True)
 class Encoded:
-    """How many blobs were encoded, their sizes, and the sizes of their encoded forms."""
+    """How many blobs were encoded, their total size, and the total size of their encoded forms."""
 
     count: int = 0
     plain_bytes: int = 0
@@ -153,14 +155,14 @@ class EncodingPlanner:
     """Settles forms, and stages the encoded files."""
 
     def __init__(self, forms: EncodingTable, orphans: Orphans) -> None:
-        self.encoded = Encoded()  # what was encoded
+        self.encoded = Encoded()  # counts of the encoded blobs
         self._forms = forms
         self._orphans = orphans
 
     def settle(
         self, manifest: Manifest, mine: Collection[str], base: Manifest, source: BlobSource, staging: Staging
     ) -> None:
-        """Give each blob in `mine` its form; masters before their copies, which are decoded with them."""
+        """Settle the form of each blob in `mine`: masters before their copies, which are decoded with them."""
         todo = [
             i
             for i, blob in enumerate(manifest.blobs)
@@ -181,7 +183,7 @@ class EncodingPlanner:
             masters = {s.base for s in segments if s.prediction != "same"}
             if self._keep_present(manifest, blob, header.bases, masters):
                 return
-            # Asked before the work with the least that it may be: most paths that are too long are so by their bases.
+            # Checked before encoding, with the least possible size: most chains that are too long have too long bases.
             near = fits(header) and self._forms.allows(blob.digest, blob.nbytes, 0, header.bases, masters)
             if not (near and header.bases) and self._keep_over_hole(manifest, blob):
                 return
@@ -202,9 +204,9 @@ class EncodingPlanner:
         self._forms.keep_plain([blob])
 
     def _keep_over_hole(self, manifest: Manifest, blob: BlobRecord) -> bool:
-        """Keep what a blob is decoded with of checkpoints that are gone, where no base is near enough; True if so."""
-        # Against a base it takes less than its present form with the piece of the hole; without one more than half of
-        # its plain bytes, nearly always (docs/adr/0020). So nothing is encoded only to compare.
+        """Keep blobs of deleted checkpoints as bases if no other base is near enough; return whether it did."""
+        # Against a base it takes less than its present form with its part of the orphans; without one nearly always
+        # more than half of its plain size (docs/adr/0020). So nothing is encoded only to compare.
         form = None if manifest.encoding is None else manifest.encoding.encoded.get(blob.digest)
         if manifest.encoding is None or form is None:
             return False
@@ -218,7 +220,7 @@ class EncodingPlanner:
         return self._keep_present(manifest, blob, form.bases, ())
 
     def _keep_present(self, manifest: Manifest, blob: BlobRecord, bases: Iterable[str], masters: Iterable[str]) -> bool:
-        """Keep the encoded form that a checkpoint has, if it is against the base that is wanted; True if so."""
+        """Keep the present encoded form of a blob if its base is the wanted one; return whether it did."""
         form = None if manifest.encoding is None else manifest.encoding.encoded.get(blob.digest)
         if manifest.encoding is None or form is None or not set(form.bases) <= set(bases):
             return False

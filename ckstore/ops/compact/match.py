@@ -1,7 +1,7 @@
-"""Which bytes of a checkpoint are like which of another one, or like others of itself.
+"""Find bytes of a checkpoint that resemble bytes of another checkpoint, or other bytes of the same one.
 
-Tensors are matched by their names, and copies in half the precision by their values. A match that is wrong costs bytes,
-never correctness.
+Tensors are matched by their names, and copies in half precision by their values. A wrong match costs space and never
+correctness.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _COPIES: Mapping[str, Prediction] = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 class Segment(NamedTuple):
-    """Bytes of a blob, and the bytes of another blob that say something about them."""
+    """Bytes of a blob, and the bytes of another blob that predict them."""
 
-    nbytes: int  # how many
-    width: int  # bytes of an element
-    prediction: Prediction = "same"  # what the base says
-    base: str = ""  # digest of the plain blob; empty: none
-    offset: int = 0  # where in it
+    nbytes: int
+    width: int  # size of an element
+    prediction: Prediction = "same"  # how the base predicts them
+    base: str = ""  # digest of the plain blob; empty without one
+    offset: int = 0  # offset in that blob
 
 
 class _Place(NamedTuple):
@@ -43,7 +43,7 @@ class _Place(NamedTuple):
 
 
 class StorageLayout:
-    """Where the storages of a manifest lie in its blobs, and what they are called."""
+    """The places of the storages of a manifest in its blobs, and the names of the storages."""
 
     def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
@@ -62,18 +62,18 @@ class StorageLayout:
 
     def _call(self, storage: int, name: object) -> None:
         record = self.manifest.storages[storage]
-        # The size and the tiling are a part of the name: only then the same offset means the same element.
+        # The size and the tiling are a part of the name, since only then equal offsets mean equal elements.
         key = (name, record.nbytes, record.tiling)
         self._name_of[storage] = key
         self.by_name.setdefault(key, storage)
 
     def like(self, other: StorageLayout, storage: int) -> int | None:
-        """Return the storage that has the name of a storage of another manifest."""
+        """Return the storage with the name of a storage of another manifest."""
         name = other._name_of.get(storage)
         return None if name is None else self.by_name.get(name)
 
     def places(self) -> dict[int, list[_Place]]:
-        """Return what lies in each blob, in order and without what overlaps."""
+        """Return the places of storages in each blob, sorted and without overlaps."""
         found: dict[int, dict[int, _Place]] = defaultdict(dict)
         for i, storage in enumerate(self.manifest.storages):
             at = 0
@@ -83,7 +83,7 @@ class StorageLayout:
         return {blob: [by_offset[offset] for offset in sorted(by_offset)] for blob, by_offset in found.items()}
 
     def within(self, storage: int, start: int, stop: int) -> Iterator[tuple[int, str, int]]:
-        """Give how many bytes of a storage lie in which blob, from where on, from byte `start` up to `stop`."""
+        """Yield the parts of bytes `start` to `stop` of a storage: length, blob, and offset in the blob."""
         extents = self.manifest.storages[storage].extents
         if storage not in self._starts:
             self._starts[storage] = list(accumulate((extent.length for extent in extents), initial=0))
@@ -93,14 +93,14 @@ class StorageLayout:
                 yield high - low, self.manifest.blobs[extent.blob].digest, extent.offset + low - at
 
     def is_one_leaf(self, storage: int) -> bool:
-        """Whether a storage is one contiguous tensor of torch and nothing else."""
+        """Whether a storage is exactly one contiguous tensor of torch."""
         leaf, record = self.leaves.get(storage), self.manifest.storages[storage]
         if leaf is None or leaf.kind != "torch" or leaf.strides is not None or record.tiling is not None:
             return False
         return not leaf.offset and prod(leaf.shape) * (itemsize(leaf.kind, leaf.dtype) or 0) == record.nbytes
 
     def width(self, storage: int) -> int:
-        """Return the size of what is counted in a storage; 1 where that is not known."""
+        """Return the size of the elements of a storage, or 1 if it is not known."""
         leaf = self.leaves.get(storage)
         if leaf is None or leaf.kind not in ("torch", "numpy", "numbers"):
             return 1
@@ -111,13 +111,13 @@ class StorageLayout:
 
 
 class Matcher:
-    """Says of the blobs of one checkpoint what they are like.
+    """Finds the bases of the blobs of one checkpoint.
 
     Args:
         own: The checkpoint.
         base: A newer one.
-        read: Gives bytes of a blob of the checkpoint: digest, first byte, how many.
-        may_be_base: Whether a blob may be decoded with another one: first the base, then the blob.
+        read: Returns bytes of a blob of the checkpoint, given the digest, the offset and the length.
+        may_be_base: Whether the first blob may be a base of the second.
     """
 
     def __init__(
@@ -131,16 +131,16 @@ class Matcher:
         self._asked: dict[tuple[str, str], bool] = {}
 
     def is_copy(self, blob: int) -> bool:
-        """Whether a part of a blob is a copy of a master: that must be settled before."""
+        """Whether a part of a blob is a copy of a master, which must be settled first."""
         return any(place.storage in self._masters for place in self._places.get(blob, ()))
 
     def segments(self, blob: int, *, alone: bool) -> list[Segment]:
-        """Return what all bytes of a blob are like, one after another; with `alone`, like nothing in another blob."""
+        """Return segments for all bytes of a blob in order; with `alone`, without bases in other blobs."""
         nbytes = self._own.manifest.blobs[blob].nbytes
         found: list[Segment] = []
         at = 0
         for place in self._places.get(blob, ()):
-            if place.offset < at:  # it overlaps with the one before
+            if place.offset < at:  # it overlaps with the previous one
                 continue
             if place.offset > at:
                 found.append(Segment(place.offset - at, 1))
@@ -164,19 +164,19 @@ class Matcher:
             ratio = base_bytes(prediction, 1)
             start = ratio * place.storage_offset
             parts = list(layout.within(storage, start, start + ratio * place.nbytes))
-            # Not elements that are cut by the end of a piece, nor what lies in the same pack: that cannot be decoded.
+            # Elements that the end of a piece cuts, and bytes in the same pack, cannot be decoded this way.
             if all(n % (ratio * width) == 0 and self._usable(digest, blob) for n, digest, _ in parts):
                 return [Segment(n // ratio, width, prediction, digest, offset) for n, digest, offset in parts]
         return [Segment(place.nbytes, width)]
 
     def _usable(self, digest: str, blob: str) -> bool:
-        """Whether a piece may be a base of another one; asked once for each pair of blobs: packs have many pieces."""
+        """Whether a piece may be a base of another one, computed once for each pair of blobs."""
         if (digest, blob) not in self._asked:
             self._asked[digest, blob] = digest != blob and self._may_be_base(digest, blob)
         return self._asked[digest, blob]
 
     def _pairs(self, read: ReadRange) -> dict[int, int]:
-        """Return the float32 storage of which each storage in half the precision is a copy, by their first values."""
+        """Return the float32 storage of which each half-precision storage is a copy, by their first values."""
         own = self._own
         copies = [i for i, leaf in own.leaves.items() if leaf.dtype in _COPIES and own.is_one_leaf(i)]
         if not copies:
@@ -192,7 +192,7 @@ class Matcher:
         for i in copies:
             leaf, sample = own.leaves[i], self._sample(i, 2, read)
             master = masters.get((leaf.shape, _COPIES[leaf.dtype], sample))
-            if master is not None and any(sample):  # zeros are a copy of everything that begins with zeros
+            if master is not None and any(sample):  # zeros match every tensor that begins with zeros
                 pairs[i] = master
         return pairs
 
@@ -201,12 +201,12 @@ class Matcher:
         if found is None:
             return b""
         nbytes, digest, offset = found
-        # Whole elements: a forged piece may end in the middle of one.
+        # Whole elements: a forged piece may end in the middle of an element.
         return bytes(read(digest, offset, nbytes - nbytes % width))
 
 
 def check_covers(segments: list[Segment], nbytes: int) -> None:
-    """Raise if segments are not of all bytes of a blob: a defect here, which must not become a damaged file."""
+    """Raise if segments do not cover all bytes of a blob: a defect of this program must not create a damaged file."""
     total = sum(segment.nbytes for segment in segments)
     if total != nbytes:
         raise BadInput(f"the parts of a blob have {total} bytes, wanted {nbytes}")

@@ -1,4 +1,4 @@
-"""Which checkpoints are to be compacted, and against which: a value, made before anything is done."""
+"""Plan which checkpoints are compacted, and against which: a value, made before anything is changed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import pins_by_id
 
 KEEP_NEWEST = 3
-"""A resume, a rollout worker and an evaluation read the newest ones."""
+"""A resume, a rollout worker and an evaluation read the newest checkpoints."""
 # docs/adr/0020: paths of at most seven links over any number of checkpoints, and one in 64 without a base.
 GROUP = 64
 
 
 class _Rest(NamedTuple):
-    """The checkpoints that stay plain: so many of the newest, and younger ones."""
+    """The checkpoints that remain plain: this many of the newest, and younger ones."""
 
     keep_newest: int
     created_before: datetime | None
@@ -43,9 +43,10 @@ def plan(
     keep_newest: int = KEEP_NEWEST,
     created_before: datetime | None = None,
 ) -> CompactionPlan:
-    """Say which checkpoints are to be encoded, against which, and why the others are not.
+    """Return which checkpoints to encode, against which, and why the others are not encoded.
 
-    Without `refs` all are meant. Of a run the newest `keep_newest` stay plain, and those younger than `created_before`.
+    Without `refs`, all checkpoints are considered. The newest `keep_newest` of a run remain plain, and so do those that
+    are younger than `created_before`.
     """
     if type(keep_newest) is not int or keep_newest < 1:
         raise BadInput(f"keep_newest must be an integer from 1, got {keep_newest!r}")
@@ -88,12 +89,12 @@ def _plan_run(
         manifests.append(found.manifest)
         if found.manifest is not None:
             orphans.note(found.manifest)
-        # A place is kept once it was given: it decides which base is the best, and dropped neighbours must not move it.
+        # A place is permanent: it decides which base is the best, and dropping neighbors must not change it.
         at = max(at + 1, encoding.place if encoding is not None else 0)
         places.append(at)
         away = dirfd_stat.exists(context.layout.checkpoint(info.key) / ELSEWHERE)
-        problems.append(found.problem or ("blobs of it are elsewhere" if away else ""))
-        # Of those that stayed plain only old packs are encoded.
+        problems.append(found.problem or ("its data is on a remote" if away else ""))
+        # In checkpoints that remain plain, only old packs are encoded.
         compacted.append(
             found.manifest is not None
             and encoding is not None
@@ -138,7 +139,7 @@ def _why_not(
         return f"it is one of the newest {rest.keep_newest}"
     if rest.created_before is not None and time_of_text(info.created) >= rest.created_before:
         return f"it was saved after {text_of_time(rest.created_before)}"
-    return "it was not asked for" if chosen and info.key not in chosen else ""
+    return "it was not requested" if chosen and info.key not in chosen else ""
 
 
 def _why_plain(info: CheckpointInfo, pinned: Collection[str]) -> str:
@@ -148,8 +149,12 @@ def _why_plain(info: CheckpointInfo, pinned: Collection[str]) -> str:
 
 
 def opened(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """Open a checkpoint of a plan; `DamagedBlob` also if it is another one by now."""
-    # It may have been compacted since it was listed: the latest form counts.
+    """Open a checkpoint of a plan.
+
+    Raises:
+        DamagedBlob: It is damaged, or was replaced by another one.
+    """
+    # It may have been compacted since it was listed: open the latest form.
     key = key_with_id(context.layout, info.run, info.step, info.id) or info.key
     directory = CheckpointDirectory.at(context.layout.checkpoint(key), context.layout.hash_prefix)
     if directory.manifest_id != info.id:

@@ -1,1 +1,1 @@
-"""Drop checkpoints and free what no checkpoint needs: retention, delete, gc."""
+"""Drop checkpoints and free the data that no checkpoint needs: retention, delete, gc."""

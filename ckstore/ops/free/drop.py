@@ -1,4 +1,4 @@
-"""Drop one checkpoint: rename it to trash, durably; delete one by its ref, and give back what only it used."""
+"""Drop one checkpoint by renaming it to trash durably, and delete a checkpoint by its ref and free its data."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.find import AnyRef, find, torn_at
 from ckstore.ops.refs.protection import check_unprotected, gone
 
-# What is not done in time the next opener does, so a delete need not wait for long.
+# The next opener reconciles what is unfinished after this time, so a delete need not wait longer.
 _CATALOG_TIMEOUT_S = 5.0
-# A saver has the run for as long as it takes to judge the checkpoint that it replaces.
+# A saver locks the run while it checks the checkpoint that it replaces.
 _RUN_TIMEOUT_S = 10.0
 _UNFREED = "unfreed"
 _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
@@ -38,18 +38,21 @@ _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What was dropped."""
+    """The result of dropping a checkpoint."""
 
-    digests: tuple[str, ...]  # the blobs that it named
-    catalogued: bool  # whether the catalog knows; if not, the next opener tells it
+    digests: tuple[str, ...]  # the blobs that the checkpoint named
+    catalogued: bool  # whether the catalog was updated; if not, the next opener updates it
 
 
 def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = False) -> None:
-    """Delete a checkpoint durably and free what only it used; with `dry_run` only raise what would keep it."""
+    """Delete a checkpoint durably and free the blobs that only it used.
+
+    With `dry_run`, only raise the error that a deletion would raise.
+    """
     try:
         info = find(context, ref)
     except (DamagedBlob, NoSuchRef):
-        # What is not whole no ref names, and it must not stay for ever.
+        # No ref finds an incomplete checkpoint, but it must be possible to delete one.
         torn = torn_at(context, ref)
         if not torn:
             raise
@@ -62,7 +65,7 @@ def delete(context: Context, ref: AnyRef, *, dry_run: bool = False, now: bool = 
     with reserve.given_up(context.layout):
         make_kept_durable(context, info.run)
         dropped = drop(context, info, "by hand", 0 if now else _undo_by_hand_s(context))
-        if dropped.catalogued:  # else the next opener tells the catalog, and gc finds the blobs
+        if dropped.catalogued:  # otherwise the next opener updates the catalog, and gc finds the blobs
             reclaim.free_unused(context, dropped.digests)
     if note := tell_unfreed(context):
         warn(note)
@@ -78,7 +81,7 @@ def _delete_torn(context: Context, keys: Sequence[CheckpointKey], *, dry_run: bo
     with reserve.given_up(context.layout):
         for key in keys:
             digests = drop_torn(context, key, 0 if now else _undo_by_hand_s(context))
-            events.note(context, "dropped", key.run_step, why="by hand; it was not whole")
+            events.note(context, "dropped", key.run_step, why="by hand; it was incomplete")
             if _reconcile(context, key):
                 reclaim.free_unused(context, digests)
 
@@ -86,18 +89,19 @@ def _delete_torn(context: Context, keys: Sequence[CheckpointKey], *, dry_run: bo
 def drop_torn(
     context: Context, key: CheckpointKey, undo_s: float = 0, *, protected: bool = True, by_hand: bool = True
 ) -> list[str]:
-    """Move a directory that holds no complete checkpoint to trash, durably; return the digests that it named.
+    """Move a directory that holds no complete checkpoint to trash durably, and return the digests of its blobs.
 
     Args:
         context: The store.
-        key: Its place.
-        undo_s: For so many seconds it can be brought back.
-        protected: A tag or a pin keeps it.
-        by_hand: A user named it. If not, what was put there from another step or store stays.
+        key: The directory.
+        undo_s: For how many seconds the deletion can be undone.
+        protected: Whether a tag or a pin protects the directory.
+        by_hand: Whether a user named the directory. If not, a checkpoint that was moved there from another step or
+            store is kept.
 
     Raises:
-        InUse, Protected: A process has it open, or a tag or a pin names it.
-        NoSuchRef: It was removed or replaced meanwhile, or is whole.
+        InUse, Protected: A process has the directory open, or a tag or a pin names it.
+        NoSuchRef: The directory was removed or replaced in the meantime, or holds a complete checkpoint.
     """
     layout, path = context.layout, context.layout.checkpoint(key)
     try:
@@ -113,7 +117,9 @@ def drop_torn(
         with lock:
             found = look(layout, key, lock=lock)
             if found.published is not None or (found.is_another and not by_hand):
-                raise NoSuchRef(f"{key.name} was repaired or replaced meanwhile", hint="look at it, then delete again")
+                raise NoSuchRef(
+                    f"{key.name} was repaired or replaced in the meantime", hint="inspect it, then delete it again"
+                )
             if protected:
                 check_unprotected(context, key)
             run_lock.check()
@@ -126,7 +132,7 @@ def drop_torn(
 
 
 def _gone(key: CheckpointKey) -> NoSuchRef:
-    return NoSuchRef(f"{key.name} is no longer there", hint="ckstore log shows what there is")
+    return NoSuchRef(f"{key.name} no longer exists", hint="ckstore log lists the checkpoints")
 
 
 def _undo_by_hand_s(context: Context) -> float:
@@ -135,33 +141,34 @@ def _undo_by_hand_s(context: Context) -> float:
     except (CkstoreError, OSError):
         if not context.shared:
             raise
-        return UNDO_BY_HAND_S.default  # its opening said that they cannot be read
+        return UNDO_BY_HAND_S.default  # opening the store reported that the settings cannot be read
 
 
 def tell_unfreed(context: Context) -> str:
-    """Return, the first time for an open store, that bytes stay for the grace; later an empty string.
+    """Return a note that dropped data is kept for the grace period, once per open store; afterwards an empty string.
 
-    The locks, open files and catalogs of other hosts are not seen from here. So on a shared filesystem nothing is
-    unlinked at once that another host could have: it stays in ``staging/`` and ``trash/`` for a grace
-    (`ckstore.objects.shared.grace`), or until a user who knows that no other host uses the store runs gc and says so.
+    This host cannot see the locks, open files and catalogs of other hosts. On a shared filesystem, files that another
+    host may use are therefore not unlinked at once. They remain in ``staging/`` and ``trash/`` for a grace period
+    (`ckstore.objects.shared.grace`), or until a user runs gc with `exclusive` because no other host uses the store.
     """
     if not context.shared or _UNFREED in context.notices.problems:
         return ""
     context.notices.problems[_UNFREED] = (
-        f"dropped checkpoints keep their bytes for a while (config.grace_s), since other hosts may be using the store: "
-        f"{context.shared}; a later gc frees them, and at once, when no other host uses the store: {_HOW}"
+        f"dropped checkpoints keep their data for the grace period (config.grace_s). "
+        f"Other hosts may use the store: {context.shared}. Later, gc frees it. "
+        f"To free it at once, if no other host uses the store: {_HOW}"
     )
     return context.notices.problems[_UNFREED]
 
 
 def make_kept_durable(context: Context, run: str) -> None:
-    """Make the checkpoints of a run as durable as those are gone that are dropped for them (rule F)."""
+    """Make the checkpoints of a run durable before older ones are dropped in favor of them (rule F)."""
     for parent in (context.layout.checkpoints / run, context.layout.checkpoints, context.layout.staging):
         files.sync_directory(parent)
 
 
 def check_droppable(context: Context, info: CheckpointInfo) -> None:
-    """Raise what `drop` would raise of a checkpoint at this moment: it is in use, tagged or pinned, or gone."""
+    """Raise the error that `drop` would raise now: the checkpoint is in use, tagged, pinned or already removed."""
     with ExitStack() as held:
         held.enter_context(_taken(info, context.layout.checkpoint(info.key)))
         check_unprotected(context, info.key, info)
@@ -180,24 +187,33 @@ def drop(
     durable: bool = True,
     catalogue: bool = True,
 ) -> Dropped:
-    """Move a checkpoint that is not in use, tagged or pinned to trash, durably; `make_kept_durable` goes before.
+    """Move a checkpoint that is not in use, tagged or pinned to trash durably. Call `make_kept_durable` first.
 
-    It waits there for `undo_s`, to be brought back; where other hosts may be at work the grace is that time. Its other
-    generations go with it, or one of them would be the checkpoint from then on; they cannot be brought back. `last` is
-    called right before, with the lock that keeps all others from it. With `is_former_form` this generation goes alone,
-    since the same checkpoint is published in a later one: tags and pins name that one. After an `OSError`, and without
-    `durable`, it may or may not come back after a power cut. Without `catalogue` the caller reconciles its rows.
+    The drop can be undone for `undo_s`, or for the grace period on a shared filesystem. Other generations of the
+    checkpoint are moved with it, since one of them would otherwise take its name. They cannot be restored.
+
+    Args:
+        context: The store.
+        info: The checkpoint.
+        why: The reason, for the log of events.
+        undo_s: For how many seconds the drop can be undone.
+        last: Called right before the rename, with the exclusive lock of the directory.
+        is_former_form: Move this generation only, since a later one of the same checkpoint is published. Tags and pins
+            name the later one.
+        durable: Whether to fsync. Without it, and after an `OSError`, the checkpoint may reappear after a power cut.
+        catalogue: Whether to update the rows of the catalog. If not, the caller does.
     """
     layout = context.layout
     path = layout.checkpoint(info.key)
     with ExitStack() as held:
-        # The run first, as savers do: one that looks at the checkpoints of a step finds the same until its rename.
+        # Lock the run first, as savers do: a saver that inspects the checkpoints of a step sees them unchanged until
+        # its rename.
         run_lock = held.enter_context(_run_locked(layout, info))
         lock = held.enter_context(_taken(info, path))
         if not is_former_form:
             check_unprotected(context, info.key, info)
             check_not_evaluated(context, info)
-        # What was found by its ref may have been dropped, and another directory moved there by hand.
+        # The checkpoint may have been dropped since it was found by its ref, and another directory moved to its name.
         if id_at(path) != info.id:
             raise gone(info)
         others = [] if is_former_form else _others_taken(layout, info, held)
@@ -207,20 +223,20 @@ def drop(
         metrics = _metrics_of(layout, info)
         names = [trash.names_in(one.inside / BLOBS) for one in (lock, *(one for _, one in others))]
         digests = dict.fromkeys(name for of_one in names for name in of_one if is_digest(name))
-        for key, other in others:  # before it: a process that dies in between leaves the checkpoint as it was
-            with suppress(FileNotFoundError):  # another process moved it at this moment
+        for key, other in others:  # first, so that a process that dies in between leaves the checkpoint unchanged
+            with suppress(FileNotFoundError):  # another process just moved it
                 trash.move_to_trash(layout, layout.checkpoint(key), other)
             context.known.directories.changed(key, None, None)
         try:
-            # Right before the rename: a lock service that was restarted may have given the run to another host.
+            # Check right before the rename: a restarted lock service may have granted the run to another host.
             run_lock.check()
             before = layout.run_stamp(info.run)
             trash.move_to_trash(layout, path, lock, undo_s=undo_s if context.has_undo else 0)
             change = RunChange(before, layout.run_stamp(info.run))
-        except FileNotFoundError:  # another process moved it at this moment
+        except FileNotFoundError:  # another process just moved it
             raise gone(info) from None
         run_lock.release()  # savers need not wait for the disk
-        # The new name first: if a power cut left neither name, nothing would tell gc of its blobs.
+        # Sync the new parent first: if a power cut removed both names, gc would not find the blobs.
         for folder in (layout.trash, path.parent) if durable else ():
             files.sync_directory(folder)
     context.known.directories.changed(info.key, None, change)
@@ -231,8 +247,8 @@ def drop(
 
 
 def _metrics_of(layout: Layout, info: CheckpointInfo) -> tuple[str, ...] | None:
-    """Return the names of the metrics of a checkpoint that is locked; None if they cannot be read."""
-    # Read again: an evaluator may have added one since the checkpoint was looked at.
+    """Return the names of the metrics of a locked checkpoint, or None if they cannot be read."""
+    # Read the annotations again: an evaluator may have added a metric since the checkpoint was inspected.
     try:
         added = read_annotations(layout.checkpoint(info.key))
     except (CkstoreError, OSError):
@@ -271,7 +287,7 @@ def _taken(info: CheckpointInfo, path: StorePath) -> locks.DirectoryLock:
 
 
 def _reconcile(context: Context, key: CheckpointKey) -> bool:
-    """Make the catalog equal to the directory."""
+    """Make the catalog match the directory, and return whether it was updated."""
     try:
         reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     except (CatalogUnavailable, InUse, OSError):  # the next opener does it

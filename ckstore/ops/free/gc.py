@@ -1,17 +1,17 @@
-"""Gc: free what nothing in the store needs and no process has open ("Delete and gc" of the design).
+"""Free the blobs that the store does not need and no process has open ("Delete and gc" of the design).
 
-It makes a plan (`ckstore.ops.free.gc_plan`) and carries it out step by step, looking at each thing again:
+gc makes a plan (`ckstore.ops.free.gc_plan`) and carries it out step by step. Each step checks every item again:
 
-(0) on a full disk the reserve is given up; the catalog catches up with what others published or dropped; where other
-    hosts may have done so, every checkpoint is looked at
-(a) directories of dead saves in ``staging/`` are renamed to ``trash/``
-(b) ``trash/``, and where it came from, is made durable; what is in it, also what a gc left that was killed, is taken
-    apart; its digests are entered into the catalog
-(c) blobs without a use whose canonical name is the last one are renamed to ``trash/``, and looked at again
-(d) ``trash/`` is made durable, they are unlinked, and their rows deleted where they still have no use
+(0) On a full disk, release the reserve. Update the catalog with checkpoints that other processes published or dropped.
+    On a shared filesystem, inspect every checkpoint.
+(a) Rename directories of dead saves in ``staging/`` to ``trash/``.
+(b) Make ``trash/`` and the former parents of its entries durable. Remove its entries, including leftovers of a killed
+    gc, after their digests are entered into the catalog.
+(c) Rename blobs without a use whose canonical name is their last link to ``trash/``, and check them again.
+(d) Make ``trash/`` durable, unlink the blobs, and delete their rows if they still have no use.
 
-Savers go on meanwhile: each batch holds the catalog for one short transaction, and no other lock that they wait for.
-What it costs follows what there is to free: candidates are listed by the catalog, ``blobs/`` is not walked.
+Savers keep running: each batch locks the catalog for one short transaction, and takes no other lock that savers need.
+The cost depends on how much is freed: the catalog lists the candidates, and ``blobs/`` is not walked.
 """
 
 from __future__ import annotations
@@ -53,14 +53,15 @@ from ckstore.ops.notices import warn
 
 _CATALOG_TIMEOUT_S = 30.0
 _MENDED = ("missing", "behind", "damaged")
-# A failed save or a delete has the trash for milliseconds; another gc has it for longer, and is not waited for.
+# A failed save or a delete locks the trash for milliseconds. Another gc locks it for longer, and this one does not
+# wait.
 _START_TIMEOUT_S = 1.0
 _START_PAUSE_S = 0.01
-# XFS counts freed blocks as free within half a second; while free space still grows it is waited for a little longer.
+# XFS counts freed blocks as free within half a second. While free space still grows, wait a little longer.
 _SETTLE_S = 0.5
 _QUIET_S = 0.1
 _OWN_WRITES_BYTES = 2**20
-_NAMES_SHOWN = 10  # a run may drop thousands; the report names all
+_NAMES_SHOWN = 10  # a run may drop thousands of checkpoints; the report names all of them
 
 
 def prune(
@@ -72,33 +73,33 @@ def prune(
     exclusive: bool,
     now: bool = False,
 ) -> GcReport:
-    """Drop what a policy does not keep, then `collect`; in a dry run say what both would do."""
-    # What is only shown may go by the rows of the catalog (rule D): to read 20,000 manifests takes seconds.
+    """Drop the checkpoints that a policy does not keep, then run `collect`; a dry run only reports the effect."""
+    # A plan that is only shown may use the rows of the catalog (rule D): reading 20,000 manifests takes seconds.
     plan = policy if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run, sure=not dry_run)
     if dry_run:
         going = [entry.info for entry in plan.dropped]
         keys = [key for info in going for key in (info.key, *other_generations(context.layout, info.key, info.id))]
         return replace(gc_dry(context, keys), retention=RetentionReport(plan))
-    # Before the first drop: a store or settings that cannot be used must not be found out after it.
+    # Check before the first drop: an unusable store or setting must not be discovered after it.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)
     done = retain.carry_out(context, plan, 0 if now else setting_of(context.layout, UNDO_BY_HAND_S))
-    if done.refused and not done.dropped:  # else the report names them
+    if done.refused and not done.dropped:  # otherwise the report names the refused ones
         raise done.refused[0]
     try:
         report = collect(context, exclusive=exclusive)
     except CkstoreError as error:
         if not done.dropped:
             raise
-        # What was dropped is dropped: an error instead of the report would hide it from the caller.
+        # The drops are done. An error instead of the report would hide them from the caller.
         names = some_of([info.name for info in done.dropped], _NAMES_SHOWN)
-        warn(f"dropped {names}; the space is not free yet, and the next gc frees it: {error}")
+        warn(f"dropped {names}, but their space is not free yet. The next gc frees it: {error}")
         report = GcReport(trash_left=tuple(trash.due(context.layout)), waiting=waiting(context))
     return replace(report, retention=done)
 
 
 def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcReport:
-    """See `ckstore.Store.gc`: `collect`, and the end of what was fetched."""
+    """Run `collect` and clear the download cache; see `ckstore.Store.gc`."""
     if dry_run:
         report, cached_bytes = gc_dry(context, purge=purge), fetched.cached_bytes(context.layout)
     else:
@@ -108,9 +109,9 @@ def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcRe
 
 
 def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcPlan:
-    """Return the plan of `collect`, with the superseded checkpoints that it drops, as `plan_gc`."""
+    """Return the plan of `collect`, including the superseded checkpoints that it drops."""
     superseded = due(context, purge=purge, without=dropping)
-    waits = not purge and is_undone(context)  # what is no former generation waits in trash then
+    waits = not purge and is_undone(context)  # then only former generations do not wait in trash
     return plan_gc(
         context,
         [*dropping, *(one.info.key for one in superseded if one.is_former_form or not waits)],
@@ -119,31 +120,34 @@ def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge
 
 
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
-    """Say what `collect` would free now, or when some checkpoints are dropped."""
+    """Return what `collect` would free now, or after the checkpoints `dropping` were dropped."""
     report = GcReport.of_plan(planned(context, dropping, purge=purge))
     return replace(report, catalog_bytes=catalog_bytes(context), waiting=_left_waiting(context, purge=purge))
 
 
 def _left_waiting(context: Context, *, purge: bool) -> tuple[Waiting, ...]:
-    """Return what waits to be brought back after a gc: with `purge` what other users saved."""
+    """Return the dropped checkpoints that can still be restored after gc; with `purge`, only those of other users."""
     trashed = context.layout.trash
     return tuple(one for one in waiting(context) if not (purge and trash.may_purge(trashed / one.entry)))
 
 
 def collect(context: Context, *, settle: bool = True, exclusive: bool = False, purge: bool = False) -> GcReport:
-    """Free what can be freed now, and say what could not be and why.
+    """Free everything that can be freed now, and report the rest with reasons.
 
-    With `settle` it is foreseen what comes of the plan, the filesystem has a moment to count what was freed as free,
-    and where the catalog is this user's alone, it looks at what others did; after a save the report has only what was
-    done. `exclusive`: no other host is at work, so nothing waits for the grace. `purge`: what could be brought back
-    goes, too.
+    Args:
+        context: The store.
+        settle: Forecast the effect of the plan, inspect the changes of other processes if the catalog belongs to this
+            user only, and wait briefly until the filesystem counts the freed blocks as free. A save passes False, and
+            the report then holds only what was done.
+        exclusive: No other host uses the store, so nothing waits for the grace period.
+        purge: Also free dropped checkpoints that could still be restored.
     """
     context.check_writable()
     try:
         grace = _grace_for(context, exclusive=exclusive)
         try:
             return _collect(context, settle=settle, grace=grace, purge=purge)
-        except CatalogUnavailable as damaged:  # in rows that catching up does not look at
+        except CatalogUnavailable as damaged:  # in rows that `catch_up` does not read
             if damaged.why not in _MENDED:
                 raise
             for note in mend(context, damaged):
@@ -152,7 +156,7 @@ def collect(context: Context, *, settle: bool = True, exclusive: bool = False, p
     except NotInStore as error:
         raise unsafe("gc stopped", error) from error
     except OSError as error:
-        msg = f"gc stopped: {describe_os_error(error)}; nothing that is needed was touched"
+        msg = f"gc stopped: {describe_os_error(error)}. No data that is needed was changed"
         raise of_the_system(error, msg, hint="the next gc continues where this one stopped") from error
 
 
@@ -161,7 +165,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
     free_bytes = dirfd_stat.free_space(layout.path).unused_bytes
     with _start(context, grace, purge=purge) as collector, reserve.given_up(layout):
         _make_current(context, settle=settle)
-        if settle or purge:  # after each save it would cost too much, and the save drops what it replaces itself
+        if settle or purge:  # too expensive after each save, and a save drops the checkpoint that it replaces itself
             drop_superseded(context, purge=purge, grace=grace)
             seen = context.known.directories.look(layout)
             trash.sweep_hidden(layout, [(run, name) for run, one in seen.items() for name in one.names], grace)
@@ -181,13 +185,13 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
             unseen_processes=collector.unseen_count,
             waits_for_grace=grace is not None,
             plan=plan,
-            # With a grace most of it waits, which is no news; and without a forecast there is nothing to compare.
+            # With a grace period most blobs wait, as expected. Without a forecast there is nothing to compare.
             differences=differences(context, plan, done, swept) if settle and grace is None else (),
         )
     if report.freed_count:
         events.note(context, "freed", nbytes=report.freed_bytes, why=counted(report.freed_count, "blob"))
     context.tell_passed_over()
-    if settle:  # before the reserve is filled again, which takes what was freed
+    if settle:  # before the reserve is filled again, which uses freed space
         grown_bytes = _grown_bytes(context, free_bytes, report.freed_bytes)
         report = replace(report, filesystem_freed_bytes=grown_bytes, catalog_bytes=catalog_bytes(context))
     reserve.fill(layout)
@@ -195,55 +199,55 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
 
 
 def _make_current(context: Context, *, settle: bool) -> None:
-    """Let the catalog, which proposes what goes, catch up with what others published, dropped and unlinked."""
+    """Update the catalog, which proposes what to free, with changes that other processes made."""
     thorough = context.catalog_is_private and settle
     catch_up(context, "all" if thorough else "counts")
     if context.shared:
-        if settle:  # after each save it would cost too much, and all that it finds can wait
+        if settle:  # too expensive after each save, and what it finds can wait
             _look_at_everything(context)
-    elif thorough:  # others may have unlinked what this user alone can free the last name of
+    elif thorough:  # others may have unlinked names, so that this user can now free the last one
         list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
 
 
 def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace | None) -> Collection[str]:
-    """Do the steps of a plan, and look at each thing again; return the stagings that went to trash."""
-    # What appeared since the plan was made is left to the next gc.
+    """Carry out a plan, checking each item again, and return the stagings that were moved to trash."""
+    # Items that appeared after the plan was made are left to the next gc.
     layout = context.layout
-    # (a) A rename, as from all places that savers look at; in trash they are taken apart like all else.
+    # (a) A rename, as for everything that savers can see. In trash the directories are removed like other entries.
     all_failed = collector.collected.failed
     swept = trash.sweep_staging(layout, all_failed, grace, plan.dead_stagings)
     trash.sweep_locks(layout, grace)
     _sweep_evaluations(context)
-    # (b) Before the blobs, which lose names by this.
+    # (b) Before the blobs, which lose links by this.
     names = [*plan.trash, *swept.values()]
     failed = _empty(collector, names)
-    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # it could be read, and not be written
+    if isinstance(failed, CatalogUnavailable) and failed.why in _MENDED:  # readable, but not writable
         catch_up(context)
-    # (c, d) Asked again: a save may use some by now, and others have lost their last use.
+    # (c, d) Query again: a save may use some of them now, and others have lost their last use.
     asked = collector.collected.entered.union(plan.unused)
-    asked -= trash.waiting_blobs(layout) if asked else set()  # what waits was not taken apart, unless it was purged
+    asked -= trash.waiting_blobs(layout) if asked else set()  # entries that wait were not removed, unless purged
     unused = [blob for blob in context.catalog.unused() if blob[0] in asked] if asked else []
     reclaim.mark_for_deletion(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
     if failed is not None or all_failed:  # on a full disk there may be room now
         collector.empty(names if failed is not None else [path.rpartition("/")[2] for path in all_failed])
     failures = [f"{path}: {describe_error(error)}" for path, error in all_failed.items()]
     if failures:
-        warn(f"could not be removed, and still uses space: {some_of(failures, 3)}; gc did the rest")
+        warn(f"gc could not remove everything. The rest still uses space: {some_of(failures, 3)}")
     return swept
 
 
 def _sweep_evaluations(context: Context) -> None:
-    """Remove the records of evaluations of checkpoints that are gone."""
+    """Remove the records of evaluations of checkpoints that no longer exist."""
     if evaluations.records(context.layout):  # most stores have none, and are not listed for it
         names = (parse_directory(key.directory) for key, _ in context.layout.published())
         digits = {name.digits[:SHORT_DIGITS] for name in names if name is not None}
-        # The directories of a draft have no digits; then every record stays.
+        # Directories of a draft have no digits; then every record is kept.
         evaluations.sweep(context.layout, lambda id: short_id(id, SHORT_DIGITS) in digits or "" in digits)
 
 
 def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
-    """Return the one collector of the store."""
-    # A save that failed or replaced something empties the trash itself, which takes a moment: that is waited for.
+    """Start the only collector of the store, and return it."""
+    # A save that failed or replaced a checkpoint empties the trash itself, which is quick: wait for it.
     write = reclaim.catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
@@ -256,19 +260,19 @@ def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
 
 
 def _kept_out(context: Context) -> InUse:
-    """Return the error of a gc whose lock another process has, which it names."""
+    """Return the error for a gc whose lock another process holds, naming that process."""
     status = dirfd_stat.status(context.layout.trash)
     found, who = lock_holders(status), named_holders(status)
-    # A gc has it alone. Any user who can read the store can have it shared.
+    # A gc holds an exclusive lock. Any user who can read the store can hold a shared one.
     if found and all(one.is_shared for one in found):
-        msg = f"a process that is no gc has trash/ of {context.layout.root} locked{who}"
-        return InUse(msg, hint="end that process, or ask its user to end it; then gc frees the space")
+        msg = f"a process that is not a gc has trash/ of {context.layout.root} locked{who}"
+        return InUse(msg, hint="end that process, or ask its user to end it; then run gc again")
     msg = f"another gc is running in {context.layout.root}{who}"
-    return InUse(msg, hint="wait until it is done; its lock ends with it")
+    return InUse(msg, hint="wait until it has finished")
 
 
 def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
-    """Empty the trash; return the error if the catalog could take no note, so that nothing more could go."""
+    """Empty the trash; return the error if the catalog could not record it, so that the rest was left."""
     try:
         collector.empty(names)
     except (CatalogUnavailable, InUse) as error:
@@ -277,8 +281,8 @@ def _empty(collector: Collector, names: Sequence[str]) -> CkstoreError | None:
 
 
 def _grown_bytes(context: Context, before_bytes: int, freed_bytes: int) -> int:
-    """Return by how much free space grew. XFS frees in the background: wait until it grew, or no more for a moment."""
-    # What gc itself writes to the catalog meanwhile is not waited for, since it never comes back.
+    """Return by how much free space grew. XFS frees in the background: wait while free space still grows."""
+    # The bytes that gc itself writes to the catalog are allowed for, since they are not freed again.
     most_bytes = grown_bytes = dirfd_stat.free_space(context.layout.path).unused_bytes - before_bytes
     begun_s = grew_s = time.monotonic()
     while grown_bytes + _OWN_WRITES_BYTES < freed_bytes:
@@ -303,7 +307,7 @@ def catalog_bytes(context: Context) -> int:
 
 
 def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
-    """Return what may go while other hosts may be at work; None: nothing waits, since there are none."""
+    """Return the grace period to observe, or None if no other host uses the store."""
     if not context.shared or exclusive:
         return None
     seconds = setting_of(context.layout, GRACE_S)
@@ -317,8 +321,8 @@ def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
 
 
 def _look_at_everything(context: Context) -> None:
-    """Make the catalog of this host equal to all directories, whatever it believes of them, and list all blobs."""
-    # Other hosts saved, dropped and collected meanwhile, and an inode number may belong to another directory by now.
+    """Make the catalog of this host match all directories, regardless of its rows, and list all blobs."""
+    # Other hosts may have saved, dropped and collected, and an inode number may now belong to another directory.
     keys = {key for key, _ in context.layout.published()} | context.catalog.listing().keys()
     reconcile_all(context, sorted(keys))
     list_blobs(context, timeout_s=TIMEOUT_S)

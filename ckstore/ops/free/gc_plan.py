@@ -1,4 +1,4 @@
-"""The plan of gc: its steps and what comes of them, without a change; gc carries it out, a dry run prints it."""
+"""The plan of gc: its steps and their effect. gc carries it out, and a dry run prints it; planning changes nothing."""
 
 from __future__ import annotations
 
@@ -33,10 +33,14 @@ _LOOKS = 5
 def plan_gc(
     context: Context, dropping: Collection[CheckpointKey] = (), *, forecast: bool = True, purge: bool = False
 ) -> GcPlan:
-    """Say what gc does now, or after the checkpoints `dropping` were dropped; change nothing.
+    """Return what gc would do now, or after the checkpoints `dropping` were dropped; change nothing.
 
-    With `forecast` also what comes of it, which asks of each blob the same as gc will ask again: after each save that
-    would be a second look. `purge` takes what waits in trash to be brought back, too.
+    Args:
+        context: The store.
+        dropping: Checkpoints to treat as dropped.
+        forecast: Also determine the effect of each step. This makes the checks on each blob that gc repeats later, so a
+            save leaves it out.
+        purge: Include dropped checkpoints in trash that could still be restored.
     """
     layout = context.layout
     waiting = trash.waiting_blobs(layout, purge=purge)
@@ -50,7 +54,7 @@ def plan_gc(
 
 
 def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey]) -> GcPlan:
-    """Add to the steps of a plan what they will free, and what they will not and why."""
+    """Add to a plan which blobs it will free, and which it will not free and why."""
     layout = context.layout
     going, judge = NameCount(), OpenFileCheck(leases=not context.shared)
     leaving = [layout.staging / name for name in plan.dead_stagings]
@@ -58,25 +62,25 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
     for path in (layout.trash / name for name in plan.trash):
         if dirfd_stat.is_directory(path):
             leaving.append(path)
-        elif is_digest(digest := path.name.partition(".")[0]):  # a gc condemned it, and left it
+        elif is_digest(digest := path.name.partition(".")[0]):  # an earlier gc marked it, and left it
             touched.add(digest)
             going.add(digest, path)
     leaving += [layout.checkpoint(key) for key in dropping]
-    for path, held_path in with_open_parents((path, path) for path in leaving):  # thousands may be of one run
+    for path, held_path in with_open_parents((path, path) for path in leaving):  # a run may have thousands
         touched.update(going.add_checkpoint(path, held_path))
     unused = {*plan.unused}
     if touched:
         unused |= context.catalog.without_use(touched - unused, without=dropping)
     going.add_canonical(map(layout.blob, sorted(unused)))
-    # A file goes when all names that it has are among those that go; the kernel's count says how many it has.
+    # A file is freed when all of its links are removed. The link count says how many it has.
     lasts = going.lasts()
     seen = judge.look_for(lasts)
     held: list[LastLink] = []
     free: list[LastLink] = []
     for last, path in with_open_parents((last, last.path) for last in lasts):
-        # Names in blobs/ only: they share directories, and no opener renames these.
+        # Open parents are used for names in blobs/ only: those share directories, and no opener renames them.
         asked = replace(last, path=path) if last.path.parts[0] == layout.blobs.name else last
-        with suppress(FileNotFoundError):  # an opener swept it to trash meanwhile: the next gc looks at it there
+        with suppress(FileNotFoundError):  # an opener moved it to trash in the meantime: the next gc checks it there
             (held if judge.is_held(asked, seen) else free).append(last)
     linked = linked_elsewhere(context, going.linked(unused), dropping)
     idle = not (free or held or linked)
@@ -95,10 +99,10 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
 def linked_elsewhere(
     context: Context, sizes: Mapping[str, int], dropping: Collection[CheckpointKey] = ()
 ) -> tuple[LinkedBlob, ...]:
-    """Return those of some blobs that no checkpoint uses, but for `dropping`, and that have names outside the store."""
-    # A save at work makes names and moves them, so one look may miss a name on its way. A count is believed when two
-    # looks, one after the other, found the same directories and the same counts; while the store is too busy for that
-    # nothing is said, and the next gc looks again.
+    """Return the unused blobs among `sizes`, treating `dropping` as dropped, that have links outside the store."""
+    # A running save creates and moves links, so one pass may miss a link. A count is accepted when two passes in a row
+    # found the same directories and the same counts. If the store is too busy for that, nothing is reported, and the
+    # next gc checks again.
     if not sizes:
         return ()
     seen = None
@@ -115,12 +119,12 @@ def linked_elsewhere(
 
 
 class _Names:
-    """The names that blobs have in the store, but for those in checkpoints that the catalog knows and that stay."""
+    """The links that blobs have in the store, except those in checkpoints that are catalogued and kept."""
 
     def __init__(self, context: Context, dropping: Collection[CheckpointKey]) -> None:
         layout = self._layout = context.layout
         known = context.catalog.listing()
-        # A pull that was killed leaves names in an evicted checkpoint, and its row stays.
+        # A killed pull leaves links in an evicted checkpoint, and the checkpoint keeps its row.
         self.listing = (
             tuple(layout.staging / name for name in trash.names_in(layout.staging)),
             tuple(layout.trash / name for name in trash.names_in(layout.trash)),
@@ -133,7 +137,7 @@ class _Names:
 
     @LazyProperty
     def _loose(self) -> list[StorePath]:
-        """Names of blobs beside ``blobs/``: temporary ones of saves at work, and condemned blobs in trash."""
+        """Links to blobs outside ``blobs/``: temporary ones of running saves, and marked blobs in trash."""
         stagings, trashed, unknown = self.listing
         found = [path for path in trashed if is_digest(path.name.partition(".")[0])]
         for folder in (*stagings, *trashed, *unknown):
@@ -142,10 +146,10 @@ class _Names:
         return found
 
     def outside(self, digest: str) -> int:
-        """Return how many names outside the store the canonical blob has; no checkpoint that stays uses it."""
+        """Return how many links outside the store the canonical blob has, if no kept checkpoint uses it."""
         canonical = self._layout.blob(digest)
         inside = [folder / BLOBS / digest for folders in self.listing for folder in folders]
-        # What an eviction moves to trash is the directory of the blobs itself.
+        # An eviction moves the directory of the blobs itself to trash.
         inside += [folder / digest for folder in self.listing[1]]
         names = NameCount()
         for path in (canonical, *inside, *self._loose):
@@ -155,20 +159,20 @@ class _Names:
 
 
 def differences(context: Context, plan: GcPlan, done: Collected, swept: Collection[str]) -> tuple[str, ...]:
-    """Say where what was `done`, and `swept`, is not what a plan had foreseen, and why, as it looks now."""
+    """Return a line for each difference between a plan and its result (`done`, `swept`), with its current reason."""
     planned, freed = Counter(blob.digest for blob in plan.blobs), Counter(blob.digest for blob in done.freed)
     kept = {blob.digest: blob for blob in plan.held}
     said = [
-        f"staging/{name} stays: its save is still running, or another process removed it"
+        f"staging/{name} is kept: its save is still running, or another process removed it"
         for name in plan.dead_stagings
         if name not in swept and f"staging/{name}" not in done.failed
     ]
-    said += [f"trash/{name} stays: another process is in it, or it is another user's" for name in done.left]
-    said += [f"{path} stays: {describe_error(error)}" for path, error in done.failed.items()]
+    said += [f"trash/{name} is kept: another process uses it, or it belongs to another user" for name in done.left]
+    said += [f"{path} is kept: {describe_error(error)}" for path, error in done.failed.items()]
     said += [f"{digest} was not freed: {_why_not(context, digest, done)}" for digest in sorted(planned - freed)]
     for digest in sorted(freed - planned):
         was = kept[digest].reason if digest in kept else "in use under another name"
-        said.append(f"{digest} was freed, and was to stay: {was}")
+        said.append(f"{digest} was freed, although the plan kept it: {was}")
     return tuple(said)
 
 
@@ -182,33 +186,33 @@ def _why_not(context: Context, digest: str, done: Collected) -> str:
     except PermissionError:
         return "it is in a directory of another user"
     if canonical is None:
-        return "it is gone already"
-    return "it has another name by now" if canonical.st_nlink > 1 else "it appeared again, and the next gc looks at it"
+        return "it has already been removed"
+    return "it has another link now" if canonical.st_nlink > 1 else "it was written again; the next gc checks it"
 
 
 def next_to_free(context: Context) -> NextToFree | None:
-    """Return what deleting the oldest checkpoint would free that is not the newest and may go; None: there is none."""
-    # Which is the oldest the catalog says; what it would free the link counts do.
+    """Return what deleting the oldest unprotected checkpoint would free; None if only the newest one is left."""
+    # The catalog says which checkpoint is the oldest, and link counts say how much it would free.
     try:
         tagged, pinned = tags_by_checkpoint(context.layout), pins_by_id(context, datetime.now(UTC))
         listed = context.catalog.infos()
-    except CkstoreError:  # it is only advice
+    except CkstoreError:  # this is only advice
         return None
     for info in with_superseded(listed)[:-1]:  # the last is the newest
-        # A superseded one goes by itself, and its name is that of another.
+        # gc drops a superseded one by itself, and its name belongs to a newer checkpoint.
         if info.superseded or info.key.any_generation in tagged or info.id in pinned:
             continue
         keys = (info.key, *other_generations(context.layout, info.key, info.id))
         folders = [context.layout.checkpoint(key) for key in keys]
-        if blobs_in(folders[0] / BLOBS):  # else it has no bytes here, as what is elsewhere
+        if blobs_in(folders[0] / BLOBS):  # an evicted checkpoint has no local data
             freed = freed_in_turn(context, folders)
             return NextToFree(info.name, sum(nbytes for one in freed for _, nbytes in one))
     return None
 
 
 def freed_in_turn(context: Context, folders: Iterable[StorePath]) -> list[list[tuple[str, int]]]:
-    """Return, for directories of checkpoints that go one after another, the blobs (digest, size) that go with each."""
-    # The link counts say it: a blob goes with the last of the checkpoints that have it, unless it has another name.
+    """Return the blobs (digest, size) that each directory of a checkpoint frees when they are removed in turn."""
+    # By link counts: a blob is freed with the last of the checkpoints that link to it, unless it has another link.
     going = NameCount()
     canonical: set[str] = set()
     freed = []
@@ -216,7 +220,7 @@ def freed_in_turn(context: Context, folders: Iterable[StorePath]) -> list[list[t
         gone = []
         for digest, there in blobs_in(folder / BLOBS):
             lasts = [going.add(digest, folder / BLOBS / digest, there)]
-            if digest not in canonical:  # that name may be lost, or is being freed
+            if digest not in canonical:  # that link may be missing, or just being removed
                 canonical.add(digest)
                 lasts.append(going.add(digest, context.layout.blob(digest)))
             gone += [(digest, last.st_size) for last in lasts if last is not None]

@@ -1,8 +1,9 @@
-"""Make room for a save: before one that would not fit, and after one by the policy of the store for its run.
+"""Make room for a save: before it if it would not fit, and afterwards by the retention policy for its run.
 
-A save that would not fit lets go of what the mirror has, then drops by the policy for that. Nothing goes unless it is
-enough, and no more than is enough, the oldest first; the rules of retention hold as ever: tags, pins, readers and the
-newest valid checkpoint of each run stay. If nothing helps, say what would.
+A save that would not fit first evicts checkpoints that the mirror has, then drops checkpoints by the policy for this
+case. Nothing is removed unless that is enough. No more than necessary is removed, the oldest first. Tags, pins, open
+readers and the newest valid checkpoint of each run are protected as always. If nothing helps, the error says what
+would.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ckstore.ops.mirrored import behind
 from ckstore.ops.refs.listing import infos
 
 _KEEP_LAST = (10, 3, 1)
-"""What the advice plays through, the gentlest first."""
+"""The values of `keep_last` that the advice tries, the one that keeps most first."""
 # Its directory, blobs/ in it, and the manifest.
 _CHECKPOINT_INODES = 3
 _ROUNDS = 3
@@ -52,18 +53,20 @@ _SHOWN = 5
 
 
 def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[str, ...]:
-    """Free what a save lacks, by the mirror and the policy for that; on a shared filesystem drop nothing."""
-    # Returns what was done, a sentence each. To drop checkpoints with the blobs that the save has `claimed` would not
-    # free those.
-    # What was fetched can be fetched again.
+    """Free the space that a save lacks, and return one sentence for each action.
+
+    The mirror and the policy for this case decide what is removed. Nothing is dropped on a shared filesystem. Dropping
+    checkpoints that use the blobs in `claimed` would not free those blobs, which the save uses.
+    """
+    # The download cache first, since it can be downloaded again.
     fetched.clear(context.layout)
-    # Then what was dropped before, and what is superseded: both are worth less than this save, and than what is there.
+    # Then dropped and superseded checkpoints: they are worth less than this save and less than current ones.
     purge(context)
     policy, own_only = make_room_of(context.layout)
     planned = partial(plan_retention, context, policy, urgent=True, own_only=own_only)
     if context.measure(new).fits:
         return ()
-    if context.shared:  # what is dropped now would be freed after the grace; what was dropped before may go
+    if context.shared:  # checkpoints dropped now would be freed after the grace period; free those dropped earlier
         if policy is not None:
             collect(context, settle=False)
         return ()
@@ -71,7 +74,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     if policy is None or context.measure(new).fits:
         return evicted
     dropped: list[str] = []
-    for _ in range(_ROUNDS):  # a process may have opened what was to go
+    for _ in range(_ROUNDS):  # a process may have opened a checkpoint that was chosen
         missing = context.measure(new).missing
         chosen = None if missing == Amount() else _choose(context, planned, missing, claimed)
         if chosen is None:
@@ -94,14 +97,14 @@ def _let_go(
     new: Amount,
     claimed: Collection[str],
 ) -> tuple[str, ...]:
-    """Let go of what the mirror has, if that is enough, or would be with what the policy drops; say what went."""
+    """Evict checkpoints that the mirror has, if that frees enough, alone or with drops; return a sentence about it."""
     mirror = setting_of(context.layout, MIRROR)
     if mirror is None or context.evict is None:
         return ()
     stays = policy_of(context.layout, KEEP_LOCAL) or policy or RetentionPolicy(keep_last=1)
     able = _oldest_first(plan_local(context, stays, mirror).dropped)
     names = {entry.info.name for entry in able}
-    # Dropped as well, where that is not enough: those whose bytes are not let go yet.
+    # If that is not enough, also drop checkpoints whose data is not evicted.
     others = [] if policy is None else _droppable(planned)
     ways = [*able, *(entry for entry in others if entry.info.name not in names)]
     freed = [_freed_by_gc(context), *_freed_by_each(context, ways, claimed)]
@@ -110,15 +113,15 @@ def _let_go(
     if not going:
         return ()
     try:
-        with reserve.given_up(context.layout):  # on a full disk there is no space to say where they are
+        with reserve.given_up(context.layout):  # on a full disk there is no space to record where the data is
             report = context.evict(going)
-    except CkstoreError as error:  # a mirror that is away must not keep the policy from making room
-        return (f"nothing was let go of that {mirror} has: {error.message}",)
+    except CkstoreError as error:  # an unreachable mirror must not keep the policy from making room
+        return (f"nothing that {mirror} has was evicted: {error.message}",)
     collect(context)
     if not report.evicted:
         return ()
     evicted = some_of([info.name for info in report.evicted], _SHOWN)
-    return (f"let go of the bytes of {evicted}, which {mirror} has, to make room for this save",)
+    return (f"evicted the local data of {evicted}, which {mirror} has, to make room for this save",)
 
 
 def _oldest_first(entries: Sequence[PlanEntry]) -> list[PlanEntry]:
@@ -126,14 +129,14 @@ def _oldest_first(entries: Sequence[PlanEntry]) -> list[PlanEntry]:
 
 
 def _droppable(planned: Callable[[], RetentionPlan]) -> list[PlanEntry]:
-    """Return what the policy drops, the oldest first; what has no bytes here frees none."""
+    """Return the checkpoints that the policy drops, the oldest first, without those that have no local data."""
     return _oldest_first([entry for entry in planned().dropped if not entry.info.elsewhere])
 
 
 def purge(context: Context) -> bool:
-    """Free what waits to be brought back and what is superseded, as far as that works; False if there is nothing.
+    """Free dropped checkpoints that could be restored and superseded ones; return False without any.
 
-    Where other hosts may be at work the grace holds.
+    Failures are ignored. On a shared filesystem nothing is freed, since the grace period applies.
     """
     if context.shared or not (trash.has_waiting(context.layout) or due(context, purge=True)):
         return False
@@ -145,7 +148,7 @@ def purge(context: Context) -> bool:
 def _choose(
     context: Context, planned: Callable[[], RetentionPlan], missing: Amount, claimed: Collection[str]
 ) -> set[str] | None:
-    """Return which checkpoints to drop, oldest first, so that gc frees what is missing; None: it cannot be enough."""
+    """Return which checkpoints to drop, oldest first, so that gc frees enough; None if all of them are not enough."""
     by_gc = _freed_by_gc(context)
     oldest_first = _droppable(planned)
     count = shortest([by_gc, *_freed_by_each(context, oldest_first, claimed)], missing)
@@ -169,8 +172,10 @@ def _freed_by_each(
 
 
 def how_to_free(context: Context, missing: Amount | None = None) -> str:
-    """Return in words what would free how much of what is missing, if that is known."""
-    # Nothing is raised, since it is only advice.
+    """Return advice on how to free space: what frees how much, and whether it covers `missing` if that is known.
+
+    Errors are not raised, since this is only advice.
+    """
     try:
         by_gc = _freed_by_gc(context)
         gc = "gc --exclusive" if context.shared else "gc"
@@ -184,12 +189,12 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
             able = [info for info in here if info.id not in lacking]
             ways.append(Way(f"ckstore evict --all --remote {mirror}", sum(_freed_by_each(context, able), by_gc)))
         for count in _KEEP_LAST:
-            plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)  # it is only advice
+            plan = plan_retention(context, RetentionPolicy(keep_last=count), sure=False)  # this is only advice
             frees = sum(_freed_by_each(context, plan.dropped), by_gc)
             ways.append(Way(f"ckstore prune --keep-last {count} and then {gc}", frees))
             if missing is not None and frees.covers(missing):
                 break
-    except (CkstoreError, OSError):  # the refusal itself is the news
+    except (CkstoreError, OSError):  # the refusal itself matters more
         return "drop old checkpoints (ckstore prune), then ckstore gc --now, or free space on the filesystem"
     return advice(ways, missing)
 
@@ -198,7 +203,7 @@ _UNASKED = "unasked"
 
 
 def keep_policy(publication: Publication) -> Sequence[str]:
-    """Apply the policy of the store to the run of a new checkpoint, and collect; return what the user should know."""
+    """Apply the policy of the store to the run of a new checkpoint, and run gc; return notes for the user."""
     context, config, run = publication.context, publication.settings, publication.checkpoint.run
     rules = rules_of(context.layout, config)
     policy = rules.of(run)
@@ -208,7 +213,7 @@ def keep_policy(publication: Publication) -> Sequence[str]:
     plans = [] if policy is None else [plan_drops(context, policy, run, own_only=rules.is_own_only(run))]
     done = [carry_out(context, plan, undo_s) for plan in plans]
     if rules.budget is not None and _used_bytes(context) > rules.budget.most:
-        drop_superseded(context, purge=True)  # worth less than any other
+        drop_superseded(context, purge=True)  # worth less than any other checkpoint
         plans.append(plan_retention(context, None))
         done.append(carry_out(context, plans[-1], undo_s))
     dropped = any(report.dropped for report in done)
@@ -218,7 +223,7 @@ def keep_policy(publication: Publication) -> Sequence[str]:
         if policy is not None or dropped:
             unfreed = _collect(context, dropped=dropped)
     except (CkstoreError, OSError):
-        if not refused:  # else that came first, and is likely to be the cause
+        if not refused:  # otherwise the refusal came first, and is likely to be the cause
             raise
     notes = [*dict.fromkeys(note for plan in plans for note in plan.notes)]
     notes += [unfreed] if unfreed else []
@@ -230,33 +235,33 @@ def keep_policy(publication: Publication) -> Sequence[str]:
 
 
 def failed_afterwards(what: str, run: str, why: str) -> str:
-    """Return that what follows a commit has failed."""
+    """Return the message for an action that failed after a commit."""
     return f"the checkpoint is saved, but {what} of the run {run} failed afterwards: {why}"
 
 
 def _used_bytes(context: Context) -> int:
-    """Return what the blobs of all checkpoints take, as the catalog has it: it decides only whether to look."""
+    """Return the size of the blobs of all checkpoints by the catalog; it only decides whether to look further."""
     try:
         return context.catalog.used_bytes()
-    except CatalogUnavailable:  # then the directories are looked at
+    except CatalogUnavailable:  # then look at the directories
         return sys.maxsize
 
 
 def _collect(context: Context, *, dropped: bool) -> str:
-    """Free what was dropped; return what was not freed and why, or an empty string."""
+    """Free what was dropped; return a note about blobs that were not freed and why, or an empty string."""
     if context.shared and not dropped:
         return ""
     try:
         held = collect(context, settle=False).held
         if context.shared:
             return tell_unfreed(context)
-    except InUse as error:  # another gc is at work, or the next one does it
+    except InUse as error:  # another gc is running, or the next one frees it
         if service_failed(error):
             raise
         return ""
     opened, unasked = by_reason(held)
     if opened:
-        return f"retention left {_blobs(opened)} that processes have open; ckstore gc names them"
+        return f"retention left {_blobs(opened)} because processes have them open; ckstore gc names the processes"
     if not unasked or _UNASKED in context.notices.problems:
         return ""
     why, blobs = next(iter(unasked.items()))

@@ -1,4 +1,4 @@
-"""Give back what a failed or replaced save took, and what a deleted checkpoint leaves."""
+"""Free the leftovers of failed and replaced saves, and of deleted checkpoints."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ if TYPE_CHECKING:
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
 
-# The user waits for it, and what is not done now gc does.
+# The user waits for it, and gc does what is left undone.
 _CATALOG_TIMEOUT_S = 2.0
 _BATCH = 2048
-"""A look at all processes takes about as long as to rename so many."""
+"""Scanning all processes takes about as long as renaming this many blobs."""
 
 
 def abandon(context: Context, staging: Staging, error: BaseException, *, purge: bool = True) -> None:
-    """End what was staged after `error`: discard it, unless it may be published."""
+    """Roll back a staged save after `error`: discard it, unless it may already be published."""
     if not isinstance(error, UnknownOutcome):
         discard(context, staging, error, purge=purge)
         return
-    # Taking its directory apart could destroy a checkpoint. The next opener, under its lock, looks.
+    # Removing its directory could destroy a checkpoint. The next opener locks it and inspects it.
     context.writes_disabled_because = error.message
     staging.lock.release()
 
 
 def discard(context: Context, staging: Staging, error: BaseException | None = None, *, purge: bool = True) -> None:
-    """Move a save that will not be published to trash and free what only it needed, as far as that works now.
+    """Move a save that will not be published to trash, and free what only it needed, as far as possible now.
 
-    Where other hosts may be at work it stays for the grace, unless `error` says that the disk is full: no reader of any
-    host has ever had what this save wrote itself, and the links that saves made to it keep the bytes. With `purge` a
-    full disk also takes what could be brought back, for the next save.
+    On a shared filesystem it is kept for the grace period, unless `error` says that the disk is full: no reader on any
+    host can have opened blobs that this save wrote itself, and other saves that use them have their own links. With
+    `purge`, a full disk also makes it free dropped checkpoints that could be restored, so that the next save fits.
 
-    What does not work stays in `staging/` or `trash/`, where the next opener or gc finds it: an error here must not
-    hide the one that made the save fail. A child that was forked in the middle of a save has lost the lock, and leaves
+    Leftovers remain in `staging/` or `trash/`, where the next opener or gc finds them. An error raised by this function
+    would hide the error that made the save fail. A child that was forked during a save has lost the lock, and leaves
     the save to its parent.
     """
     if staging.lock.fd < 0:
         return
     try:
         moved = _moved(context, staging)
-        with reserve.given_up(context.layout, full=None if moved else True):  # it frees what filled the disk
+        with reserve.given_up(context.layout, full=None if moved else True):  # it frees the data that filled the disk
             moved = moved or trash.move_to_trash(context.layout, staging.path, staging.lock)
             staging.lock.release()
             if not context.shared:
                 free_unused(context, staging.written, purge=purge and is_full(error))
             elif is_full(error):
                 _free_own(context, moved.name, staging.written)
-    except OSError:  # gc does it
+    except OSError:  # gc frees it later
         return
     finally:
         staging.lock.release()
 
 
 def _moved(context: Context, staging: Staging) -> StorePath | None:
-    """Move a save to trash; None: that needs space, too, as on btrfs."""
+    """Move a save to trash; return None if there is no space even for that, as on btrfs."""
     try:
         return trash.move_to_trash(context.layout, staging.path, staging.lock)
     except OSError as error:
@@ -73,8 +73,10 @@ def _moved(context: Context, staging: Staging) -> StorePath | None:
 
 
 def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = False) -> None:
-    """Empty the trash, then free the unused ones of the blobs `digests`; unless a collector is running."""
-    # Whatever does not work now is left for gc, without an error; so is everything where other hosts may be at work.
+    """Empty the trash, then free those of the blobs `digests` that are unused, unless a collector is running.
+
+    Whatever fails is left to gc, without an error. On a shared filesystem everything is left to gc.
+    """
     if context.shared:
         return
     try:
@@ -89,12 +91,12 @@ def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = 
             if wanted:
                 unused = [blob for blob in context.catalog.unused() if blob[0] in wanted]
                 mark_for_deletion(context, collector, unused, timeout_s=_CATALOG_TIMEOUT_S)
-    except (CkstoreError, OSError):  # what is left stays in trash or in the list of candidates
+    except (CkstoreError, OSError):  # the rest remains in trash or in the list of candidates
         return
 
 
 def frees_undo(context: Context, error: BaseException) -> bool:
-    """Whether the end of a save that failed frees what could be brought back, for the next one."""
+    """Whether rolling back a failed save frees dropped checkpoints that could be restored, for the next save."""
     return is_full(error) and not context.shared and trash.has_waiting(context.layout)
 
 
@@ -105,7 +107,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def _free_own(context: Context, name: str, written: Mapping[str, int]) -> None:
-    """Take apart one entry of trash, the staging of a save of this process, and free the blobs that it wrote itself."""
+    """Remove one entry of trash, a staging of this process, and free the blobs that this save wrote itself."""
     try:
         write = catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
         collector = Collector.try_start(context.layout, write, leases=False)
@@ -114,12 +116,12 @@ def _free_own(context: Context, name: str, written: Mapping[str, int]) -> None:
         with collector:
             collector.empty([name])
             mark_for_deletion(context, collector, list(written.items()), timeout_s=_CATALOG_TIMEOUT_S)
-    except CkstoreError:  # the catalog cannot be written on a full disk: gc frees it after the grace
+    except CkstoreError:  # on a full disk the catalog cannot be written: gc frees it after the grace period
         return
 
 
 def catalog_writer(context: Context, *, timeout_s: float) -> EnterCandidates:
-    """Return what a collector calls with the blobs that it is about to take a name from, and where they were."""
+    """Return the function that a collector calls with blobs and their checkpoint before it removes their links."""
 
     def write(blobs: list[tuple[str, int]], key: CheckpointKey | None) -> None:
         if key is not None:
@@ -133,8 +135,8 @@ def catalog_writer(context: Context, *, timeout_s: float) -> EnterCandidates:
 def mark_for_deletion(
     context: Context, collector: Collector, blobs: Sequence[tuple[str, int]], *, timeout_s: float
 ) -> None:
-    """Free blobs (digest, size) without a use, in batches: each needs the catalog, and /proc, for a short time only."""
-    blobs = sorted(blobs)  # those of one folder together
+    """Free unused blobs (digest, size) in batches; each batch uses the catalog and /proc only briefly."""
+    blobs = sorted(blobs)  # so that blobs of one folder are adjacent
     for start in range(0, len(blobs), _BATCH):
         gone = collector.mark_for_deletion(blobs[start : start + _BATCH])
         if gone:

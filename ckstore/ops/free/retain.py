@@ -1,4 +1,4 @@
-"""Retention at work: look at what is there, plan, and drop. The rules are in `model/settings/retention_plan`."""
+"""Apply retention: inspect the checkpoints, plan, and drop. The rules are in `model/settings/retention_plan`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_id
 
-# Who has it alone is dropping it, which takes a moment; then the next newest is held instead.
+# A process that holds an exclusive lock is dropping it, which is quick. Then the next newest one is locked instead.
 _GUARD_TIMEOUT_S = 1.0
 _SPARE = 5
-"""So many of the newest may be damaged before all are looked at."""
+"""How many of the newest may be damaged before all are inspected."""
 
 
 def plan_retention(
@@ -48,15 +48,19 @@ def plan_retention(
     urgent: bool = False,
     own_only: bool = False,
 ) -> RetentionPlan:
-    """Say what a policy keeps and drops now, and why; nothing is changed but rows of the catalog that are wrong.
+    """Return what a policy keeps and drops now, and why. Only wrong rows of the catalog are changed.
 
-    Without `policy` that of the store, without `run` all of them. Not `from_manifests`: for advice alone, the rows of
-    the catalog are believed. `urgent`: a save has no room, so nothing is kept for the mirror, which must not make a
-    save fail. `own_only`: `policy` is for the checkpoints of this user alone; the others are not looked at.
+    Args:
+        context: The store.
+        policy: The policy. If None, that of the store.
+        run: The run. If None, all runs.
+        sure: Read the manifests. If False, for advice only, the rows of the catalog are believed.
+        urgent: A save has no room, so nothing is kept for the mirror, which must not make a save fail.
+        own_only: Apply `policy` to the checkpoints of this user only, and ignore the others.
     """
-    # Validity is looked at for those that the plan relies on, and reader locks for those that it would drop: looking at
-    # all would cost time with every save. The manifests of both are read (rule D): a row of the catalog that is wrong
-    # drops nothing. What is kept for another reason may be there by such a row; then more is kept.
+    # Validity is checked for the checkpoints that the plan relies on, and reader locks for those that it would drop.
+    # Checking all would slow down every save. The manifests of both are read (rule D): a wrong row of the catalog drops
+    # nothing. A wrong row may keep a checkpoint for another reason; then more is kept.
     rules: RetentionPolicy | Mapping[str, RetentionPolicy] = policy or {}
     budget: Budget | None = None
     own_budget, own_rules = own_only, StoreRules(policy, {}, None)
@@ -70,7 +74,7 @@ def plan_retention(
             _refuse_no_policy(context)
     now = datetime.now(UTC)
     every = infos(context, run, superseded=True)
-    # A rule that this user set, who is not the owner of the store, is for this user's checkpoints.
+    # A rule set by a user who is not the owner of the store applies to that user's checkpoints.
     own_runs = {run for run in {info.run for info in every} if own_budget or own_rules.is_own_only(run)}
     every = [info for info in every if info.run not in own_runs or _is_own(context, info)]
     looked_at = [info for info in every if not info.superseded]
@@ -80,15 +84,15 @@ def plan_retention(
 
 
 def _is_own(context: Context, info: CheckpointInfo) -> bool:
-    """Whether this user saved a checkpoint; False if it was removed meanwhile."""
+    """Whether this user saved a checkpoint; False if it has been removed."""
     found = dirfd_stat.find(context.layout.checkpoint(info.key))
     return found is not None and found.st_uid == owner.current_user()
 
 
 def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> RetentionPlan:
-    """Say which checkpoints keep their bytes here, and why; of the others a remote was seen to have each."""
-    # Those without bytes here are not in it: they would take the places of those that a resume loads. No manifest is
-    # read, since an eviction looks at each checkpoint itself (it cannot be carried out as a drop).
+    """Return which checkpoints keep their local data, and why; a remote is known to have each of the others."""
+    # Checkpoints without local data are left out: they would count instead of those that a resume loads. No manifest is
+    # read, since an eviction checks each checkpoint itself. The plan cannot be carried out as drops.
     here = [info for info in infos(context) if not info.elsewhere]
     history = _history(context, datetime.now(UTC), here, policy, urgent=True)
     for info in behind(context.layout, remote, here):
@@ -108,7 +112,7 @@ def _refuse_no_policy(context: Context) -> NoReturn:
 def plan_asked(
     context: Context, policy: RetentionPolicy | None, run: str | None, *, sure: bool = True
 ) -> RetentionPlan:
-    """As `plan_retention`, for a policy and a run that a person gives now: what is misspelt is refused."""
+    """As `plan_retention`, for a policy and a run that a person gives: misspelled names are refused."""
     if policy is not None and not isinstance(policy, RetentionPolicy):
         raise BadInput(f"policy must be a RetentionPolicy or None, got {policy!r:.80}")
     made = with_needed_bytes(context, plan_retention(context, policy, run, sure=sure))
@@ -123,16 +127,16 @@ def plan_asked(
     unjudged = sum(any(reason.startswith(LACKS_METRIC) for reason in entry.reasons) for entry in made.dropped)
     if not unjudged:
         return made
-    note = f"{counted(unjudged, 'checkpoint')} of those that go could not be judged, for want of a metric"
+    note = f"{counted(unjudged, 'checkpoint')} to be dropped could not be ranked, because a metric is missing"
     return replace(made, notes=(*made.notes, note))
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only: bool = False) -> RetentionPlan:
-    """As `plan_retention` of one run; most that stay for their step alone are not looked at, and not in the plan."""
-    # With `keep_every` a run grows for as long as it is trained, and each of its saves asks for a plan. A wrong row can
-    # hide one from the plan whose step keeps it anyway; then others are kept in its place.
+    """As `plan_retention` of one run; leave out most of the checkpoints that are kept only for their step."""
+    # With `keep_every`, a run grows while it is trained, and each save makes a plan. A wrong row can hide a checkpoint
+    # that its step keeps anyway; then others are kept in its place.
     every, last = policy.keep_every, policy.keep_last or 1
-    # The other rules, and a budget, need to see what is around a checkpoint.
+    # The other rules, and a budget, need the neighbors of a checkpoint.
     if own_only or policy.to_json().keys() - {"keep_last", "keep_every", "keep_within"} or every is None:
         return plan_retention(context, policy, run, own_only=own_only)
     looked_at, newest = _looked_at(context, run, last + _SPARE, every)
@@ -145,10 +149,10 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only:
 
 
 def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
-    """Return the newest so many of a run with all whose step `every` does not divide, and the names of the newest."""
+    """Return the `newest` last of a run and all whose step `every` does not divide, and the names of the last ones."""
     at = chosen(context, run, newest=newest, off_every=every)
     found = [] if at is None else [info for info in infos(context, run, at=at) if not info.superseded]
-    if at is not None and len(found) == len(at):  # then none that is left out is newer
+    if at is not None and len(found) == len(at):  # then none of those left out is newer
         return found, {info.name for info in found[-newest:]}
     last = {info.name: info for info in infos(context, run, newest=newest)}
     others = {info.name: info for info in infos(context, run, only=lambda step: step % every != 0)}
@@ -165,7 +169,7 @@ def _plan(
     budget: Budget | None = None,
     beside: Mapping[str, Mapping[str, int]] | None = None,
 ) -> RetentionPlan:
-    """Plan until everything that the plan drops, and everything that outranks it, was looked at: once each."""
+    """Plan until every checkpoint that the plan drops, or ranks above a dropped one, was inspected once."""
     looked_at: set[tuple[str, bool]] = set()
     while True:
         made = plan(policy, list(history.values()), now, budget, beside)
@@ -190,11 +194,11 @@ def _plan(
 
 
 def _read(context: Context, candidate: Candidate) -> Candidate:
-    """Return a candidate as its manifest and its annotations have it; one that cannot be read is kept."""
+    """Return a candidate with the facts of its manifest and annotations; one that cannot be read is kept."""
     info = candidate.info
     try:
         true = as_in_manifest(context, info)
-    except (FileNotFoundError, NotADirectoryError):  # dropped meanwhile
+    except (FileNotFoundError, NotADirectoryError):  # dropped in the meantime
         return candidate
     except DamagedBlob as error:
         return replace(candidate, damage=error.message, doubt=f"its manifest cannot be read: {error.message}")
@@ -247,7 +251,7 @@ def _beside(
     rules: RetentionPolicy | Mapping[str, RetentionPolicy],
     budget: Budget | None,
 ) -> dict[str, dict[str, int]]:
-    """Return for each run the blobs of superseded checkpoints that a tag or a pin keeps, where there is a budget."""
+    """Return the blobs of superseded checkpoints that a tag or a pin keeps, for each run that has a budget."""
     found: dict[str, dict[str, int]] = {}
     pins = pins_by_id(context, now) if superseded else {}
     for info in superseded:
@@ -262,32 +266,32 @@ def _has_budget(rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None, r
 
 
 def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
-    """Return the blobs of a checkpoint and their sizes as its directory has them (rule D)."""
-    with suppress(FileNotFoundError, NotADirectoryError):  # it went since it was listed
+    """Return the blobs in the directory of a checkpoint, and their sizes (rule D)."""
+    with suppress(FileNotFoundError, NotADirectoryError):  # removed since it was listed
         return {name: status.st_size for name, status in blobs_in(context.layout.checkpoint(info.key) / BLOBS)}
     return {}
 
 
 def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> RetentionReport:
-    """Drop what a plan drops, where nothing speaks against it by now; nothing is unlinked, gc does that.
+    """Drop the checkpoints that a plan drops, unless something now prevents it. Nothing is unlinked; gc does that.
 
-    It can be brought back for `undo_s`, but for what a budget drops. One that the system does not let go is skipped,
-    and the report says why.
+    Drops can be undone for `undo_s`, except drops by a budget. A checkpoint that the system does not let this process
+    drop is skipped, and the report says why.
     """
-    # Each checkpoint is looked at again while no other process can use it: tags, pins, its id, and that a valid one of
-    # its run stays, which is held meanwhile.
+    # Each checkpoint is checked again under an exclusive lock: its tags, pins and id, and that a valid checkpoint of
+    # its run remains, which is locked at the same time.
     if to_do.shown_only:  # rule D: what drops a checkpoint was read from its manifest
-        msg = "this plan was made with shown_only=True, without reading the manifests of what it drops"
+        msg = "this plan was made with shown_only=True, without reading the manifests of the checkpoints that it drops"
         raise BadInput(msg, hint="make the plan again without it: store.plan_retention(policy)")
     context.check_writable()
-    outcomes: list[Skipped] = []  # of one that was dropped the reason is empty
+    outcomes: list[Skipped] = []  # the reason of a dropped one is empty
     with reserve.given_up(context.layout):
         for run in dict.fromkeys(entry.run for entry in to_do.dropped):
             going = [entry for entry in to_do.dropped if entry.run == run]
             try:
-                # Before the first of them goes: else a power cut could leave the run without the old and the new one.
+                # Before the first drop: otherwise a power cut could leave the run without both the old and the new one.
                 make_kept_durable(context, run)
-            except OSError as error:  # one run that fails must not keep the others from being dropped
+            except OSError as error:  # an error in one run must not keep the other runs from being pruned
                 outcomes += [_refused(entry.info, error) for entry in going]
                 continue
             kept = [entry.info for entry in to_do.kept if entry.run == run]
@@ -296,7 +300,7 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> Rete
                 if guard is not None and guard.unhealthy:
                     healthy = [info for info in kept if not info.unhealthy]
                     has_healthy = _hold_newest_valid(context, healthy, guarded) is not None
-                    why = f"no healthy checkpoint of the run {run} that the plan keeps is still there and valid"
+                    why = f"no healthy checkpoint of the run {run} that the plan keeps still exists and is valid"
                     staying = [entry for entry in going if not (has_healthy or entry.info.unhealthy)]
                     outcomes += [Skipped(entry.info, why) for entry in staying]
                     going = [entry for entry in going if has_healthy or entry.info.unhealthy]
@@ -313,7 +317,7 @@ def _refused(info: CheckpointInfo, error: OSError) -> Skipped:
 
 
 def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded: ExitStack) -> CheckpointInfo | None:
-    """Lock the newest of the kept checkpoints that is valid now for use, so that no process drops it meanwhile."""
+    """Lock the newest kept checkpoint that is valid now, so that no process drops it meanwhile."""
     for info in sorted(kept, key=lambda info: info.order, reverse=True):
         try:
             lock = locks.lock_shared(context.layout.checkpoint(info.key), timeout_s=_GUARD_TIMEOUT_S)
@@ -327,14 +331,14 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
 
 
 def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> Skipped:
-    """Drop one checkpoint; return why not, without a reason if it was dropped."""
+    """Drop one checkpoint; return it with the reason if it was not dropped, or with an empty reason."""
     info = entry.info
     if guard is None:
-        return Skipped(info, f"no checkpoint of the run {info.run} that the plan keeps is still there and valid")
+        return Skipped(info, f"no checkpoint of the run {info.run} that the plan keeps still exists and is valid")
     if info.order > guard.order and not why_not_valid(context, info):
         return Skipped(info, f"it is now the newest valid checkpoint of the run {info.run}")
     try:
-        # A budget needs the space: it would be exceeded on the disk for as long as that can be undone.
+        # A drop by a budget cannot be undone: its data would exceed the budget for as long as the undo lasts.
         drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
     except (InUse, NoSuchRef) as error:
         return Skipped(info, error.message)

@@ -1,4 +1,4 @@
-"""How much of a dropped checkpoint stays, since others are decoded with it: for a plan that a person sees."""
+"""How much data of a dropped checkpoint is kept to decode others, for a plan that is shown to a person."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckstore.ops.context import Context
 
 
 def with_needed_bytes(context: Context, made: RetentionPlan) -> RetentionPlan:
-    """Return a plan that says of what it drops how many bytes stay, and for which checkpoints."""
+    """Return a plan that says how many bytes of each dropped checkpoint are kept, and for which checkpoints."""
     if not made.dropped or not any(entry.info.compacted for entry in made.kept):
         return made
     kept: set[str] = set()
@@ -42,7 +42,7 @@ def _with_reason(
     nbytes = sum(file.nbytes for file in manifest.stored if file.digest in staying)
     first, *others = dict.fromkeys(name for digest in sorted(staying) for name in needing[digest])
     who = f"{first} and {counted(len(others), 'other')} are" if others else f"{first} is"
-    return replace(entry, reasons=(*entry.reasons, f"{size_text(nbytes)} of it stays, since {who} decoded with it"))
+    return replace(entry, reasons=(*entry.reasons, f"{size_text(nbytes)} of it is kept, since {who} decoded with it"))
 
 
 def _own_files(manifest: Manifest) -> set[str]:
@@ -50,6 +50,6 @@ def _own_files(manifest: Manifest) -> set[str]:
 
 
 def _manifest(context: Context, entry: PlanEntry) -> Manifest | None:
-    with suppress(FileNotFoundError, NotADirectoryError):  # it went since the plan was made
+    with suppress(FileNotFoundError, NotADirectoryError):  # removed since the plan was made
         return glance(context.layout.checkpoint(entry.info.key), entry.info.key, context.known.manifests).manifest
     return None

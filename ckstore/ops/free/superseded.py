@@ -1,6 +1,7 @@
-"""Drop what a newer checkpoint of the same step, or a later form of the same checkpoint, supersedes.
+"""Drop checkpoints that a newer one of the same step, or a later form of the same checkpoint, supersedes.
 
-A save that replaces does it at once; what it could not drop, since it was open or the process died, gc drops.
+A save that replaces a checkpoint drops it at once. If it could not, because the checkpoint was open or the process
+died, gc drops it.
 """
 
 from __future__ import annotations
@@ -33,29 +34,29 @@ from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import check_tags, pins_by_id
 
-# Who has it alone is dropping it, which takes a moment; then the next gc looks again.
+# A process that holds an exclusive lock is dropping it, which is quick. Then the next gc checks again.
 _HOLD_TIMEOUT_S = 1.0
 
 
 def drop_older(
     context: Context, new: CheckpointInfo, keys: Iterable[CheckpointKey], *, newer: bool = False
 ) -> list[str]:
-    """Drop the checkpoints at `keys`, of the step of `new`, that come before it; return what the user should know.
+    """Drop the checkpoints at `keys`, of the step of `new`, that are older than it; return notes for the user.
 
-    With `newer` also those that come after it. The caller reconciles the rows of all, then calls `reclaim.free_unused`:
-    blobs that only they used are left for gc, which looks at all processes once and not with each save. Raises nothing:
-    `new` is durable, and gc drops the others later.
+    With `newer`, also drop those that are newer. The caller updates the rows of all, then calls
+    `reclaim.free_unused`. Blobs that only they used are left to gc, which scans all processes once instead of after
+    each save. No error is raised: `new` is durable, and gc drops the others later.
     """
     notes: list[str] = []
     which = "another" if newer else "the older"
-    # The later generations first: the others of a checkpoint go with its latest.
+    # The latest generations first: dropping the latest one of a checkpoint drops its others.
     for key in sorted(keys, key=lambda key: key.generation, reverse=True):
         try:
             _drop_one(context, new, key, newer=newer)
         except (FileNotFoundError, NotADirectoryError, NoSuchRef):  # another process dropped it
             continue
         except (Protected, InUse) as error:
-            notes.append(f"{which} checkpoint of {new.name} stays: {error.message}")
+            notes.append(f"{which} checkpoint of {new.name} is kept: {error.message}")
         except (CkstoreError, OSError) as error:
             notes.append(f"{which} checkpoint of {new.name} was not dropped: {why_of(error)}")
     return notes
@@ -67,24 +68,26 @@ def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newe
     except (DamagedBlob, FileNotFoundError):
         _discard_unreadable(context, new, key)
         return
-    if older.order >= new.order and not newer:  # another save of the step came after this one
+    if older.order >= new.order and not newer:  # another save of the step was newer
         return
-    # Nothing is promised of what cannot be undone, so a power cut may bring it back, superseded; gc drops it again.
+    # A drop that cannot be undone need not be durable: after a power cut it may be back, superseded, and gc drops it
+    # again.
     undo_s = _undo_s(context)
     why, is_form = f"replaced by {short_id(new.id)}", older.id == new.id
     try:
         drop(context, older, why, undo_s, is_former_form=is_form, durable=undo_s > 0, catalogue=False)
     except Protected:
-        # What files of an integration name is meant to stay, as with two callbacks that save at one step: no news.
+        # A checkpoint that files of an integration name is kept on purpose, as when two callbacks save at one step: no
+        # note.
         pins = pins_by_id(context, datetime.now(UTC)).get(older.id, ())
         if tags_by_checkpoint(context.layout).get(key.any_generation) or not all(pin.is_of_a_file for pin in pins):
             raise
 
 
 def _discard_unreadable(context: Context, new: CheckpointInfo, key: CheckpointKey) -> None:
-    """Move a directory without a readable manifest to trash, unless a tag or a pin names it, or a process has it open.
+    """Move a directory without a readable manifest to trash, unless it is tagged, pinned or open.
 
-    A whole checkpoint that was put there stays: it is one of another step, or of another hash.
+    A complete checkpoint that was moved there from another step, or with another hash, is kept.
     """
     found = look(context.layout, key)
     if found.problem and not found.is_another and not found.is_closed:
@@ -92,10 +95,10 @@ def _discard_unreadable(context: Context, new: CheckpointInfo, key: CheckpointKe
 
 
 class Due(NamedTuple):
-    """A superseded checkpoint that may go, or a former generation of one."""
+    """A superseded checkpoint that may be dropped, or a former generation of a checkpoint."""
 
     info: CheckpointInfo
-    holder: CheckpointInfo  # the valid one that supersedes it, or a later generation of it
+    holder: CheckpointInfo  # the valid checkpoint that supersedes it, or a later generation of it
     is_former_form: bool
 
 
@@ -107,12 +110,18 @@ def due(
     without: Collection[CheckpointKey] = (),
     forms_only: bool = False,
 ) -> list[Due]:
-    """Return what `drop_superseded` drops now, or after the checkpoints `without` were dropped.
+    """Return the checkpoints that `drop_superseded` drops now, or after the checkpoints `without` were dropped.
 
-    These are the superseded checkpoints that are neither protected nor open and whose undo window is over, or all with
-    `purge`, and, whatever protects them, the former generations of other checkpoints; with `forms_only` these alone.
-    With `grace` that is the window. The window is that of what a person drops, since it may be one that came back.
-    Nothing is due for the sake of a checkpoint that is damaged.
+    These are superseded checkpoints that are neither protected nor open and whose undo window is over, and former
+    generations of other checkpoints, even protected ones. The undo window is that of a deletion by hand, since the
+    checkpoint may be a restored one. A damaged checkpoint supersedes nothing.
+
+    Args:
+        context: The store.
+        purge: Ignore the undo window.
+        grace: The grace period, which then is the window.
+        without: Checkpoints to treat as dropped.
+        forms_only: Return former generations only.
     """
     gone = {*without}
     by_step: defaultdict[tuple[str, int], list[CheckpointKey]] = defaultdict(list)
@@ -142,7 +151,7 @@ def due(
 
 
 def _due(context: Context, info: CheckpointInfo, of_step: Sequence[CheckpointInfo]) -> Due | None:
-    """Return a checkpoint with the valid one that supersedes it; None: there is none."""
+    """Return a checkpoint with the valid one that supersedes it, or None if there is no such one."""
     newer = [other for other in of_step if other.order > info.order]
     forms = [other for other in newer if other.id == info.id]
     for one in (*reversed(forms), *reversed(newer)):
@@ -152,16 +161,16 @@ def _due(context: Context, info: CheckpointInfo, of_step: Sequence[CheckpointInf
 
 
 def _incomplete(context: Context, key: CheckpointKey) -> CheckpointInfo | None:
-    """Return what the manifest of a checkpoint says that is not complete; None if it cannot be read."""
+    """Return the facts in the manifest of an incomplete checkpoint, or None if it cannot be read."""
     try:
         facts = facts_at(context, key)
-    except (CkstoreError, OSError):  # nothing tells that it is older
+    except (CkstoreError, OSError):  # it is not known to be older
         return None
     return replace(facts, tags=tags_by_checkpoint(context.layout).get(key.any_generation, ()))
 
 
 def _pins(context: Context) -> Collection[str] | None:
-    """Return the ids that are pinned; None: it is not known what tags and pins protect."""
+    """Return the ids that are pinned, or None if tags and pins cannot be read."""
     try:
         check_tags(context.layout)
         return pins_by_id(context, datetime.now(UTC))
@@ -172,8 +181,8 @@ def _pins(context: Context) -> Collection[str] | None:
 def drop_superseded(
     context: Context, *, purge: bool = False, grace: Grace | None = None, forms_only: bool = False
 ) -> set[str]:
-    """Drop what is `due`, durably; return the digests of what was dropped."""
-    # The next gc asks again for the checkpoints that stay, and `ckstore log --all` shows them.
+    """Drop what `due` returns durably, and return the digests of the dropped checkpoints."""
+    # The next gc tries again for checkpoints that are kept, and `ckstore log --all` shows them.
     going = due(context, purge=purge, grace=grace, forms_only=forms_only)
     failures: dict[str, OSError] = {}
     for run in {one.info.run for one in going}:
@@ -188,7 +197,7 @@ def drop_superseded(
 
         def check(_: locks.DirectoryLock, one: Due = one) -> None:
             if not one.is_former_form and not _is_over(context, one.info.key, purge=purge, grace=grace):
-                raise InUse(f"{one.info.name} was brought back")  # since it was found due
+                raise InUse(f"{one.info.name} was restored")  # since `due` returned it
 
         try:
             with suppress(CkstoreError, FileNotFoundError, PermissionError), _held(context, one.holder) as is_valid:
@@ -203,38 +212,38 @@ def drop_superseded(
             failures[one.info.shown] = error
     if failures:
         problems = [f"{what}: {describe_os_error(error)}" for what, error in failures.items()]
-        warn(f"superseded checkpoints were not dropped, and everything else was done: {some_of(problems, 3)}")
+        warn(f"superseded checkpoints were not dropped, but everything else was done: {some_of(problems, 3)}")
     return digests
 
 
 @contextmanager
 def _held(context: Context, info: CheckpointInfo) -> Iterator[bool]:
-    """Lock a checkpoint for use, so that no process drops it meanwhile; give whether it is valid."""
+    """Hold a shared lock on a checkpoint, so that no process drops it, and yield whether it is valid."""
     with locks.lock_shared(context.layout.checkpoint(info.key), timeout_s=_HOLD_TIMEOUT_S):
         yield not why_not_valid(context, info)
 
 
 def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace | None) -> bool:
-    """Whether a checkpoint has had its name for longer than the window."""
+    """Whether a checkpoint has had its name for longer than the undo window."""
     path = context.layout.checkpoint(key)
     if grace is not None:
         return grace.is_over(path)
-    # No other host is at work, or a dry run says what goes after the grace.
+    # No other host uses the store, or a dry run reports what is dropped after the grace period.
     if context.shared or (purge and trash.may_purge(path)):
         return True
-    # Its rename to its name set ctime, which no user can set back.
+    # Renaming it to its name set ctime, which no user can set back.
     found = dirfd_stat.find(path)
     window_s = max(setting_of(context.layout, UNDO_BY_HAND_S), _undo_s(context))  # a person or a rule dropped it
     return found is None or not trash.left_of(window_s, found.st_ctime)
 
 
 def is_undone(context: Context) -> bool:
-    """Whether what `drop_superseded` drops waits in trash to be brought back."""
+    """Whether the checkpoints that `drop_superseded` drops can be restored from trash for a time."""
     return context.has_undo and _undo_s(context) > 0
 
 
 def _undo_s(context: Context) -> float:
     try:
         return setting_of(context.layout, UNDO_BY_RULE_S)
-    except (CkstoreError, OSError):  # the checkpoint is saved; what it replaced goes as if nothing was set
+    except (CkstoreError, OSError):  # the checkpoint is saved; drop the one that it replaced as by default
         return 0

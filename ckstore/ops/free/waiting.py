@@ -1,4 +1,4 @@
-"""What was dropped and waits in ``trash/`` to be brought back: which checkpoints, for how long, and what they hold."""
+"""Dropped checkpoints in ``trash/`` that can be restored: which ones, for how long, and how much data they hold."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
-    """Return what waits, the one dropped last first, with what purging it frees in turn; some lack a blob by now.
+    """Return the dropped checkpoints that can be restored, the last dropped first.
 
-    With a step only what has that one: to bring back one of thousands not each is looked into.
+    Each has the number of bytes that purging it would free, after those before it. A ``problem`` says that one now
+    lacks a blob. With `step`, only checkpoints of that step are inspected: restoring one of thousands need not read
+    them all.
     """
     layout = context.layout
     window_s = setting_of(layout, GRACE_S) if context.shared else 0.0
@@ -57,15 +59,13 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
     freed = freed_in_turn(context, (layout.trash / name for _, name, _ in entries))
     for (left_s, name, place), blobs in zip(entries, freed, strict=True):
         path = layout.trash / name
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # gone, or another user's
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # removed, or another user's
             looked = glance(path, place, context.known.manifests)
-            if looked.manifest is None and not dirfd_stat.exists(
-                path / MANIFEST
-            ):  # a failed save, or nearly taken apart
+            if looked.manifest is None and not dirfd_stat.exists(path / MANIFEST):  # a failed save, or mostly removed
                 continue
-            if looked.manifest is not None and not place.fits(*place.run_step, looked.manifest_id):  # it was a staging
+            if looked.manifest is not None and not place.fits(*place.run_step, looked.manifest_id):  # from staging/
                 continue
-            # Where all waits for a grace, so does the form that a checkpoint had before it was compacted.
+            # On a shared filesystem the former form of a compacted checkpoint also waits for the grace period.
             if any(id_at(layout.checkpoint(key)) == looked.manifest_id for key in published[place.run_step]):
                 continue
             now = datetime.now(UTC)
@@ -85,18 +85,18 @@ def _left_s(path: StorePath, window_s: float) -> float:
 
 
 def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> CheckpointInfo:
-    """Bring back a dropped checkpoint; see `ckstore.Store.undelete`."""
+    """Restore a dropped checkpoint; see `ckstore.Store.undelete`."""
     context.check_writable()
     chosen = _chosen(context, ref)
     if chosen.problem:
         raise DamagedBlob(
-            f"{chosen.ref} cannot be brought back: {chosen.problem}",
-            hint="free what is left of it: store.gc(now=True)",
-            command_hint="ckstore gc --now frees what is left of it",
+            f"{chosen.ref} cannot be restored: {chosen.problem}",
+            hint="free the rest of it: store.gc(now=True)",
+            command_hint="ckstore gc --now frees the rest of it",
         )
     layout = context.layout
     path, run = layout.trash / chosen.entry, layout.checkpoints / chosen.run
-    lock = locks.try_exclusive(path)  # L1: a collector that takes it apart has it
+    lock = locks.try_exclusive(path)  # L1: a collector that is removing it holds the lock
     if lock is None:
         raise _freed(chosen)
     with lock:
@@ -108,31 +108,29 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
             run_lock.check()
             before = layout.run_stamp(chosen.run)
             key, existing = give_name(layout, path, lock, chosen.run, chosen.step, chosen.id)
-            if existing is not None:  # it came by a pull meanwhile, or was brought back from another entry
+            if existing is not None:  # it was pulled in the meantime, or restored from another entry
                 raise _freed(chosen)
             change = RunChange(before, layout.run_stamp(chosen.run))
-        # The new parent first (law N4); trash/ last, so that after a power cut it is in one place at least. In staging/
-        # the name that it was saved under may not be gone durably, if its saver and who dropped it died (law N3).
+        # The new parent first (law N4), and trash/ last, so that after a power cut it has at least one name. Its former
+        # name in staging/ may still exist on disk, if its saver and the process that dropped it died (law N3).
         for folder in (run, layout.checkpoints, layout.staging, layout.trash):
             files.sync_directory(folder)
         context.known.directories.changed(key, dirfd_stat.status(layout.checkpoint(key)).st_ino, change)
-    # Not while it is held: its directory is locked for use to be looked at.
+    # Not while the exclusive lock is held: reconciling takes a shared lock on the directory.
     with suppress(CkstoreError, OSError):  # else the next opening enters it
         reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
     of_step = infos(context, at=stamps(context, layout.of_step(chosen.run, chosen.step)), superseded=True)
     found = next((info for info in of_step if info.id == chosen.id), None)
-    if found is None:  # dropped again by another process
+    if found is None:  # another process dropped it again
         raise _freed(chosen)
     if found.superseded:
-        warn(
-            f"{chosen.ref} has a newer checkpoint: {short_id(found.id)} names the one that came back; tag it to keep it"
-        )
+        warn(f"{chosen.ref} has a newer checkpoint. {short_id(found.id)} names the restored one; tag it to keep it")
     return found
 
 
 def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Waiting:
-    """Return what a ref names among what waits; of several of one place the one dropped last."""
+    """Return the dropped checkpoint that a ref names; if several have one name, the last dropped."""
     from ckstore.model.manifest.info import CheckpointInfo
 
     if isinstance(ref, CheckpointInfo):
@@ -141,25 +139,25 @@ def _chosen(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Wait
         parsed = parse_ref(text_of(ref))
         if parsed.kind not in ("latest", "step", "id"):
             is_run = parsed.run is None and any(one.run == parsed.value for one in waiting(context))
-            hint = f"ckstore undo --run {parsed.value} brings back all of it" if is_run else "ckstore undo lists it"
-            raise BadInput(f"{ref}: what was dropped is named by RUN@STEP or its id", hint=hint)
+            hint = f"ckstore undo --run {parsed.value} restores all of it" if is_run else "ckstore undo lists them"
+            raise BadInput(f"{ref}: a dropped checkpoint is named by RUN@STEP or its id", hint=hint)
         run = parsed.run if parsed.run is not None else context.run
         step = int(parsed.value) if parsed.kind == "step" else None
         own = _whole_first(one for one in waiting(context, step) if run in (None, one.run))
         if parsed.kind == "latest":  # the one dropped last
             if not own:
-                raise NoSuchRef("nothing can be brought back", hint="ckstore undo lists what can be")
+                raise NoSuchRef("nothing can be restored", hint="ckstore undo lists dropped checkpoints")
             return own[0]
-        # Digits are a step first, then the beginning of an id.
+        # Digits are a step first, then the first digits of an id.
         fitting = [one for one in own if str(one.step) == parsed.value] or _whole_first(
             one for one in waiting(context) if run in (None, one.run) and has_id(parsed, one.id)
         )
         if len({one.run for one in fitting}) > 1:
-            raise BadInput(f"{ref} was dropped of several runs", hint=f"write {fitting[0].ref}")
+            raise BadInput(f"{ref} was dropped in several runs", hint=f"write {fitting[0].ref}")
     if not fitting:
         listed = ", ".join([one.ref for one in waiting(context) if not one.problem][:4])
-        hint = f"what can be brought back: {listed}" if listed else "nothing waits to be brought back"
-        raise NoSuchRef(f"{ref}: nothing of that name can be brought back", hint=hint)
+        hint = f"these can be restored: {listed}" if listed else "no dropped checkpoint can be restored"
+        raise NoSuchRef(f"{ref}: no dropped checkpoint of that name can be restored", hint=hint)
     return fitting[0]
 
 
@@ -168,4 +166,4 @@ def _whole_first(found: Iterable[Waiting]) -> list[Waiting]:
 
 
 def _freed(chosen: Waiting) -> NoSuchRef:
-    return NoSuchRef(f"{chosen.ref} is being freed by gc, or was brought back by another process")
+    return NoSuchRef(f"{chosen.ref} is being freed by gc, or was restored by another process")

@@ -1,1 +1,1 @@
-"""Keep the catalog equal to the directories."""
+"""Keep the catalog consistent with the directories."""

@@ -1,8 +1,8 @@
-"""Where the catalog of a store lies: in the store, or in this user's cache where others are at work in the store, too.
+"""The place of the catalog: in the store, or in this user's cache if others also use the store.
 
-SQLite cannot share a database between hosts, and it trusts the files beside a database, which other users could swap.
-The catalog is an index, so each host, and in a store that several users may write to each user, has one of their own,
-which catches up from the directories. A `catalog_path` outside the store says that other hosts may have theirs.
+SQLite cannot share a database between hosts, and it trusts the files next to a database, which other users could swap.
+The catalog is an index, so each host, or each user if several may write to the store, has its own, which catches up
+from the directories. A `catalog_path` outside the store means that other hosts may have their own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _HINT = "catalog_path= names a file on a disk of this host; XDG_CACHE_HOME moves
 
 
 def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
-    """Return the filesystem of a store, with what its settings say of it, and what the user should know."""
-    # Where the settings cannot be read, other hosts may be at work: nothing is freed before they can be.
+    """Return the filesystem of a store with its settings, and notes for the user."""
+    # If the settings cannot be read, other hosts may use the store: nothing is freed until they can be read.
     place = examine(root)
     try:
         return replace(place, told=setting_of(Layout(root), SHARED)), ()
@@ -34,16 +34,24 @@ def place_of(root: Path) -> tuple[PlaceFacts, tuple[str, ...]]:
         reason = error.message
     except OSError as error:
         reason = f"the settings cannot be read: {describe_os_error(error)}"
-    consequence = "so other hosts may be at work in the store, and nothing is freed until the settings can be read"
-    # The careful answer: a shared store that counts as local would lose data of other hosts.
+    consequence = "so other hosts may use the store, and nothing is freed until the settings can be read"
+    # The safe assumption: treating a shared store as local would lose data of other hosts.
     return replace(place, told=True), (f"{reason}, {consequence}",)
 
 
 def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) -> Catalog:
-    """Return the catalog of the store at `root`; nothing is made."""
-    # `place`: the filesystem of the store. `wanted`: what the caller asked for; relative to the working directory.
-    # Raises BadInput: `wanted` is a directory, or in the store: under another name than its own, or where others may
-    # write.
+    """Return the catalog of the store at `root` without creating anything.
+
+    Args:
+        place: The filesystem of the store.
+        root: The store.
+        uuid: The uuid of the store.
+        wanted: The path that the caller requests, relative to the working directory.
+
+    Raises:
+        BadInput: `wanted` is a directory, or is in the store under another name, or in a store that others may write
+            to.
+    """
     reason = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)
@@ -59,12 +67,12 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
 
 
 def why_of_several_users(root: Path) -> str:
-    """Return why other users may write to the store at `root`; empty if only this one may, or there is none yet."""
+    """Return why other users may write to the store at `root`; empty if none may, or if it does not exist yet."""
     try:
         status = os.stat(root)
     except FileNotFoundError:
         return ""
-    # Root too: a user could swap the files beside root's catalog, and SQLite trusts those.
+    # This includes root: a user could swap the files next to root's catalog, and SQLite trusts those.
     if status.st_uid != os.geteuid():
         return f"{root} belongs to uid {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -73,13 +81,13 @@ def why_of_several_users(root: Path) -> str:
 
 
 def _wanted(wanted: Path, root: Path) -> Path:
-    # Only the parent is resolved: the file itself must not be a symlink.
+    # Only the parent is resolved, since the file itself must not be a symlink.
     path = wanted.parent.resolve() / wanted.name
     if not wanted.name or path.is_dir():
         msg = f"catalog_path must name the file of a database, got the directory {path}"
         raise BadInput(msg, hint=f"catalog_path={str(path / _NAME)!r}")
     if path.is_relative_to(root) and path != root / _NAME:
-        msg = f"catalog_path is in the store {root}, where the catalog is {_NAME}; got {path}"
+        msg = f"catalog_path is in the store {root}, where the catalog is {_NAME}, got {path}"
         raise BadInput(msg, hint="omit catalog_path, or name a file outside the store")
     return path
 
@@ -91,7 +99,7 @@ def _default(reason: str, uuid: str) -> Path:
     if folder is None:
         msg = (
             f"{reason}, and there is no place for its catalog: this user's cache and the folders for temporary files "
-            "are on shared filesystems, or writable by others, or not writable by this user"
+            "are on shared filesystems, or writable for others, or not writable for this user"
         )
         raise UnsafePlace(msg, hint=_HINT)
     # By the uuid and not the path: a store that was moved keeps its index, and two stores never share one.
@@ -100,7 +108,7 @@ def _default(reason: str, uuid: str) -> Path:
 
 def _refuse_shared(path: Path) -> None:
     existing = next(folder for folder in path.parents if folder.is_dir())
-    # By the filesystem: a trial with SQLite's locks on one host says nothing of another.
+    # By the filesystem: a test of SQLite's locks on one host is not valid for others.
     found = examine(existing)
     if found.shared:
         msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
@@ -108,12 +116,12 @@ def _refuse_shared(path: Path) -> None:
 
 
 def is_private(catalog: Catalog, root: Path) -> bool:
-    """Whether a catalog is this user's, or this host's, alone: others have theirs of the store at `root`."""
+    """Whether a catalog belongs to this user or host only, and others have their own for the store at `root`."""
     return catalog.path != root / _NAME
 
 
 def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | None) -> str:
-    """Return why other hosts may be at work in the store at `root`; empty if that is impossible."""
+    """Return why other hosts may use the store at `root`; empty if that is impossible."""
     if place.shared:
         return why_of_several_hosts(place, root)
     if place.told is None and wanted is not None and is_private(catalog, root):
@@ -122,22 +130,22 @@ def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | N
 
 
 def make_folder(catalog: Catalog) -> None:
-    """Make the directory that a catalog lies in, for this user alone."""
+    """Create the directory of a catalog, accessible to this user only."""
     from ckstore.fs.host.own_folders import make_private
 
     try:
         make_private(catalog.path.parent)
     except OSError as error:
-        msg = f"the directory of the catalog, {catalog.path.parent}, cannot be made: {error.strerror}"
+        msg = f"the directory of the catalog, {catalog.path.parent}, cannot be created: {error.strerror}"
         raise BadInput(msg, hint=_HINT) from error
 
 
 def refuse_foreign(catalog: Catalog) -> None:
-    """Raise if a catalog is that of another store; one that cannot be read is left to the code that repairs it."""
+    """Raise if a catalog belongs to another store; an unreadable one is left to the code that repairs it."""
     try:
         owner = catalog.owner()
     except CatalogUnavailable:
         return
     if owner not in ("", catalog.store):
-        msg = f"the catalog {catalog.path} belongs to the store {owner}; this store is {catalog.store}"
-        raise BadInput(msg, hint=f"give each store a catalog_path of its own, for example …/{catalog.store}/{_NAME}")
+        msg = f"the catalog {catalog.path} belongs to the store {owner}, but this store is {catalog.store}"
+        raise BadInput(msg, hint=f"give each store its own catalog_path, for example …/{catalog.store}/{_NAME}")

@@ -1,14 +1,14 @@
-"""What the manifests say, and which few of them have to be asked to know the newest (rule D of the design).
+"""Read the facts in manifests, and find the few that must be read to determine the newest (rule D of the design).
 
-The catalog proposes, the directories decide. Each row has a checksum, which finds rot; the facts that an act relies on
-are read from the manifest anyway, once a process, before anything is dropped, called the newest, or put in order: a row
-can also be written by another program.
+The catalog proposes, and the directories decide. Each row has a checksum, which detects rot. A row can also be written
+by another program, so facts that a call relies on are read from the manifest, once per process, before a checkpoint is
+dropped, called the newest, or put in order.
 
-The names in the directories of the runs alone say which checkpoints there are. The catalog says what is in a directory,
-by its name and inode number, and of those that it proposes as the newest every directory is looked at. So a run of
-20,000 costs a list of names and not 20,000 looks. A manifest that another program put into an old directory of a long
-run is found where that checkpoint is shown, opened or about to be dropped, by ``verify`` and ``reindex``, and by the
-first opening after a start of the machine.
+The names in the directories of the runs show which checkpoints exist. The catalog has the content of a directory by its
+name and inode number, and only the directories that it proposes as the newest are inspected. A run of 20,000
+checkpoints thus costs a list of names and not 20,000 inspections. A manifest that another program put into an old
+directory of a long run is detected when that checkpoint is shown, opened or about to be dropped, by ``verify`` and
+``reindex``, and by the first opening after a start of the machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OF_MANIFEST = (
 
 
 def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
-    """Return what the manifest of a published checkpoint says. Annotations and tags are not in it."""
+    """Return the facts in the manifest of a published checkpoint, without annotations and tags."""
     path = context.layout.checkpoint(place)
     facts = facts_in(context, path)
     if not place.fits(facts.run, facts.step, facts.id):
@@ -54,10 +54,10 @@ def facts_at(context: Context, place: CheckpointKey) -> CheckpointInfo:
 
 
 def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
-    """Return what the manifest in a directory says, wherever that is."""
+    """Return the facts in the manifest of a directory at any place."""
     where = f"{path}/{MANIFEST}"
     with files.opened_directory(path) as fd:
-        # Taken before the read: of a file that changes meanwhile the stamp must not fit the new content.
+        # Taken before the read: if the file changes meanwhile, the stamp must not fit the new content.
         stamp = file_stamp(fd)
         facts = context.known.manifests.recall_facts(stamp)
         if facts is None:
@@ -67,7 +67,7 @@ def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
 
             data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=fd)
             try:
-                # Not the leaves: that takes a fifth of the time for 5,000 tensors (docs/adr/0002).
+                # Without the leaves, which saves four fifths of the time for 5,000 tensors (docs/adr/0002).
                 facts = parse_facts(data, where=where, hash_prefix=context.layout.hash_prefix, plain=plain_in(fd, path))
             except BadInput as error:
                 raise DamagedBlob(error.message, hint=error.hint) from error
@@ -76,7 +76,7 @@ def facts_in(context: Context, path: StorePath) -> CheckpointInfo:
 
 
 def from_manifests(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` as the manifest has it, with what was added since and with its tags; a wrong row is mended."""
+    """Return `info` with the facts of its manifest, its annotations and its tags; repair its row if it is wrong."""
     facts = facts_at(context, info.key)
     with context.layout.open_runs() as runs:
         found = as_it_is(context, runs, facts, info.tags)
@@ -86,32 +86,32 @@ def from_manifests(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 
 
 def as_it_is(context: Context, runs: OpenRuns, info: CheckpointInfo, tags: tuple[str, ...]) -> CheckpointInfo:
-    """Return `info` with its tags, and with what was added to the checkpoint since it was saved."""
+    """Return `info` with its tags and annotations."""
     if (info.durable, info.tags) != (context.durable, tags):
         info = replace(info, durable=context.durable, tags=tags)
     return with_small_files(context, info, runs.small_files(info.key))
 
 
 def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
-    """Write the row of a checkpoint again if it says something else than the manifest, and say so."""
+    """Rewrite the row of a checkpoint if it differs from the manifest, and report it."""
     place = facts.key
     try:
         rows, _, _ = context.catalog.current({place: context.layout.stamp(place)}, seek=True)
-    except CatalogUnavailable:  # then no row says anything
+    except CatalogUnavailable:  # then there is no row
         return
-    # Only then: a reader must not take the catalog's lock for a row that is right.
+    # Only if it is wrong: a reader must not take the lock of the catalog for a correct row.
     if rows and not same_facts(rows[0], facts):
         write_again(context, [place])
 
 
 def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
-    """Whether two say the same of a manifest."""
+    """Whether two infos have the same facts of a manifest."""
     return all(_is_same(getattr(one, name), getattr(other, name)) for name in _OF_MANIFEST)
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Whether two values of metadata are the same; a metric that is not a number equals itself."""
-    # No text is made of them: Python refuses that for an integer of more than 4,300 digits.
+    """Whether two values of metadata are equal; NaN equals itself."""
+    # Not compared as text: Python refuses to convert an integer of more than 4,300 digits.
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -119,32 +119,40 @@ def _is_same(one: object, other: object) -> bool:
     return type(one) is type(other) and (one == other or (one != one and other != other))  # noqa: PLR0124 - nan
 
 
-FEW = 1000  # so many checkpoints are all looked at, which takes 10 ms and finds a changed manifest in any of them
-_MOST_UNKNOWN = 200  # more are looked at faster along with all others
+FEW = 1000  # up to this number, all checkpoints are inspected: it takes 10 ms, and detects any changed manifest
+_MOST_UNKNOWN = 200  # for more, inspecting all checkpoints is faster
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """What a list of names and the catalog say together."""
+    """A proposal from a list of names and the catalog."""
 
-    listed: Mapping[str, Mapping[str, int]]  # run -> name -> inode number of each directory there
-    # Where the newest checkpoints are, and those that the catalog does not know, with what is there now.
+    listed: Mapping[str, Mapping[str, int]]  # run -> name -> inode number of each directory
+    # The checkpoints that may be the newest, and those that are not in the catalog, with their current stamps.
     published: dict[CheckpointKey, Stamp | None]
-    unknown: set[CheckpointKey]  # those that the catalog does not know
+    unknown: set[CheckpointKey]  # those that are not in the catalog
 
 
 def newest_by_catalog(
     context: Context,
-    runs: OpenRuns,  # looks into the directories
-    run: str | None,  # None: all runs
+    runs: OpenRuns,
+    run: str | None,
     *,
-    newest: int,  # how many are wanted
+    newest: int,
     listed: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Proposed | None:
-    """Return where the newest so many checkpoints of a run, or of all, can be; None: all have to be looked at."""
-    # The checkpoint whose manifest was written last is among them. `listed`: run -> name -> inode number of everything
-    # that is there, where that is known.
-    if context.shared:  # its inode numbers may be used again unseen by this host
+    """Return the checkpoints that can be the newest of a run, or of all; None if all must be inspected.
+
+    The checkpoint whose manifest was written last is included.
+
+    Args:
+        context: The store.
+        runs: Inspects the directories.
+        run: The run. If None, all runs.
+        newest: How many of the newest are needed.
+        listed: Run -> name -> inode number of every existing directory, if that is known.
+    """
+    if context.shared:  # inode numbers may be reused without this host seeing it
         return None
     layout = context.layout
     if listed is None:
@@ -160,7 +168,7 @@ def newest_by_catalog(
         return None
     published = {place: runs.stamp(place) for place in (*found.newest.stamps, *found.unknown)}
     if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):
-        return None  # the checkpoint there may be older than others
+        return None  # the checkpoint at that place may be older than others
     for place in context.known.distrusted.keys() - published.keys():  # its row may hide that it is the newest
         if place.directory in listed.get(place.run, {}):
             published[place] = runs.stamp(place)

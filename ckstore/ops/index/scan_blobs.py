@@ -1,8 +1,8 @@
-"""What a look at ``blobs/`` shows: blobs that the catalog does not know, and what checkpoints lack or have twice.
+"""Scan ``blobs/`` for blobs that the catalog does not have, and for blobs that checkpoints lack or have twice.
 
-A power cut can bring names back that were removed. So the directories are listed once for each start of the machine,
-and whenever the catalog is rebuilt. The cost grows with the store (about a second for 100,000 blobs), hence not at
-every opening.
+A power cut can restore names that were removed. Therefore the directories are listed once after each start of the
+machine, and whenever the catalog is rebuilt. The cost grows with the store (about a second for 100,000 blobs), so they
+are not listed at every opening.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from ckstore.ops.context import Context
 if TYPE_CHECKING:
     from ckstore.objects.checkpoints import Verdict
 
-CANDIDATES_BATCH = 5000  # blobs that are entered in one transaction
+CANDIDATES_BATCH = 5000  # how many blobs are entered in one transaction
 
 
 def canonical_blobs(layout: Layout) -> Iterator[StorePath]:
-    """Yield everything in ``blobs/`` that has the name of a blob at its place."""
+    """Yield every file in ``blobs/`` that has the name of a blob and is in the right folder."""
     for fan in names_in(layout.blobs):
         folder = layout.blobs / fan
         if dirfd_stat.is_directory(folder):
             names: list[str] = []
-            with suppress(PermissionError):  # another user's: their opening lists it
+            with suppress(PermissionError):  # it belongs to another user, whose opening lists it
                 names = names_in(folder)
             yield from (folder / name for name in names if is_digest(name) and fan_out(name) == fan)
 
 
 def list_blobs(context: Context, *, timeout_s: float) -> int:
-    """Enter every blob in ``blobs/`` that no checkpoint uses as a candidate for gc; return how many there are."""
+    """Enter every unused blob in ``blobs/`` as a candidate for gc; return how many there are."""
     count = 0
     batch: list[StorePath] = []
     for path in canonical_blobs(context.layout):
-        # In batches: each transaction holds the lock that tags and pins need.
+        # In batches, since each transaction holds the lock that tags and pins need.
         batch.append(path)
         if len(batch) >= CANDIDATES_BATCH:
             count += _enter(context, batch, timeout_s)
@@ -56,11 +56,11 @@ def list_blobs(context: Context, *, timeout_s: float) -> int:
 def _enter(context: Context, paths: list[StorePath], timeout_s: float) -> int:
     if not paths:
         return 0
-    # Asked first: a blob that is in use needs no look at its file.
+    # The catalog first: for a blob in use, its file need not be inspected.
     without_use = context.catalog.without_use([path.name for path in paths])
     unused = []
     for digest, path in with_open_parents((path.name, path) for path in paths if path.name in without_use):
-        with suppress(FileNotFoundError):  # another process freed it meanwhile
+        with suppress(FileNotFoundError):  # another process freed it in the meantime
             unused.append((digest, dirfd_stat.status(path).st_size))
     if unused:
         context.catalog.add_candidates(unused, timeout_s=timeout_s)
@@ -69,7 +69,7 @@ def _enter(context: Context, paths: list[StorePath], timeout_s: float) -> int:
 
 @dataclass(slots=True)
 class _Use:
-    """A blob that complete checkpoints name: its size, how many do, and the first of them."""
+    """A blob that complete checkpoints name: its size, how many name it, and the first of them."""
 
     nbytes: int
     count: int
@@ -78,21 +78,21 @@ class _Use:
 
 @dataclass
 class StoreInventory:
-    """Counts, as `note` is called for each checkpoint and then `look_at_blobs` once."""
+    """Counts checkpoints and blobs: call `note` for each checkpoint, and then `look_at_blobs` once."""
 
     layout: Layout
     places: set[CheckpointKey] = field(default_factory=set)  # complete checkpoints
     incomplete: list[Incomplete] = field(default_factory=list)  # directories that are not complete checkpoints
     # Blobs in ``blobs/`` that no complete checkpoint names, and their sizes.
     orphans: dict[str, int] = field(default_factory=dict)
-    # `copy_count` and `copy_bytes`: Names in checkpoints that are files of their own.
+    # `copy_count` and `copy_bytes`: links in checkpoints that are separate files.
     copy_count: int = 0
     copy_bytes: int = 0
     _uses: dict[str, _Use] = field(default_factory=dict)
     _lost: list[str] = field(default_factory=list)
 
     def note(self, key: CheckpointKey, found: Verdict) -> None:
-        """Count what was found at one place."""
+        """Count the verdict about one checkpoint."""
         if found.problem:
             self.incomplete.append(Incomplete(*key.run_step, found.problem))
         if found.published is None:
@@ -105,33 +105,33 @@ class StoreInventory:
             use.count += 1
 
     def look_at_blobs(self) -> None:
-        """Compare ``blobs/`` with what the checkpoints name; no data is read."""
-        # An inode has as many links as the store has names for it, so what the canonical one has too few are copies.
+        """Compare ``blobs/`` with the blobs that the checkpoints name; no data is read."""
+        # An inode has as many links as the store has names for it, so missing links of the canonical file are copies.
         lost = set(self._uses)
         for _, path in with_open_parents((None, blob) for blob in canonical_blobs(self.layout)):
             try:
                 status = dirfd_stat.status(path)
-            except FileNotFoundError:  # freed meanwhile
+            except FileNotFoundError:  # freed in the meantime
                 continue
             use = self._uses.get(path.name)
             if use is None:
                 self.orphans[path.name] = status.st_size
                 continue
             lost.discard(path.name)
-            # + 1: the canonical name. A name outside the store makes it negative, and is no copy.
+            # + 1: the canonical name. A link outside the store makes the result negative, and is not a copy.
             copies = max(0, use.count + 1 - status.st_nlink)
             self.copy_count += copies
             self.copy_bytes += copies * use.nbytes
         self._lost = sorted(lost)
 
     def restore_names(self) -> int:
-        """Give blobs that lost their canonical name that name again; return how many have it."""
-        from ckstore.objects.heal import restore_names  # no opening needs it
+        """Restore lost canonical names, and return how many were restored."""
+        from ckstore.objects.heal import restore_names  # an opening does not need it
 
         by_place: defaultdict[CheckpointKey, list[tuple[str, int]]] = defaultdict(list)
         for digest in self._lost:
             use = self._uses[digest]
-            # By checkpoint: each is locked once for all names that it can give.
+            # By checkpoint: each is locked once for all its names.
             by_place[use.place].append((digest, use.nbytes))
         return sum(
             len(restore_names(self.layout, self.layout.checkpoint(place), lost)) for place, lost in by_place.items()
@@ -139,12 +139,12 @@ class StoreInventory:
 
     @property
     def blob_count(self) -> int:
-        """Blobs that complete checkpoints name, each once."""
+        """How many blobs complete checkpoints name."""
         return len(self._uses)
 
     @property
     def blob_bytes(self) -> int:
-        """Their sizes."""
+        """The total size of these blobs."""
         return sum(use.nbytes for use in self._uses.values())
 
     def orphans_in_parts(self, count: int) -> Iterator[list[tuple[str, int]]]:

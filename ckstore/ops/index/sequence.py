@@ -1,4 +1,4 @@
-"""The next number in the order of commits: greater than that of every checkpoint that is published or can come back."""
+"""Compute the next sequence number: greater than that of every checkpoint that is published or can be restored."""
 
 from __future__ import annotations
 
@@ -21,25 +21,30 @@ from ckstore.ops.manifest_cache import RunSeen
 
 
 def next_sequence(context: Context, counted: Counted | None = None, least: int | None = None) -> int:
-    """Return a number greater than that of every checkpoint that is published, catalogued or not, or can come back."""
-    # `counted`: what the catalog said when this save asked it for pieces. `least`: what the settings said.
+    """Return a number greater than that of every checkpoint that is published or can be restored.
+
+    Args:
+        context: The store.
+        counted: The count of checkpoints from the catalog, if this save queried it for pieces.
+        least: The least number by the settings, if they were read.
+    """
     runs = context.known.directories.look(context.layout)
     known = _Known(context)
     known.look(*_asked(context, runs, context.known.greatest_sequence.value, counted))
     greatest = known.greatest()
-    # Below that every number counts, since the first one may be so far from 0; only beyond it all must be compared.
+    # Up to that gap every number is valid, since the first may be that large. Beyond it, all must be compared.
     if greatest > WIDEST_GAP:
         greatest = sequence_limit(context)
-    if least is None:  # of settings that cannot be read the opening told
+    if least is None:  # opening the store reported settings that cannot be read
         least = setting_or_none(context.layout, LEAST_SEQUENCE) or 0
-    if least > greatest + WIDEST_GAP:  # a number that was made up: what follows it would not count
+    if least > greatest + WIDEST_GAP:  # a forged number: numbers after it would not be valid
         least = 0
     _look_at_waiting(context, greatest)
     sequence = max(greatest, context.known.greatest_sequence.value, least) + 1
     if sequence > MAX_SEQUENCE:
         msg = f"{context.layout.root} has no sequence number left: a checkpoint has {MAX_SEQUENCE}, the greatest"
         raise SaveFailed(msg, hint="ckstore log --json shows which: move its directory out of the store")
-    # Before the save publishes: another thread of this process must not take the same number.
+    # Before the save publishes: another thread of this process must not use the same number.
     context.known.greatest_sequence.raise_to(sequence)
     context.tell_passed_over()
     if known.looked:
@@ -48,36 +53,36 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
 
 
 def _look_at_waiting(context: Context, greatest: int) -> None:
-    """Raise the greatest number that this process knows to those of dropped checkpoints that can be brought back."""
-    # `undelete` brings one back with its number: a checkpoint that is saved in the meantime must come after it, or it
-    # would not be the newest any more, and a rule would drop it.
+    """Raise the greatest number that this process knows to those of dropped checkpoints that can be restored."""
+    # `undelete` restores a checkpoint with its number. A checkpoint that is saved in the meantime must come after it;
+    # otherwise it would not be the newest any more, and a rule would drop it.
     layout, known = context.layout, context.known
     names = frozenset(name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None)
     fresh = names - known.waiting
     if len(fresh) > _MANY:
-        # Those whose manifests were written last: numbers grow with time, and to read all could take long.
+        # Those whose manifests were written last: numbers grow with time, and reading all could take long.
         written = {
             name: found.st_mtime_ns for name in fresh if (found := dirfd_stat.find(layout.trash / name / MANIFEST))
         }
         fresh = frozenset(sorted(written, key=written.__getitem__)[-_MANY:])
     for name in fresh:
-        with suppress(FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):  # it cannot come back
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError, DamagedBlob):  # it cannot be restored
             sequence = facts_in(context, layout.trash / name).sequence
-            if sequence <= max(greatest, known.greatest_sequence.value) + WIDEST_GAP:  # else it never counts
+            if sequence <= max(greatest, known.greatest_sequence.value) + WIDEST_GAP:  # otherwise it is never valid
                 known.greatest_sequence.raise_to(sequence)
     known.waiting = names  # last: another thread may rely on it
 
 
 def sequence_limit(context: Context) -> int:
-    """Return the greatest sequence number in the store that counts for the order of commits (`model.order`)."""
+    """Return the greatest valid sequence number in the store (`model.order`)."""
     known = _Known(context)
     known.look({place for place, stamp in context.layout.stamps().items() if stamp is not None}, _rows(context, None))
     known.check(place for place, sequence in [*known.sequences.items()] if sequence > WIDEST_GAP)
     return greatest_in_order(known.sequences.values())
 
 
-_MANY = 20  # more are looked for by listing the runs
-# As long as a seal takes on a busy disk, in which others may publish in any case: both are saved at the same time.
+_MANY = 20  # for more, the runs are listed
+# As long as a seal takes on a busy disk, during which others may publish anyway: both are saved at the same time.
 _FRESH_S = 0.25
 
 Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
@@ -86,10 +91,10 @@ Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 def _asked(
     context: Context, runs: dict[str, RunSeen], own: int, counted: Counted | None
 ) -> tuple[set[CheckpointKey], Rows]:
-    """Return the checkpoints that this process has not looked at, and what the catalog says of these and newer ones."""
+    """Return the checkpoints that this process has not checked, and the catalog's rows for these and newer ones."""
     published = {place for state in runs.values() for place in state.published}
     unsure = {place for state in runs.values() for place in state.unsure}
-    # Another opening of the catalog would be a tenth of a small save; of a longer one others may have published since.
+    # Querying the catalog again would take a tenth of a small save. During a longer one, others may have published.
     if counted is not None and time.monotonic() - counted.at_s <= _FRESH_S:
         count, newest = counted.checkpoints, counted.newest
     else:
@@ -104,7 +109,7 @@ def _asked(
     if 2 * len(unsure) > count:
         return unsure, _rows(context, None)
     rows = _rows(context, unsure) if unsure else {}
-    if newest > own:  # another process published since
+    if newest > own:  # another process has published since
         try:
             beyond = context.catalog.orders(beyond=own)
         except CatalogUnavailable:
@@ -114,7 +119,7 @@ def _asked(
 
 
 def _proposed(context: Context, runs: dict[str, RunSeen]) -> set[CheckpointKey] | None:
-    """Return the checkpoints of which one has the greatest number, by the catalog; None: all have to be looked at."""
+    """Return the checkpoints that may have the greatest number, by the catalog; None if all must be checked."""
     with context.layout.open_runs() as opened:
         found = newest_by_catalog(
             context, opened, None, newest=1, listed={run: state.names for run, state in runs.items()}
@@ -137,12 +142,12 @@ def _both(listing: CatalogListing) -> Rows:
 
 
 class _Known:
-    """Sequence numbers of checkpoints, by the catalog where its rows are current, else by their manifests."""
+    """Sequence numbers of checkpoints, by the catalog if their rows are current, otherwise by their manifests."""
 
     def __init__(self, context: Context) -> None:
-        self.sequences: dict[CheckpointKey, int] = {}  # what is known
-        self.torn: set[CheckpointKey] = set()  # where no manifest can be read now; it may be repaired later
-        self.looked = False  # whether anything was looked at
+        self.sequences: dict[CheckpointKey, int] = {}
+        self.torn: set[CheckpointKey] = set()  # without a readable manifest; it may be repaired later
+        self.looked = False  # whether any checkpoint was checked
         self._context = context
         self._written: dict[CheckpointKey, int] = {}
         self._checked: set[CheckpointKey] = set()
@@ -158,19 +163,19 @@ class _Known:
                 self.torn.add(place)
                 continue
             self._written[place] = stamp.mtime_ns
-            # The row was made from this same manifest, by inode and times: it need not be read again.
+            # The row was made from this manifest, by inode and times: it need not be read again.
             if row is not None and row[0] == stamp and place not in self._context.known.distrusted:
                 self.sequences[place] = row[1]
             else:
                 self.check([place])
 
     def greatest(self) -> int:
-        """Return the greatest, 0 if there is none; the manifest that says so is read, and the one written last."""
+        """Return the greatest number, or 0. Its manifest is read, and the manifest that was written last."""
         while self.sequences:
             by_order = sorted(self.sequences, key=self.sequences.__getitem__)
             by_time = sorted(self._written, key=self._written.__getitem__)
-            # The greatest number may be a row that rotted, and the last manifest one whose row is too small: both are
-            # read.
+            # The greatest number may be from a row that rotted, and the last manifest may have a row that is too small:
+            # both are read.
             suspects = {by_order[-1], by_time[-1]} - self._checked
             if not suspects:
                 return self.sequences[by_order[-1]]
@@ -178,7 +183,7 @@ class _Known:
         return 0
 
     def check(self, places: Iterable[CheckpointKey]) -> None:
-        """Read manifests, and mend the rows that say something else."""
+        """Read manifests, and repair the rows that differ."""
         for place in places:
             self._checked.add(place)
             try:

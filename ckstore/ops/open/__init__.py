@@ -1,1 +1,1 @@
-"""Make, open, recover and rebuild a store."""
+"""Create, open, recover and rebuild a store."""

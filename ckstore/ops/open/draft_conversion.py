@@ -1,7 +1,7 @@
-"""Convert a store of a draft: its checkpoints get the names that their ids give. Source: docs/format/v1.md.
+"""Convert a store of a draft: rename its checkpoints to the names given by their ids. Source: docs/format/v1.md.
 
-A draft named the directory of a checkpoint after its step. Only names change, by renames, so readers go on meanwhile.
-``store.json`` says so last: a process that dies before leaves the rest to the next one that opens the store to write.
+A draft named the directory of a checkpoint after its step. Only names change, by renames, so readers keep running.
+``store.json`` is updated last. If a process dies before that, the next one that opens the store for writing continues.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _BUSY_S = 10.0
 
 
 def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
-    """Give every checkpoint of a draft its name, and its tags; harmless when done before, or by several at once.
+    """Rename every checkpoint of a draft, and rewrite its tags; this can be repeated, or done by several at once.
 
-    Without `by_hand` a store that was converted is not looked through.
+    Unless `by_hand`, a store that was converted is not searched.
     """
     layout = context.layout
     if CHECKPOINT_IDS in context.settings.requires and not by_hand:
         return MigrateReport(0, 0, ())
-    links.make_missing(layout.directories)  # a copy may have left out empty ones
+    links.make_missing(layout.directories)  # a copy of the store may lack empty ones
     left: list[str] = []
     renamed: dict[CheckpointKey, CheckpointKey] = {}
     is_whole = _publish_replaced(layout, left)
@@ -44,14 +44,14 @@ def convert(context: Context, *, by_hand: bool = False) -> MigrateReport:
     # Another process may have renamed and rewritten them, and died (rule F).
     for folder in (layout.checkpoints, layout.staging, layout.refs):
         files.sync_directory(folder)
-    # Last: what is not converted yet is looked for at each opening until then.
+    # Last: until then, each opening searches for the rest.
     if is_whole and not tags_left:
         require(context, CHECKPOINT_IDS)
     return MigrateReport(len(renamed), len(tags), (*left, *tags_left))
 
 
 def _publish_replaced(layout: Layout, left: list[str]) -> bool:
-    """Publish the checkpoints that a replacement took from their places before it died, and that nothing replaced."""
+    """Publish the checkpoints that a replacement removed before it died, and that nothing replaced."""
     is_whole = True
     for name in dirfd_stat.names(layout.staging):
         key, path = trash.draft_replaced(layout, name), layout.staging / name
@@ -59,10 +59,10 @@ def _publish_replaced(layout: Layout, left: list[str]) -> bool:
             continue
         try:
             links.make_directory(layout.checkpoints / key.run)
-            # A process that replaces holds it until the new one has its place.
+            # A process that replaces holds this lock until the new checkpoint has its name.
             run_lock = store_locks.lock_run(layout, key.run, exclusive=True, timeout_s=_BUSY_S)
             with run_lock, locks.lock_shared(path, timeout_s=_BUSY_S) as lock:
-                # Looked at again: what replaced it may be published by now, and then it is a dead staging.
+                # Check again: if its replacement has been published in the meantime, this is a dead staging.
                 id = id_at(path)
                 if id is None or trash.draft_replaced(layout, name) is None:
                     continue
@@ -78,7 +78,7 @@ def _publish_replaced(layout: Layout, left: list[str]) -> bool:
 
 
 def _rename_all(layout: Layout, run: str, renamed: dict[CheckpointKey, CheckpointKey], left: list[str]) -> bool:
-    """Rename the checkpoints of a run, durably; False: a process keeps one of them, or another user."""
+    """Rename the checkpoints of a run durably; return False if a process or another user keeps one of them."""
     path, is_whole = layout.checkpoints / run, True
     try:
         run_lock = store_locks.lock_run(layout, run, exclusive=True, timeout_s=_BUSY_S)
@@ -93,22 +93,22 @@ def _rename_all(layout: Layout, run: str, renamed: dict[CheckpointKey, Checkpoin
                 with locks.lock_shared(path, timeout_s=_BUSY_S) as lock:
                     id = id_at(path)
                     if id is None:
-                        left.append(f"{path.inner} has no manifest that can be read")
+                        left.append(f"{path.inner} has no readable manifest")
                         continue
                     run_lock.check()
                     renamed[key], _ = give_name(layout, path, lock, key.run, key.step, id)
             except FileNotFoundError:  # another process renamed or dropped it
                 continue
-            except (CkstoreError, OSError) as error:  # open for longer than a draft locks it, or another user's
+            except (CkstoreError, OSError) as error:  # it was open for too long, or belongs to another user
                 is_whole = False
                 left.append(f"{path.inner}: {why_of(error)}")
-        # Also where there was nothing to rename: another process may have done it, and died (rule F).
+        # Even if there was nothing to rename: another process may have done it, and died (rule F).
         files.sync_directory(layout.checkpoints / run)
     return is_whole
 
 
 def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]) -> tuple[list[str], list[str]]:
-    """Let the tags of a draft name the id; return those that do now, and what is wrong with others."""
+    """Make the tags of a draft name the id; return those that were changed, and the problems of the rest."""
     done: list[str] = []
     left: list[str] = []
     for name, text in layout.tag_texts().items():
@@ -118,7 +118,7 @@ def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]
         key = renamed.get(target.key)
         if key is None and layout.inode(target.key) is None:
             key = _oldest(layout, target.key)
-        if key is None:  # its checkpoint keeps its name, or it dangles as before
+        if key is None:  # its checkpoint keeps its name, or the tag dangles as before
             continue
         try:
             with (
@@ -135,6 +135,6 @@ def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]
 
 
 def _oldest(layout: Layout, draft: CheckpointKey) -> CheckpointKey | None:
-    """Return the checkpoint that had the place of a draft: of its step it was saved first, if there are others."""
+    """Return the checkpoint that had the directory of a draft: the first that was saved of its step."""
     complete = published_of_step(layout, *draft.run_step)
     return complete[0].key if complete else next(iter(layout.of_step(*draft.run_step)), None)

@@ -1,9 +1,9 @@
-"""Make a store, open one, and set right what opening sets right.
+"""Create a store, or open one and recover it.
 
-A store exists as soon as ``store.json`` has its name; a half-made one is finished by the next `create`. Several
-processes may make one at once: none removes another's name, and ``store.json`` never takes the place of another.
-Opening looks at the place of a store and finds its catalog. For writing, dead saves go to trash, and the catalog
-catches up with the directories.
+A store exists as soon as ``store.json`` has its name. A partly created store is completed by the next `create`. Several
+processes may create one at once: none removes a name of another, and ``store.json`` never replaces another one. Opening
+examines the filesystem of a store and finds its catalog. When opened for writing, dead saves are moved to trash, and
+the catalog catches up with the directories.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder,
 from ckstore.ops.notices import warn
 from ckstore.ops.settings_file import read_settings
 
-# Making a store takes a dozen fsyncs, which a busy disk can take seconds for.
+# Creating a store takes a dozen fsyncs, which can take seconds on a busy disk.
 _LOCK_TIMEOUT_S = 30.0
-# Closed to others: a user who wants a shared store opens it knowingly.
+# Closed to others: a user who wants a shared store opens it deliberately.
 _DIRECTORY_MODE = 0o700
 _CREATE_TRIES = 10
 _NEW = "not made yet"
@@ -50,7 +50,7 @@ _FRESH = re.compile(r"store\.json\.[0-9a-f]{12}")
 
 
 def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
-    """Make a store in the directory `root`, with it and those above it that are missing; False if there is one."""
+    """Create a store in the directory `root`, with missing parents; return False if it already exists."""
     dirfd_stat.open_closed_streams()
     now = text_of_time(datetime.now(UTC))
     settings = StoreSettings(
@@ -61,7 +61,7 @@ def create(root: Path, *, hash_name: str, chunk_bytes: int) -> bool:
     if not dirfd_stat.exists(layout.settings):
         refuse_inside(root)
     for _ in range(_CREATE_TRIES - 1):
-        with suppress(FileNotFoundError):  # a process that failed here removed a directory that this one had found
+        with suppress(FileNotFoundError):  # a process that failed removed a directory that this one had found
             return _create(layout, settings)
     return _create(layout, settings)
 
@@ -76,17 +76,17 @@ def _create(layout: Layout, settings: StoreSettings) -> bool:
 
 
 def _make_parents(folder: Path, made: list[AnyPath]) -> None:
-    """Make a directory and those above it that are missing, as mkdir -p; the name of each is durable before the next.
+    """Create a directory and its missing parents, as mkdir -p; each name is made durable before the next.
 
     Args:
         folder: The directory.
-        made: Gets those that this process made.
+        made: Gets the directories that this process created.
     """
     missing = []
     while not dirfd_stat.exists(folder):
         missing.append(folder)
         folder = folder.parent
-    # A maker that died before it synced the name of a directory left that directory empty.
+    # A process that died before it synced the name of a directory left that directory empty.
     if _is_empty(folder):
         files.sync_name(folder)
     for path in reversed(missing):
@@ -102,19 +102,19 @@ def _is_empty(folder: Path) -> bool:
     try:
         with os.scandir(folder) as entries:
             return next(entries, None) is None
-    except PermissionError:  # no ckstore makes a directory that its user may not list
+    except PermissionError:  # ckstore never creates a directory that its user may not list
         return False
 
 
 @contextmanager
 def _removed_without_store(layout: Layout) -> Iterator[list[AnyPath]]:
-    """Give a list for the directories that are made, parents first; if the block fails, remove them again."""
+    """Yield a list for created directories, parents first; if the block fails, remove them again."""
     made: list[AnyPath] = []
     try:
         yield made
     except BaseException:
-        # Best effort: the error of the block is the news. A directory into which another process has put something
-        # stays, and so do those of a store that another host made meanwhile.
+        # Best effort: the error of the block is reported. A directory that another process has used is kept, and so are
+        # those of a store that another host created in the meantime.
         with suppress(OSError):
             if not dirfd_stat.exists(layout.settings):
                 for path in reversed(made):
@@ -124,8 +124,8 @@ def _removed_without_store(layout: Layout) -> Iterator[list[AnyPath]]:
 
 
 def tell_made(root: Path) -> None:
-    """Log that a store was made; warn if a store of a similar name lies beside it, which may be the one meant."""
-    text = f"made a new store at {root}"
+    """Log that a store was created; warn if a store of a similar name is next to it, which may be the intended one."""
+    text = f"created a new store at {root}"
     beside = foreign(root.parent)
     try:
         names = [name for name, _, is_directory in dirfd_stat.listed(beside) if is_directory]
@@ -136,30 +136,30 @@ def tell_made(root: Path) -> None:
     if other is None:
         log(logging.INFO, text)
     else:
-        warn(f"{text}; {root.parent / other} is a store as well: if that is the one you mean, open it")
+        warn(f"{text}. {root.parent / other} is also a store; if you want that one, open it")
 
 
 def _fill(layout: Layout, settings: StoreSettings) -> bool:
-    """Make what is missing, ``store.json`` last; False if another process was faster."""
+    """Create the missing parts, ``store.json`` last; return False if another process was faster."""
     # The root is locked, but on a shared filesystem not against other hosts.
     if dirfd_stat.exists(layout.settings):
         return False
     try:
-        # Removed while the root is locked: no other maker of this host has found them yet.
+        # Removed while the root is locked: no other process of this host has found them yet.
         with _removed_without_store(layout) as made:
             _make(layout, settings, made)
-    except OSError:  # another host made it meanwhile, and may have filled the disk
+    except OSError:  # another host created it in the meantime, and may have filled the disk
         if dirfd_stat.exists(layout.settings):
-            return False  # opening it makes its names durable, as its maker may have died
+            return False  # opening it makes its names durable, in case its creator died
         raise
-    files.sync_directory(layout.root)  # opening does so, too, but reports a failure by a note; here it is an error
+    files.sync_directory(layout.root)  # opening also does so, but reports a failure by a note; here it is an error
     files.sync_name(layout.path)
     return True
 
 
 def _make(layout: Layout, settings: StoreSettings, made: list[AnyPath]) -> None:
     _refuse_foreign(layout)
-    # Appended one by one: if one cannot be made, those before it are in the list.
+    # Extended lazily: if one cannot be created, the earlier ones are in the list.
     made.extend(directory for directory in layout.directories if links.make_directory(directory))
     # Before store.json: a place that cannot hold a store must not be left with one.
     probe.try_links(layout.staging, layout.linked)
@@ -167,16 +167,16 @@ def _make(layout: Layout, settings: StoreSettings, made: list[AnyPath]) -> None:
     try:
         where = str(layout.settings)
         data = to_write(settings, parse_settings, most_bytes=SETTINGS_MAX_BYTES, where=where)
-        # Whole and durable before it has its name (law D1): with store.json the store exists.
+        # Complete and durable before it has its name (law D1): with store.json the store exists.
         files.create_file(fresh, data, mode=0o444)
-        links.link(fresh, layout.settings)  # never over another
+        links.link(fresh, layout.settings)  # never replaces another
     finally:
-        with suppress(OSError):  # a name that stays is removed at opening
+        with suppress(OSError):  # opening removes a leftover name
             links.unlink(fresh)
 
 
 def refuse_inside(root: Path) -> None:
-    """Refuse a place in another store: what lies in its ``staging/`` or ``trash/`` is swept away."""
+    """Refuse a place in another store: data in its ``staging/`` or ``trash/`` would be swept away."""
     for parent in dirfd_stat.resolved(root).parents:
         around = Layout(parent)
         if dirfd_stat.find(parent / around.settings.name) and dirfd_stat.is_directory(parent / around.checkpoints.name):
@@ -187,14 +187,14 @@ def _refuse_foreign(layout: Layout) -> None:
     ours = {path.name for path in layout.directories}
     present = dirfd_stat.names(layout.root)
     foreign = sorted(name for name in present if name not in ours and not _FRESH.fullmatch(name))
-    # Files beside a store.json are of a store that another host made since we looked, and has opened.
+    # Files next to a store.json belong to a store that another host has just created and opened.
     if foreign and layout.settings.name not in present and not dirfd_stat.exists(layout.settings):
-        msg = f"{layout.root} is not empty and not a store: it holds {', '.join(foreign[:5])}"
+        msg = f"{layout.root} is neither empty nor a store: it contains {', '.join(foreign[:5])}"
         raise BadInput(msg, hint="choose a new or empty directory")
 
 
 def remove_leftovers(layout: Layout) -> None:
-    """Remove the temporary ``store.json.*`` of processes that died while they made this store, or came late."""
+    """Remove the temporary ``store.json.*`` of processes that died while creating this store, or came late."""
     for name in dirfd_stat.names(layout.root):
         if _FRESH.fullmatch(name):
             with suppress(FileNotFoundError):
@@ -202,31 +202,35 @@ def remove_leftovers(layout: Layout) -> None:
 
 
 def recover(context: Context) -> list[str]:
-    """Sweep dead stagings, adopt what was published, empty the trash; return what the user should know."""
-    # Called twice, or by several processes at once, it does no harm. Raises OSError: the system refused; the store is
-    # as it was or further on the way.
+    """Sweep dead stagings, adopt published checkpoints, empty the trash; return notes for the user.
+
+    It may be called repeatedly, or by several processes at once.
+
+    Raises:
+        OSError: The system refused. The store is unchanged or partly recovered.
+    """
     from ckstore.objects import reserve, trash  # a reader needs none of these
     from ckstore.ops.index.catch_up import catch_up
 
     notes: list[str] = []
     layout = context.layout
     try:
-        links.make_missing(layout.directories)  # a copy may have left out empty ones
+        links.make_missing(layout.directories)  # a copy of the store may lack empty ones
         with _unless_full():
             probe.check_able(layout.root, layout.directories, layout.staging, layout.linked)
     finally:
-        # Even if the trial failed: other processes may have made the directories and died (rule F).
+        # Even if the test failed: other processes may have created the directories and died (rule F).
         _make_store_durable(context)
     if CHECKPOINT_IDS not in context.settings.requires:
         from ckstore.ops.open.draft_conversion import convert  # few stores are of a draft
 
-        # Before the sweep, to which what a draft was replacing looks like a dead save.
+        # Before the sweep, which would treat a checkpoint that a draft was replacing as a dead save.
         notes += [f"not converted: {text}" for text in convert(context).left]
     stayed: list[str] = []
-    if not context.shared:  # else a save of another host, whose lock is not seen from here, would be swept away
+    if not context.shared:  # otherwise a save of another host, whose lock is not visible, would be swept away
         failed: dict[str, OSError | CkstoreError] = {}
         trash.sweep_staging(layout, failed)  # gc makes the move durable before it takes them apart (rule F)
-        stayed = [f"{path} of a dead save stays: {describe_error(error)}" for path, error in failed.items()]
+        stayed = [f"{path} of a dead save is kept: {describe_error(error)}" for path, error in failed.items()]
     probe.remove_leftovers(layout.staging, layout.linked)
     said: list[str] = []
     try:
@@ -235,7 +239,7 @@ def recover(context: Context) -> list[str]:
         raise
     except (CatalogUnavailable, InUse) as error:
         notes.append(_left_aside(context, error))
-    # After the catalog: emptying trash writes there which blobs lost their last use.
+    # After the catalog: emptying trash records there which blobs lost their last use.
     if trash.names_in(layout.trash):
         from ckstore.ops.free.reclaim import free_unused  # a tenth of the time of opening in a new process
 
@@ -250,8 +254,11 @@ def recover(context: Context) -> list[str]:
 
 
 def _make_store_durable(context: Context) -> None:
-    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F)."""
-    # Raises OSError: that did not work; this process must not write to the store.
+    """Make the name of the store and those in it durable: no checkpoint is more durable (rule F).
+
+    Raises:
+        OSError: It failed, so this process must not write to the store.
+    """
     try:
         files.sync_directory(context.layout.root)
         files.sync_name(context.layout.path)
@@ -262,7 +269,7 @@ def _make_store_durable(context: Context) -> None:
 
 @contextmanager
 def _unless_full() -> Iterator[None]:
-    """Go on when there is no room to try anything: gc must work on a full disk, and tries the same sooner or later."""
+    """Continue if there is no room to test anything: gc must work on a full disk, and makes the same calls later."""
     try:
         yield
     except OSError as error:
@@ -279,7 +286,7 @@ def _left_aside(context: Context, error: CkstoreError) -> str:
 
 
 def try_recover(context: Context) -> list[str]:
-    """As `recover`; on a place where this process cannot write, say so instead."""
+    """As `recover`; if this process cannot write there, return a note instead."""
     try:
         return recover(context)
     except CkstoreError:
@@ -289,7 +296,7 @@ def try_recover(context: Context) -> list[str]:
 
 
 def check_new(root: Path, catalog_path: Path | None) -> None:
-    """Raise, before anything is made, if a new store at `root` could not have its catalog."""
+    """Raise, before anything is created, if a new store at `root` could not have its catalog."""
     # The root may not exist yet: its filesystem is that of the nearest directory that does.
     existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
     catalog = catalog_of(examine(existing), root, _NEW, catalog_path)
@@ -298,7 +305,7 @@ def check_new(root: Path, catalog_path: Path | None) -> None:
     except BadInput:
         if not dirfd_stat.exists(
             Layout(root).settings
-        ):  # else it is of a store that another process made here meanwhile
+        ):  # otherwise it belongs to a store that another process has just created there
             raise
 
 
@@ -311,18 +318,18 @@ def open_context(
     catalog_path: Path | None,
     subscribers: Sequence[Subscriber] = (),
 ) -> tuple[Context, tuple[str, ...]]:
-    """Return the open store at `root`, and what the user should know; see `ckstore.Store.open`."""
+    """Return the open store at `root`, and notes for the user; see `ckstore.Store.open`."""
     dirfd_stat.open_closed_streams()
     settings = read_settings(root)
     place, unread = place_of(root)
     notes = unread + _notes_at_opening(place, readonly=readonly)
-    # access knows read-only mounts and ACLs; the mode bits do not.
+    # access considers read-only mounts and ACLs; the mode bits do not.
     if not readonly and not os.access(root, os.W_OK):
         readonly = True
         notes += (f"{root} is not writable for this user: opened for reading only",)
     catalog = catalog_of(place, root, settings.uuid, catalog_path)
-    # By the filesystem and the settings, not by a trial: locks and leases of other hosts cannot be tried from one
-    # host (docs/adr/0005).
+    # By the filesystem and the settings, not by a test: locks and leases of other hosts cannot be tested from one host
+    # (docs/adr/0005).
     shared = why_shared(place, catalog, root, catalog_path)
     if is_private(catalog, root):
         if not readonly:
@@ -349,10 +356,12 @@ def open_context(
 
 
 def _notes_at_opening(place: PlaceFacts, *, readonly: bool) -> tuple[str, ...]:
-    """Return what costs or weakens a promise, one sentence each."""
-    # `place`: the filesystem of the store. `readonly`: then whose the store is does not matter.
+    """Return one sentence for each fact that weakens a promise or has a cost.
+
+    `place` is the filesystem of the store. With `readonly` its owner does not matter.
+    """
     status = os.stat(place.path)
-    # Numbers, not names: looking a name up may ask a directory service, which may not answer.
+    # Numbers and not names: looking up a name may query a directory service, which may not answer.
     facts = OwnerFacts(
         path=place.path,
         mode=stat.S_IMODE(status.st_mode),

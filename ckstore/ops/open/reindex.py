@@ -1,7 +1,7 @@
-"""Rebuild the catalog from the directories, which are the truth (promise P5), and keep the old one aside.
+"""Rebuild the catalog from the directories, which are authoritative (promise P5), and keep the old one aside.
 
-The new one is filled a batch at a time; until then it is behind, and readers, savers and gc go by the directories for
-what it lacks. Dying at any line leaves a catalog that is missing or behind, which the next opener corrects.
+The new catalog is filled in batches. Until then it is behind, and readers, savers and gc use the directories for the
+rest. If the process dies at any point, the catalog is missing or behind, which the next opener corrects.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     """Rebuild the catalog; see `ckstore.Store.reindex`."""
     context.check_writable()
     layout = context.layout
-    links.make_missing(layout.directories)  # a copy may have left out empty ones
-    # Before anything is put aside: a full disk with half a catalog is worse than an old one.
+    links.make_missing(layout.directories)  # a copy of the store may lack empty ones
+    # Before the old catalog is set aside: a full disk with half a catalog is worse than an old one.
     _check_space(context)
     places = sorted(key for key, _ in layout.published())
     shown = _Shown(context, places, progress, relink=relink)
-    # Before the blobs are counted, so that the report has the link counts of afterwards.
+    # Before the blobs are counted, so that the report has the resulting link counts.
     relinked = _relink(context, shown.blob_bytes) if relink else None
-    # Renamed aside under the lock of writers: no process writes to it any more, and a person can look at it.
+    # Renamed under the lock of writers: no process writes to it any more, and a person can inspect it.
     old = context.catalog.replace(timeout_s=TIMEOUT_S)
     census = StoreInventory(layout)
 
@@ -53,7 +53,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
         census.note(key, found)
         shown.manifest_of(key)
 
-    # In batches, so that saves of other processes go on meanwhile.
+    # In batches, so that saves of other processes continue meanwhile.
     reconcile_all(context, places, note)
     census.look_at_blobs()
     restored_count = census.restore_names()
@@ -61,34 +61,37 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
         context.catalog.add_candidates(part, timeout_s=TIMEOUT_S)
     context.catalog.note_blobs_listed(machine.boot_id(), timeout_s=TIMEOUT_S)
     report = _report(context, census, restored_count, "" if old is None else str(old), relinked)
-    recover(context)  # also the tags, where there is no checkpoint
+    recover(context)  # includes the tags, even without checkpoints
     return report
 
 
 def _relink(context: Context, report: Callable[[int], None]) -> RelinkReport:
-    """Relink every checkpoint; the old files go to trash, and are freed as far as no process has them open."""
-    # Raises OSError: The system refused; what was done before is done, and the store is as sound as it was. The old
-    # files stay in ``staging/`` until the next sweep, since what took their places may not be durable.
+    """Relink every checkpoint; the old files are moved to trash, and freed if no process has them open.
+
+    Raises:
+        OSError: The system refused. Finished work remains, and the store is as sound as before. The old files remain in
+            ``staging/`` until the next sweep, since their replacements may not be durable.
+    """
     staging = Staging.create(context.layout, trash.RELINKING, None)
     try:
         relinker = Relinker(context.layout, staging.path, report)
         places = sorted(key for key, _ in context.layout.published())
         for key in places:
             relinker.checkpoint(key)
-        if relinker.found_damage:  # a right file may have turned up after a checkpoint that lacks one
+        if relinker.found_damage:  # a right file may have been found after a checkpoint that lacks one
             for key in places:
                 relinker.checkpoint(key)
     except BaseException:
         staging.lock.release()
         raise
-    # Only after everything went well: after an error the old files may be the only durable ones.
+    # Only after success: after an error the old files may be the only durable ones.
     reclaim.discard(context, staging)
     done = relinker.done
     return RelinkReport(done.checked_bytes, done.relinked_count, done.spare_bytes, tuple(sorted(done.damaged)))
 
 
 def _check_space(context: Context) -> None:
-    """Refuse while there is no room for a second catalog: without one a full disk cannot be freed."""
+    """Refuse if there is no room for a second catalog: without a catalog, gc cannot free space on a full disk."""
     path = context.catalog.path
     try:
         wanted_bytes = os.stat(path, follow_symlinks=False).st_size + _MARGIN_BYTES
@@ -97,14 +100,14 @@ def _check_space(context: Context) -> None:
     free_bytes = dirfd_stat.free_space(path.parent).free_bytes
     if wanted_bytes > free_bytes:
         msg = (
-            f"the new catalog, beside the old one, needs about {needed_and_free(wanted_bytes, free_bytes)} on the "
-            f"filesystem of {path.parent}; nothing was changed"
+            f"the new catalog needs, in addition to the old one, about {needed_and_free(wanted_bytes, free_bytes)} on "
+            f"the filesystem of {path.parent}. Nothing was changed"
         )
-        raise InsufficientSpace(msg, hint="free space first: ckstore gc; or move a catalog.db.old-N elsewhere")
+        raise InsufficientSpace(msg, hint="free space first with ckstore gc, or move a catalog.db.old-N away")
 
 
 class _Shown:
-    """Adds up what was read, to show progress."""
+    """Adds up the bytes that were read, to report progress."""
 
     def __init__(
         self, context: Context, places: list[CheckpointKey], progress: Progress | None, *, relink: bool
@@ -116,16 +119,16 @@ class _Shown:
             return
         self._sizes = {place: _size(context.layout.checkpoint(place) / MANIFEST) for place in places}
         self._all_bytes = sum(self._sizes.values())
-        if relink:  # at most: what is linked as it should be is not read
+        if relink:  # an upper bound: blobs that are linked correctly are not read
             self._all_bytes += sum(_size(path) for path in canonical_blobs(context.layout))
 
     def blob_bytes(self, done_bytes: int) -> None:
-        """Take note of how many bytes of blobs were read."""
+        """Record how many bytes of blobs were read."""
         self._blob_bytes = done_bytes
         self._tell()
 
     def manifest_of(self, key: CheckpointKey) -> None:
-        """Take note that a manifest was read."""
+        """Record that a manifest was read."""
         self._manifest_bytes += self._sizes.get(key, 0)
         self._tell()
 
@@ -150,7 +153,7 @@ def _report(
         if key not in {place.any_generation for place in census.places}
     ]
     doubtful = doubtful_tags(context.layout).items()
-    problems += [f"{problem}, so that nothing is dropped; {way_out(name)}" for name, problem in doubtful]
+    problems += [f"{problem}, so nothing is dropped; {way_out(name)}" for name, problem in doubtful]
     pin_count = 0
     try:
         pin_count = len(read_pins(context.layout))
@@ -181,5 +184,5 @@ def _bad_annotations(context: Context, places: set[CheckpointKey]) -> list[str]:
         try:
             read_annotations(context.layout.checkpoint(key))
         except (CkstoreError, OSError) as error:
-            problems.append(f"what was added to {key.name} cannot be read: {error}")
+            problems.append(f"the annotations of {key.name} cannot be read: {error}")
     return problems

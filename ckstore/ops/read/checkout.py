@@ -1,6 +1,6 @@
-"""Checkout: write the files of a checkpoint beside their destination, checked byte by byte, and rename them into place.
+"""Check out a checkpoint: write its files next to their destination, checked byte by byte, and rename them into place.
 
-What is shared with the store by reflink is still read and checked. Memory is one chunk for each thread.
+Data that is shared with the store by reflink is also read and checked. Memory use is one chunk for each thread.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 
-# For each thread: a file of thousands of small tensors has as many blobs, and descriptors are limited to 1,024.
+# For each thread: a file of thousands of small tensors has as many blobs, and a process may open 1,024 descriptors.
 _OPEN_BLOBS = 16
 _MARGIN_BYTES = 2**20
-# Between two parts Ctrl-C, or an error of another thread, can end the writing.
+# Between two parts, Ctrl-C or an error of another thread can stop the writing.
 _PART_BYTES = 2**20
 
 
@@ -50,7 +50,7 @@ def checkout(
     """Write the files of the checkpoint that `ref` names; see `ckstore.Store.checkout`."""
     if link not in ("auto", "reflink", "hardlink", "copy"):
         raise BadInput(f"link must be 'auto', 'reflink', 'hardlink' or 'copy', got {link!r}")
-    # Before the checkpoint is opened: a checkout into the store could overwrite what it reads.
+    # Before the checkpoint is opened: a checkout into the store could overwrite the files that it reads.
     path = context.layout.outside(destination)
     write = partial(_checkout_open, destination=path, link=link, only=only, progress=progress)
     return read_checkpoint(context, ref, write)
@@ -70,24 +70,25 @@ def _checkout_open(
     with _explaining_errors(destination, str(directory.path)), NewTree.beside(destination) as tree:
         storages = directory.manifest.storages
         sizes = {record.path: sum(storages[index].nbytes for index in record.storages) for record in records}
-        # Asked on the hidden directory's own filesystem, before the first file: a full disk is not left full of halves.
+        # Checked on the filesystem of the hidden directory before the first file, so that no partial files fill the
+        # disk.
         _check_space(tree, sum(sizes.values()), len(records))
         writer = _Writer(directory, tree, link)
         for record in records:
-            # Directories first, and with their modes: threads below make files in any order.
+            # Directories first, with their modes: the threads below create files in any order.
             if record.kind == "directory":
                 tree.make_directory(record.path, record.mode)
         with directory.reporting_damage():
             writer.write_all([record for record in records if record.kind == "file"], sizes, progress)
-        for record in records:  # symlinks last: nothing is written below one
+        for record in records:  # symlinks last, so that nothing is written below one
             if record.kind == "symlink":
                 tree.make_symlink(record.path, record.target)
-        # The innermost first: making a file in a directory changes the time of that directory.
+        # The innermost first: creating a file in a directory changes the time of that directory.
         for record in reversed(records):
-            # A hardlink is the blob itself: another time would make every later save take it for damaged (D3).
+            # A hardlink is the blob itself: with another time, every later save would treat it as damaged (D3).
             if record.mtime_ns is not None and record.path not in writer.hardlinked:
                 tree.set_mtime(record.path, record.mtime_ns)
-        # N1, N2: every file and directory is fsynced inside, then one rename shows the whole tree.
+        # N1, N2: every file and directory in the tree is fsynced, then one rename makes the whole tree visible.
         tree.publish()
     return CheckoutReport(
         destination=tree.destination,
@@ -101,7 +102,7 @@ def _checkout_open(
 def _export(
     directory: CheckpointDirectory, destination: Path, *, only: Sequence[str] | None, progress: Progress | None
 ) -> CheckoutReport:
-    """Check out a saved state, which has no files: its safetensors export."""
+    """Export a saved state, which has no files, as safetensors."""
     from ckstore.ops.read.export import export_open
 
     if only is not None:
@@ -114,7 +115,7 @@ def _export(
 
 
 def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[FileRecord]:
-    """Return what to write, each directory before what is in it; the paths are checked again."""
+    """Return the records to write, each directory before its entries; the paths are checked again."""
     manifest = directory.manifest
     records = list(manifest.files)
     if only is not None:
@@ -128,7 +129,7 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
                 wanted.add(path)
         records = [record for record in records if record.path in wanted]
     for record in records:
-        # Again here, though the commit checked it: a manifest that was tampered with must not write outside the
+        # Check again, although the commit did: a manifest that was tampered with must not write outside the
         # destination.
         check_path(record.path, "the name of a committed file")
     return sorted(records, key=lambda record: record.path.split("/"))
@@ -149,27 +150,27 @@ def _check_space(tree: NewTree, nbytes: int, count: int) -> None:
             f"the checkout needs {needed_text} and {count} inodes, {free_text}{inodes} are free "
             f"on the filesystem of {tree.destination.parent}"
         )
-        raise InsufficientSpace(msg, hint="make room there, or choose files with only=; nothing was written")
+        raise InsufficientSpace(msg, hint="make room there, or choose files with only=. Nothing was written")
 
 
 @contextmanager
 def _explaining_errors(destination: Path, checkpoint: str) -> Iterator[None]:
-    """Say of errors of the system that the destination had them, but for those about what is read."""
+    """Turn system errors into errors about the destination, except those about the checkpoint."""
     try:
         yield
     except OSError as error:
-        # An error of the store's side is no fault of the destination, and has its own message.
+        # An error of the store is not caused by the destination, and has its own message.
         if str(error.filename).startswith(checkpoint):
             raise
         if error.errno in files.NO_SPACE:
-            msg = f"the filesystem of {destination} is full; nothing was left behind"
+            msg = f"the filesystem of {destination} is full, and nothing was left behind"
             raise InsufficientSpace(msg, hint="make room, then check out again") from error
         where = f" ({error.filename})" if error.filename else ""
         raise BadInput(f"{destination} cannot be written: {error.strerror or error}{where}") from error
 
 
 class _StoppedError(Exception):
-    """The call is over: the file is not to be finished."""
+    """The call has ended, so the file is not finished."""
 
 
 class _Writer:
@@ -187,7 +188,7 @@ class _Writer:
         self._local = threading.local()
 
     def write_all(self, records: Sequence[FileRecord], sizes: Mapping[str, int], progress: Progress | None) -> None:
-        """Write the files; an error, or what a signal handler raises here, ends it before the next part of a piece."""
+        """Write the files. An error, or an exception of a signal handler, stops it before the next part of a piece."""
         total_bytes = sum(sizes.values())
         say = None if progress is None else lambda: progress(self._done_bytes, total_bytes)
         for_each(self._write, records, threads=self._directory.threads, say=say, stopping=self._stop)
@@ -198,9 +199,9 @@ class _Writer:
     def _write(self, record: FileRecord) -> None:
         extents = [e for storage in record.storages for e in self._directory.manifest.storages[storage].extents]
         try:
-            # Its own for each file and thread: a reader's buffers are not for several threads.
+            # One for each file: the buffers of a reader must not be used by several threads.
             with PieceReader(self._directory, open_blobs=_OPEN_BLOBS, before_each=self._check_going_on) as pieces:
-                # Only where it was asked for: writing into such a file would change the blob of every checkpoint.
+                # Only if requested: writing to such a file would change the blob in every checkpoint.
                 if self._link == "hardlink" and self._hardlinked(record, extents, pieces):
                     return
                 with self._tree.create_file(record.path, record.mode) as fd:
@@ -217,16 +218,16 @@ class _Writer:
             raise self._in_the_way(record.path) from error
 
     def _copy(self, part: Part, out: memoryview, pieces: PieceReader, fd: int, at: int) -> None:
-        pieces.read(part)  # also what is shared: a checkout is checked
+        pieces.read(part)  # also if it is shared: a checkout is checked
         if self._link in ("auto", "reflink"):
             shared = pieces.share(part, fd, at)
             if shared:
                 with self._mutex:
                     self.shared_bytes += len(part.out)
-                # A clone leaves the offset of the descriptor where it was, and the next piece is written at that.
+                # A clone does not move the offset of the descriptor, at which the next piece is written.
                 os.lseek(fd, at + len(part.out), os.SEEK_SET)
                 return
-            # `None` is a piece that does not end on a block, which is copied: only a filesystem that refuses is an
+            # `None` means a piece that does not end at a block, which is copied. Only a filesystem that refuses is an
             # error.
             if shared is False and self._link == "reflink":
                 msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
@@ -238,19 +239,19 @@ class _Writer:
             files.write_all(fd, out[start : start + _PART_BYTES])
 
     def _hardlinked(self, record: FileRecord, extents: Sequence[Extent], pieces: PieceReader) -> bool:
-        """Make the file a name of its blob; False if it is more or less than one blob, or the pair can have no link."""
+        """Link the file to its blob; return False if it is not exactly one blob, or cannot be linked."""
         digest = blob_of(self._directory, extents)
         if not digest:
             return False
         (extent,) = extents
-        # Read before it is linked: a damaged blob must not get another name in the user's files.
+        # Read it before it is linked: a damaged blob must not be linked into the user's files.
         pieces.read(Part(extent, self._buffer(extent.length), record.path))
         try:
             self._tree.link_file(record.path, digest, dir_fd=self._directory.blobs.fd)
-        except (FileNotFoundError, NotADirectoryError):  # it is elsewhere: what was fetched is written as a copy
+        except (FileNotFoundError, NotADirectoryError):  # it is on a remote only: the download is written as a copy
             return False
         except OSError as error:
-            # Another filesystem, or too many links: such a file is copied instead.
+            # Another filesystem, or too many links: the file is copied instead.
             if error.errno in links.CANNOT_LINK:
                 return False
             raise
@@ -276,7 +277,7 @@ class _Writer:
     def _in_the_way(self, path: str) -> BadInput:
         pair = differing_in_case(record.path for record in self._directory.manifest.files)
         if pair is None:
-            return BadInput(f"another program is making files in {self._tree.path}: {path} exists already")
+            return BadInput(f"another program is creating files in {self._tree.path}: {path} exists already")
         msg = (
             f"{pair[0]} and {pair[1]} differ in case only, which the filesystem of the destination does not distinguish"
         )

@@ -1,4 +1,4 @@
-"""A committed file, read as its bytes or as a file: only the pieces of the part that is read, each of them checked."""
+"""Committed files, read as bytes or as a file object. Only the pieces of the requested part are read, and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckstore.ops.read.regions import RegionReader
 
 
 class StoredFile:
-    """A file of an open checkpoint, as `containers` reads it. Not for several threads."""
+    """A file of an open checkpoint, in the form that `containers` reads. Not for several threads."""
 
     def __init__(self, directory: CheckpointDirectory, record: FileRecord, *, verify: bool = True) -> None:
         self.directory = directory  # the checkpoint
@@ -29,13 +29,13 @@ class StoredFile:
         sizes = [directory.manifest.storages[number].nbytes for number in record.storages]
         self._starts = list(accumulate(sizes, initial=0))
         self.nbytes = self._starts[-1]  # its length
-        # The storage that is the stretch of the file from its first byte to the one after its last.
+        # Start and stop in the file -> the storage that holds these bytes.
         self.storages = dict(zip(pairwise(self._starts), record.storages, strict=True))
         self._last: RegionReader | None = None
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly these bytes."""
-        # A container's header says where to read: one that points behind the end is damage, and no shorter answer.
+        # The header of a container says where to read: an offset behind the end is damage, not a short read.
         if offset + length > self.nbytes:
             msg = f"{self._record.path} has {self.nbytes} bytes, wanted those up to {offset + length}"
             raise DamagedBlob(msg, names=(self._record.path,))
@@ -44,7 +44,7 @@ class StoredFile:
         return bytes(out)
 
     def read_into(self, offset: int, out: memoryview) -> None:
-        """Fill `out` with the bytes from `offset`; the file has as many."""
+        """Fill `out` with the bytes from `offset`; the file must have that many."""
         done = 0
         while done < len(out):
             at = bisect_right(self._starts, offset + done) - 1
@@ -54,14 +54,18 @@ class StoredFile:
             done = stop - offset
 
     def _reader_of(self, storage: int) -> RegionReader:
-        """Return a reader of a part; the last one keeps its last piece."""
+        """Return a reader of a storage; the last reader is kept with its last piece."""
         if self._last is None or self._last.storage != storage:
             self._last = RegionReader(self.directory, storage, self._record.path, verify=self._verify)
         return self._last
 
 
 def find_file(manifest: Manifest, path: str) -> FileRecord:
-    """Return the committed file of that path. Raises CannotLoad: it is a directory or a symlink."""
+    """Return the committed file at a path.
+
+    Raises:
+        CannotLoad: It is a directory or a symlink.
+    """
     name = manifest.name
     found = next((record for record in manifest.files if record.path == path), None)
     if found is None:
@@ -71,24 +75,24 @@ def find_file(manifest: Manifest, path: str) -> FileRecord:
         hint = f"it has {', '.join(near)}" if near else "ckstore ls REF lists its files"
         raise NoSuchRef(f"{name} has no file {shown(path)}", hint=hint)
     if found.kind != "file":
-        msg = f"{path} of {name} is a {found.kind}, and no file"
+        msg = f"{path} of {name} is a {found.kind} and not a file"
         raise CannotLoad(msg, hint="ckstore ls REF lists its files", file=path)
     return found
 
 
 def loadable(manifest: Manifest, most: int = 10) -> list[str]:
-    """Return the files of a checkpoint that have the name of one that holds a state, the first few."""
+    """Return the first few files of a checkpoint whose names suggest that they hold a state."""
     return [file.path for file in manifest.files if file.kind == "file" and file.path.endswith(STATE_SUFFIXES)][:most]
 
 
-# Readers of pickles and zips ask for a few bytes at a time, and each piece below is checked whole.
+# Readers of pickles and zips request a few bytes at a time, and each piece is checked as a whole.
 BUFFER_BYTES = 2**20
 
 
 def file_record(manifest: Manifest, path: str) -> FileRecord:
-    """Return the file at a path of a checkpoint; symlinks that stay in it are followed."""
+    """Return the file at a path of a checkpoint, following symlinks that stay in the checkpoint."""
     records = {record.path: record for record in manifest.files}
-    # Resolved by the manifest, never by the filesystem: the link's target may be outside the checkpoint.
+    # Resolved by the manifest and not by the filesystem: the target of a link may be outside the checkpoint.
     where = followed(records, path)
     record = None if where is None else records.get(where)
     if record is not None and record.kind == "file":
@@ -101,7 +105,7 @@ def file_record(manifest: Manifest, path: str) -> FileRecord:
 
 
 class CommittedFile(io.RawIOBase):
-    """A file of an open checkpoint, to be read in any order. Not for several threads."""
+    """A file of an open checkpoint that can be read in any order. Not for several threads."""
 
     def __init__(self, here: Callable[[], CheckpointDirectory], record: FileRecord) -> None:
         super().__init__()
@@ -125,16 +129,16 @@ class CommittedFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place, as `io.RawIOBase.seek`."""
+        """Set the position, as `io.RawIOBase.seek`."""
         self._check_open()
         bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.nbytes}
         if whence not in bases or bases[whence] + offset < 0:
-            raise BadInput(f"{self.name}: there is no place {offset} from {whence}")
+            raise BadInput(f"{self.name}: the position {offset} from {whence} does not exist")
         self._at = bases[whence] + offset
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Read as much as there is room for; fewer bytes only at the end of the file."""
+        """Fill the buffer; read fewer bytes only at the end of the file."""
         self._check_open()
         out = memoryview(buffer).cast("B")
         count = max(0, min(len(out), self.nbytes - self._at))
@@ -144,7 +148,7 @@ class CommittedFile(io.RawIOBase):
         return count
 
     def readall(self) -> bytes:
-        """Read what is left."""
+        """Read the rest of the file."""
         data = bytearray(max(0, self.nbytes - self._at))
         del data[self.readinto(data) :]
         return bytes(data)
@@ -158,7 +162,7 @@ class CommittedFile(io.RawIOBase):
 
     def _read(self, start: int, out: memoryview) -> None:
         directory = self._here()
-        # The kept piece is of the old directory, whose descriptors a forked child has closed.
+        # The kept piece belongs to the old directory, whose descriptors a forked child has closed.
         if directory is not self._file.directory:  # it was opened again, as after a fork
             self._file = StoredFile(directory, self._record)
         self._file.read_into(start, out)

@@ -1,4 +1,4 @@
-"""What two checkpoints have in common at the same place of the same tensor, so that it need not be read again."""
+"""Pieces that two checkpoints share at the same place of the same tensor, so that they need not be read again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ckstore.model.manifest.manifest import Extent, LeafRecord, Manifest
 from ckstore.model.manifest.stored import OldPiece
 
 HeldExtents = dict[int, frozenset[int]]
-"""Storage of the newer checkpoint -> the first bytes of those of its extents that the older one has there, too."""
+"""Storage of the newer checkpoint -> starts of those of its extents that the older one also has at that place."""
 OldPieces = dict[int, dict[int, OldPiece]]
-"""Storage of the newer checkpoint -> the first bytes of its other extents -> what the older one has there, as long."""
+"""Storage of the newer checkpoint -> start of an extent that differs -> the piece of the older one, of equal length."""
 
 
 def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> HeldExtents:
-    """Return which bytes of `after` a target that was loaded from `before` has already."""
+    """Return the extents of `after` that a target loaded from `before` already holds."""
     found: HeldExtents = {}
     for storage, pairs in _pairs(before, after, loaded):
         same = frozenset(at for at, old, new in pairs if old.piece == new.piece)
@@ -26,7 +26,7 @@ def unchanged(before: Manifest, after: Manifest, loaded: Collection[str] | None 
 
 
 def old_pieces(before: Manifest, after: Manifest, loaded: Collection[str] | None = None) -> OldPieces:
-    """Return what a target that was loaded from `before` has where `after` has something else."""
+    """Return the pieces that a target loaded from `before` holds where `after` has other bytes."""
     return {
         storage: {
             at: OldPiece(old.piece, before.blobs[old.blob].digest, old.offset)
@@ -40,11 +40,16 @@ def old_pieces(before: Manifest, after: Manifest, loaded: Collection[str] | None
 def _pairs(
     before: Manifest, after: Manifest, loaded: Collection[str] | None
 ) -> Iterator[tuple[int, list[tuple[int, Extent, Extent]]]]:
-    """Give for storages of `after` where extents of one length begin at the same byte in both, with these two."""
-    # A storage counts if all its leaves were together in one storage of `before`, under the same names and laid out the
-    # same: then a target of these leaves holds that storage's bytes at the same places. `before`: the manifest of the
-    # checkpoint that was loaded. `after`: that of the one to be loaded. `loaded`: names of the leaves of `before` that
-    # the target took; None: all.
+    """Yield storages of `after` with the start and the two extents where both have extents of equal start and length.
+
+    A storage is included if all its leaves were in one storage of `before`, with the same names and layout: then a
+    target of these leaves holds the bytes of that storage at the same places.
+
+    Args:
+        before: The manifest of the checkpoint that was loaded.
+        after: The manifest of the checkpoint to load.
+        loaded: The names of the leaves of `before` that the target took. If None, all.
+    """
     old = {leaf.name: leaf for leaf in before.leaves if loaded is None or leaf.name in loaded}
     by_storage: dict[int, list[LeafRecord]] = defaultdict(list)
     for leaf in after.leaves:
@@ -60,9 +65,9 @@ def _pairs(
 
 
 def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int | None:
-    """Return the storage in which all the leaves were, laid out as they are; None: there is none."""
+    """Return the storage that held all the leaves in the same layout, or None."""
     old_storage = {old[leaf.name].storage for leaf in leaves if leaf.name in old}
-    # Tensors that came together from two storages, or parted from one, lie at other places than before.
+    # Tensors that were in two storages, or shared one with others, are at other places than before.
     if len(old_storage) != 1:
         return None
     storage = old_storage.pop()
@@ -71,6 +76,6 @@ def _old_storage(old: Mapping[str, LeafRecord], leaves: list[LeafRecord]) -> int
 
 
 def _places(manifest: Manifest, storage: int) -> dict[int, Extent]:
-    """Return the pieces of a storage by where they begin."""
+    """Return the pieces of a storage by their start."""
     extents = manifest.storages[storage].extents
     return dict(zip(accumulate((extent.length for extent in extents), initial=0), extents, strict=False))

@@ -1,4 +1,4 @@
-"""The values of a checkpoint by the names that `torch.distributed.checkpoint` has for them."""
+"""The values of a checkpoint by their names in `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ckstore.tensors.walks import DICTS, leaf_numbers, parts_in
 class StateValue:
     """A value of a checkpoint."""
 
-    path: tuple[str | int, ...]  # its keys and places in lists
-    name: str  # in the state, as `ckstore.Store.load` selects by
+    path: tuple[str | int, ...]  # its keys and list indexes
+    name: str  # its name in the state, by which `ckstore.Store.load` selects
     node: Node  # its node
-    # Its leaf, if it is a tensor that lies row-major in a storage from its start on; else None.
+    # Its leaf, if it is a tensor that is row-major and starts at the beginning of a storage; otherwise None.
     tensor: LeafRecord | None
 
 
 def entries_of(manifest: Manifest) -> dict[str, StateValue]:
-    """Return the values of a checkpoint by name: those that it gives, or what flattening its state would name so."""
+    """Return the values of a checkpoint by name: the names that it records, or those of flattening its state."""
     if manifest.ranks is not None and manifest.ranks.entries is not None:
         given = ((entry.name, entry.path, *_at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
     else:
@@ -35,10 +35,10 @@ def entries_of(manifest: Manifest) -> dict[str, StateValue]:
         )
     found: dict[str, StateValue] = {}
     for name, path, own_name, node in given:
-        # {"a.b": x} and {"a": {"b": y}} flatten to one name there: one of them would silently replace the other.
+        # {"a.b": x} and {"a": {"b": y}} flatten to one name, and one value would silently replace the other.
         if name in found:
             msg = f"{manifest.name} has two values that torch.distributed.checkpoint would name {name!r}"
-            raise BadInput(msg, hint="a key with a dot in it looks like two: save it under another key")
+            raise BadInput(msg, hint="a key that contains a dot looks like two keys: save it under another key")
         found[name] = StateValue(path, own_name, node, _tensor(manifest, node))
     return found
 
@@ -47,13 +47,13 @@ def _tensor(manifest: Manifest, node: Node) -> LeafRecord | None:
     if not isinstance(node, list) or node[0] != "leaf":
         return None
     leaf: LeafRecord = manifest.leaves[node[1]]
-    # DCP reads blocks of a row-major tensor; a view into a larger storage has no such blocks.
+    # DCP reads blocks of a row-major tensor; a view of a larger storage has no such blocks.
     plain = leaf.kind == "torch" and leaf.strides is None and leaf.offset == 0
     return leaf if plain else None
 
 
 def _at(node: Node, path: tuple[str | int, ...]) -> tuple[str, Node]:
-    """Return the name in the state of what is at a path, and its node."""
+    """Return the name in the state of the value at a path, and its node."""
     name = ""
     for key in path:
         if node[0] in DICTS:
@@ -65,7 +65,7 @@ def _at(node: Node, path: tuple[str | int, ...]) -> tuple[str, Node]:
 
 
 def _values(node: Node, path: tuple[str | int, ...], name: str) -> Iterator[tuple[tuple[str | int, ...], str, Node]]:
-    """Give the paths, names and nodes of the values at and below a node."""
+    """Yield the paths, names and nodes of the values at and below a node."""
     tag = node[0] if isinstance(node, list) else None
     if tag in DICTS and node[1]:
         for own, value in node[1]:
@@ -82,7 +82,7 @@ _NEAR = 5
 
 
 class TensorNames:
-    """Finds leaves, and tensors made of several, by their names in the state or by those without backslashes."""
+    """Finds leaves, and tensors that consist of several, by their names in the state, with or without backslashes."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -90,12 +90,12 @@ class TensorNames:
 
     @cached_property
     def written(self) -> dict[str, str]:
-        """How each name is written; see `spellings`."""
+        """The spelling of each name; see `spellings`."""
         return spellings([*self.leaves, *self._parts])
 
     @cached_property
     def listed(self) -> list[str]:
-        """The names, in the order of the state: a tensor that is made of several is listed by its own name."""
+        """The names in the order of the state; a tensor that consists of several is listed by its own name."""
         wholes = {i: name for name, node in self._parts.items() for i in leaf_numbers(node)}
         names = dict.fromkeys(wholes.get(i, name) for i, name in enumerate(self.leaves))
         return [self.written[name] for name in names]
@@ -104,13 +104,13 @@ class TensorNames:
         return name in self.leaves or name in self._by_plain
 
     def find(self, name: str) -> LeafRecord | tuple[str, Node]:
-        """Return the leaf of that name, or name and node of a tensor that is made of several."""
+        """Return the leaf of that name, or the name and node of a tensor that consists of several."""
         meant = [name] if name in self.leaves or name in self._parts else self._by_plain.get(name, ())
         if len(meant) == 1:
             return self.leaves.get(meant[0]) or (meant[0], self._parts[meant[0]])
         checkpoint = self._manifest.name
         if meant:
-            msg = f"{checkpoint} has several tensors that are written {name!r}: {', '.join(meant)}"
+            msg = f"{checkpoint} has several tensors that are spelled {name!r}: {', '.join(meant)}"
             raise AmbiguousRef(msg, hint="give the name with its backslashes")
         near = [key for key in self.listed if name.rpartition(".")[2] in key][:_NEAR]
         msg = f"{checkpoint} has no tensor named {name!r}"

@@ -1,4 +1,4 @@
-"""Turn the descriptions of values in a committed file into values of a state."""
+"""Convert the descriptions of values in a committed file to values of a state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHOWN_CHARS = 200
 
 
 class StoredSource(BytesSource):
-    """The bytes of a storage that the checkpoint has."""
+    """The bytes of a storage of the checkpoint."""
 
     __slots__ = ("storage",)
 
@@ -40,15 +40,19 @@ class StoredSource(BytesSource):
 
 
 def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict[type, Place]:
-    """Return what the descriptions in the value of a file are."""
-    # `storages`: the storages of the checkpoint that are stretches of the file.
+    """Return how to place the described values of a file, by their type.
+
+    Args:
+        found: The value of the file.
+        storages: The storages of the checkpoint by their start and stop in the file.
+    """
 
     def place_tensor(view: TensorView, path: str) -> DescribedLeaf:
         if view.kind:
             _unknown(Unknown(view.kind), path)
         reach_bytes = view.reach_bytes()
-        # Strides and sizes come from a pickle that anyone may have written: they are refused before any memory is
-        # looked at.
+        # Strides and sizes come from a pickle that anyone may have written, so they are checked before any memory is
+        # read.
         if reach_bytes is None:
             _refuse(path, f"a tensor of the shape {shown(view.shape)}")
         leaf = LeafRecord(path, "torch", view.dtype, view.shape, 0)
@@ -56,11 +60,11 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
             return DescribedLeaf(leaf, BytesSource(path, b""))
         span = found.spans.get(view.key)
         if span is None:
-            _refuse(path, f"a tensor in the storage {shown(view.key)}, which the file does not have or has compressed,")
+            _refuse(path, f"a tensor in the storage {shown(view.key)}, which is missing or compressed in the file,")
         _check_storage(path, view, reach_bytes, span[1] - span[0])
         number = storages.get(span)
         if number is None:
-            reason = "a tensor of a file that was not cut at its tensors when it was committed cannot be loaded"
+            reason = "a tensor of a file that was not cut at its tensors by the commit cannot be loaded"
             raise CannotStore(path, reason, hint="commit the file again")
         strides = None if view.is_row_major else view.strides
         offset = view.offset * TORCH_ITEMSIZE[view.dtype]
@@ -70,11 +74,11 @@ def places_of(found: FileValue, storages: Mapping[tuple[int, int], int]) -> dict
 
 
 def _check_storage(path: str, view: TensorView, reach_bytes: int, nbytes: int) -> None:
-    """Raise if a tensor does not lie in its storage, or the pickle says that the storage has another size."""
+    """Raise if a tensor exceeds its storage, or the pickle gives another size of the storage."""
     if reach_bytes > nbytes:
         _refuse(path, f"a tensor that reaches to byte {reach_bytes} of a storage of {nbytes}")
     said = view.storage
-    # The stretch of the file may end within an element, but neither lack nor add a whole one.
+    # The bytes in the file may end within an element, but must have the right number of whole ones.
     if said is not None and not said.count * said.item_bytes <= nbytes < (said.count + 1) * said.item_bytes:
         _refuse(path, f"a tensor in a storage of {nbytes} bytes, of which the pickle says {said.count} elements,")
 
@@ -89,7 +93,7 @@ def _unknown(value: Unknown, path: str) -> NoReturn:
 
 def _global(value: Global, path: str) -> Node:
     if value.module == "torch":
-        for tag in TORCH_NAMED:  # pickles name these values of torch as they name its functions
+        for tag in TORCH_NAMED:  # pickles name these values of torch like its functions
             if is_python_value([tag, value.name]):
                 return [tag, value.name]
     return _unknown(Unknown(str(value)), path)

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints; on request by how much."""
+"""Compare two checkpoints, and on request also their values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Files = str | tuple[str | None, str | None] | None
 
 
 def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file: Files) -> Diff:
-    """Return what differs; see `ckstore.Store.diff`."""
+    """Return the differences; see `ckstore.Store.diff`."""
     chunk_bytes = context.settings.chunk_bytes
     with ExitStack() as stack:
         first, second = (stack.enter_context(open_directory(context, ref)) for ref in (before, after))
@@ -33,7 +33,7 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
         found = diff_manifests(one.manifest, other.manifest)
         names = _told_apart((found.before, found.after), [short_id(each.manifest_id) for each in (first, second)])
         found = replace(found, before=_named(names[0], paths[0]), after=_named(names[1], paths[1]))
-        # Digests say what differs; only how much needs the bytes.
+        # Digests show which tensors differ. Bytes are read only to measure by how much.
         if not values:
             return found
         spelling = spellings_of(one.manifest, other.manifest)
@@ -44,14 +44,14 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
 
 
 def _told_apart(names: Sequence[str], ids: Sequence[str]) -> Sequence[str]:
-    """Return the names of two checkpoints, with the digits of their ids if both are of one step."""
+    """Return the names of two checkpoints, with the digits of their ids if both have the same step."""
     if names[0] != names[1] or ids[0] == ids[1]:
         return names
     return [f"{name} ({id})" for name, id in zip(names, ids, strict=True)]
 
 
 def _paths(file: Files, directories: Sequence[CheckpointDirectory]) -> tuple[str | None, ...]:
-    """Return which file of each checkpoint is compared; None: what it holds as a whole."""
+    """Return the file of each checkpoint to compare, or None for the whole checkpoint."""
     if isinstance(file, tuple):
         if len(file) == len(directories):
             return file
@@ -68,7 +68,7 @@ def _named(name: str, path: str | None) -> str:
 def _measured(
     change: LeafChange, one: CheckpointDirectory, old: LeafRecord, other: CheckpointDirectory, new: LeafRecord
 ) -> LeafChange:
-    """Read a tensor of both checkpoints and compare them; one tensor at a time is in memory."""
+    """Read a tensor of both checkpoints and compare the values; only one tensor at a time is in memory."""
     from ckstore.tensors.compare import largest_difference
     from ckstore.tensors.state_restore import make_leaf
 

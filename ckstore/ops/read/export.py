@@ -1,6 +1,6 @@
-"""Write the tensors of a saved state as safetensors files, and the rest of it as JSON beside them.
+"""Write the tensors of a saved state as safetensors files, and the other values as JSON next to them.
 
-`export_files` says how files are written, checked and published.
+`export_files` writes, checks and publishes the files.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from ckstore.ops.read.export_plan import ExportPlan, leaf_bytes, plan_export
 from ckstore.ops.read.export_sums import ExportSums, FileRegion, Sums
 from ckstore.ops.read.load import Select
 
-MAX_SHARD_BYTES = 50 * 10**9  # what `save_pretrained` of transformers 5 takes
+MAX_SHARD_BYTES = 50 * 10**9  # the default of `save_pretrained` of transformers 5
 STATE_NAME = "state.json"
 STATE_VERSION = 1
 
 _FLUSH_BYTES = 2**20
-_VALUE_BYTES = 100  # about what a value takes in ``state.json`` with its name
+_VALUE_BYTES = 100  # about the size of a value in ``state.json`` with its name
 
 
 def check_shard(max_shard_bytes: int | str) -> int:
-    """Return the most bytes of tensors in one file."""
+    """Return the maximum size of the tensors in one file."""
     most_bytes = parse_size(max_shard_bytes) if isinstance(max_shard_bytes, str) else max_shard_bytes
     if type(most_bytes) is not int or most_bytes < 1:
         msg = f"max_shard_bytes must be at least 1 byte, a number or a size such as 5GB, got {max_shard_bytes!r}"
@@ -61,7 +61,7 @@ def check_shard(max_shard_bytes: int | str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One file of tensors: its name, what goes into it, and where."""
+    """One file of tensors: its name, its tensors, and their places."""
 
     name: str
     leaves: tuple[LeafRecord, ...]
@@ -83,8 +83,8 @@ def export_open(
     most_bytes = check_shard(max_shard_bytes)
     path = Path(os.path.abspath(destination))
     if path.suffix == ".safetensors":
-        msg = f"the destination is a directory, {path.name} looks like a file"
-        raise BadInput(msg, hint=f"give a directory: model.safetensors is made in it, as in {path.with_suffix('')}")
+        msg = f"the destination must be a directory, but {path.name} looks like a file"
+        raise BadInput(msg, hint=f"give a directory, such as {path.with_suffix('')}, for model.safetensors")
     plan = plan_export(directory.manifest, select=select, strip_prefix=strip_prefix)
     shards = shards_of(plan, most_bytes)
     needed_bytes = _needed_bytes(directory, plan, shards)
@@ -110,7 +110,7 @@ def export_open(
 
 
 def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
-    """Say that what torch keeps beside a state dict is in no file."""
+    """Return a sentence for each versions attribute of torch that no file holds."""
     return tuple(
         f"{name or 'the state itself'}: the versions of modules that torch keeps in _metadata"
         for name in spelled(plan.values.torch_versions)
@@ -118,7 +118,7 @@ def versions_left_out(plan: ExportPlan) -> tuple[str, ...]:
 
 
 def shards_of(plan: ExportPlan, most_bytes: int | None, stem: str = "model") -> list[ShardFile]:
-    """Return the files that the tensors go into, each with at most `most_bytes` of them; None: one file."""
+    """Return the files for the tensors, each with at most `most_bytes` of them; if None, one file."""
     if most_bytes is None:
         most_bytes = sum(tensor.nbytes for tensor in plan.tensors)
     cut = cut_shards([tensor.nbytes for tensor in plan.tensors], most_bytes)
@@ -149,14 +149,14 @@ def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list
 
 
 def _regions(shard: ShardFile) -> list[FileRegion]:
-    """Return where the tensors of a file lie, in its order."""
+    """Return the regions of the tensors of a file, in its order."""
     lie = zip(shard.layout.starts, shard.tensors, strict=True)
     regions = (FileRegion(tensor.name, start, start + tensor.nbytes) for start, tensor in lie if tensor.nbytes)
     return sorted(regions, key=lambda region: region.start)
 
 
 def _state_names(plan: ExportPlan) -> tuple[str, ...]:
-    """Return the names of what is in ``state.json``, in its order."""
+    """Return the names of the values in ``state.json``, in its order."""
     names = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values]
     return (*names, *(f"{name} (attribute)" for name, _ in plan.values.attributes))
 
@@ -177,7 +177,7 @@ class TensorWork(Work):
         return ExportedFile(shard.name, shard.layout.nbytes, len(shard.tensors))
 
     def state_parts(self, plan: ExportPlan) -> Iterator[bytes]:
-        """Give ``state.json`` in parts: a line for each value, to be read and searched as text."""
+        """Yield ``state.json`` in parts: one line for each value, which can be read and searched as text."""
         manifest = self.directory.manifest
         head = {
             "format": "ckstore-state",
@@ -204,7 +204,7 @@ class TensorWork(Work):
         yield (text + "\n}\n").encode("ascii")
 
     def _by_place(self, leaves: tuple[LeafRecord, ...]) -> Iterator[int]:
-        """Give the indexes of tensors with elements by storage and place in it; the reader is at that storage."""
+        """Yield the indexes of nonempty tensors by storage and offset; the reader is set to that storage."""
         storage = -1
         for i in sorted(range(len(leaves)), key=lambda i: (leaves[i].storage, leaves[i].offset)):
             if 0 in leaves[i].shape:

@@ -1,4 +1,4 @@
-"""Compare the files of an export with the sums that were written beside them; no store is needed."""
+"""Compare the files of an export with the sums written next to them; no store is needed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def verify_export(path: Path, progress: Progress | None) -> ExportCheck:
     sums = _read_sums(folder / sums_name, path)
     check = _Check(folder, progress)
     record: _Record | None = None
-    # Sums that were cut off, or that a tool rewrote: what has no sum must not pass for intact.
+    # Truncated sums, or sums rewritten by a tool: a file without a sum must not count as intact.
     unsummed = [record_name] if record_name not in sums and (folder / record_name).exists() else []
     if record_name in sums and check.is_right(record_name, sums.pop(record_name), ()):
         record = _Record(folder / record_name)
@@ -68,7 +68,7 @@ def _read_sums(path: Path, export: Path) -> dict[str, str]:
     try:
         data = files.read_file(foreign(path), most_bytes=_SUMS_MOST_BYTES)
     except FileNotFoundError as error:
-        msg = f"{export} has no sums: there is no {path}"
+        msg = f"{export} has no sums: {path} does not exist"
         raise BadInput(
             msg,
             hint="export it with sums=True, or give the directory of such an export",
@@ -91,7 +91,7 @@ def _read_sums(path: Path, export: Path) -> dict[str, str]:
 
 
 class _Record:
-    """The record of an export, whose sum was right."""
+    """The record of an export, which matched its sum."""
 
     def __init__(self, path: Path) -> None:
         data = files.read_file(foreign(path), most_bytes=_SUMS_MOST_BYTES)
@@ -107,34 +107,34 @@ class _Record:
                     (FileRegion(str(tensor), int(start), int(stop)), str(digest))
                     for tensor, start, stop, digest in file["regions"]
                 ]
-        except BadInput as error:  # before ValueError, of which it is one
+        except BadInput as error:  # before ValueError, its base class
             raise DamagedBlob(f"the record of the export is damaged: {error.message}", hint=_AGAIN) from error
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedBlob(f"{path} is no record of an export: {error!r}", hint=_AGAIN) from error
+            raise DamagedBlob(f"{path} is not a record of an export: {error!r}", hint=_AGAIN) from error
 
     @property
     def names(self) -> Iterable[str]:
-        """The files of the export but for the record and the sums."""
+        """The files of the export except the record and the sums."""
         return self._files
 
     def regions(self, name: str) -> tuple[tuple[FileRegion, str], ...]:
-        """Return the regions of a file, each with its digest, in its order."""
+        """Return the regions of a file, each with its digest, in the order of the file."""
         return tuple(sorted(self._files.get(name, ()), key=lambda pair: pair[0].start))
 
 
 class _Check:
-    """Compares files, one after another."""
+    """Compares files with their sums."""
 
     def __init__(self, folder: Path, progress: Progress | None) -> None:
         self.damage: list[ExportDamage] = []
         self.file_count = 0
         self.checked_bytes = 0
-        self.total_bytes = 0  # as far as it is known
+        self.total_bytes = 0  # 0 while unknown
         self._folder = folder
         self._progress = progress
 
     def is_right(self, name: str, sha256: str, regions: tuple[tuple[FileRegion, str], ...]) -> bool:
-        """Read a file and record whether it differs, and in which of its regions."""
+        """Read a file, record whether it differs and in which of its regions, and return whether it matches."""
         self.file_count += 1
         found = FileSum([region for region, _ in regions])
         try:
@@ -153,7 +153,7 @@ class _Check:
 
     def _parts(self, name: str) -> Iterator[tuple[int, memoryview]]:
         try:
-            # One directory after another: a symlink in the export must not lead to files outside it.
+            # Open the path one directory at a time: a symlink in the export must not lead to files outside it.
             fd, status = files.open_with_status(reduce(truediv, name.split("/"), foreign(self._folder)))
         except FileNotFoundError as error:
             raise DamagedBlob("it is missing") from error
@@ -162,7 +162,7 @@ class _Check:
         except OSError as error:
             raise DamagedBlob(f"it cannot be opened: {error.strerror}") from error
         try:
-            direct.drop_cached(fd)  # so that bytes come from the disk, as far as that is possible
+            direct.drop_cached(fd)  # so that bytes are read from the disk if possible
             for at, data in file_parts(fd, name, status.st_size):
                 yield at, data
                 self.checked_bytes += len(data)

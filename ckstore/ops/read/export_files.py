@@ -1,8 +1,8 @@
-"""What every export does with its files: room for them, writing, reading back from the disk, progress.
+"""Functions for all exports: check space, write files, read them back from the disk, report progress.
 
-They are built beside the destination and renamed, so they are there whole or not at all. Memory is bounded: tensors go
-through one buffer, and every piece is checked while it is copied. What was written is made durable, read back, and
-compared by digest, before it is published.
+Files are built next to the destination and renamed, so the export is complete or absent. Memory is bounded: tensors
+are copied through one buffer, and every piece is checked while it is copied. Written data is made durable, read back,
+and compared by digest before it is published.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from ckstore.ops.read.regions import RANGE_BYTES, RangeReader
 from ckstore.tensors.strided import Runs, blocks, gather, runs_of
 
 MARGIN_BYTES = 2**20
-_READ_BYTES = 2**20  # of a file that is read as a whole
+_READ_BYTES = 2**20  # how much of a file is read at once
 _ALGORITHM = ALGORITHMS["xxh3_128"]
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPart:
-    """Bytes that were written at once: where, in one or several runs, and the digest of what they were."""
+    """Bytes that were written at once: their place, in one or several runs, and their digest."""
 
     start: int
     runs: Runs
@@ -56,7 +56,7 @@ class WrittenPart:
 
 
 class Meter:
-    """Tells how far an export is: each byte counts when it is written, and when it is read back."""
+    """Reports the progress of an export: each byte counts once when it is written and once when it is read back."""
 
     def __init__(self, file_bytes: int, progress: Progress | None) -> None:
         self._all_bytes = 2 * file_bytes
@@ -65,7 +65,7 @@ class Meter:
 
     def add(self, nbytes: int) -> None:
         """Count bytes."""
-        self._done_bytes = min(self._done_bytes + nbytes, self._all_bytes)  # small files are not counted before
+        self._done_bytes = min(self._done_bytes + nbytes, self._all_bytes)  # small files are not in the total
         if self._progress is not None:
             self._progress(self._done_bytes, self._all_bytes)
 
@@ -79,8 +79,10 @@ def building(
     one_file: bool = False,
     beside: Sequence[str] = (),
 ) -> Iterator[tuple[NewTree, RangeReader]]:
-    """Begin a tree for `path`, or for one file of that name, and give what reads the checkpoint for it."""
-    # `beside`: further names in the directory of that one file that must be free.
+    """Create a tree for `path`, or for one file of that name, and yield it with a reader of the checkpoint.
+
+    `beside` has further names in the directory of that one file that must not exist.
+    """
     try:
         with NewTree.beside(path, one_file=one_file, others=beside) as tree:
             _check_space(tree, needed_bytes)
@@ -90,10 +92,10 @@ def building(
         if error.errno not in files.NO_SPACE:
             raise
         msg = (
-            f"the export needs {size_text(needed_bytes)}, which did not fit ({describe_os_error(error)}); "
+            f"the export needs {size_text(needed_bytes)}, which did not fit ({describe_os_error(error)}). "
             f"{size_text(dirfd_stat.free_space(path.parent).free_bytes)} are free on the filesystem of {path}"
         )
-        raise InsufficientSpace(msg, hint="make room, then export again; nothing was left behind") from error
+        raise InsufficientSpace(msg, hint="make room, then export again. Nothing was left behind") from error
 
 
 def _check_space(tree: NewTree, needed_bytes: int) -> None:
@@ -101,11 +103,11 @@ def _check_space(tree: NewTree, needed_bytes: int) -> None:
     if needed_bytes > free_bytes:
         wanted = needed_and_free(needed_bytes, free_bytes)
         msg = f"the export needs {wanted} on the filesystem of {tree.destination}"
-        raise InsufficientSpace(msg, hint="make room, or export to another filesystem; nothing was written")
+        raise InsufficientSpace(msg, hint="make room, or export to another filesystem. Nothing was written")
 
 
 def write_runs(fd: int, start: int, runs: Runs, data: memoryview) -> WrittenPart:
-    """Write what belongs into the runs, which begin at `start` in the file."""
+    """Write the data of the runs, which begin at `start` in the file."""
     digest = _ALGORITHM.digest(data)
     for i, run in enumerate(runs):
         files.write_at(fd, start + run, data[i * runs.nbytes : (i + 1) * runs.nbytes])
@@ -113,15 +115,17 @@ def write_runs(fd: int, start: int, runs: Runs, data: memoryview) -> WrittenPart
 
 
 def write_bytes(fd: int, start: int, data: bytes | memoryview) -> WrittenPart:
-    """Write bytes that lie together."""
+    """Write contiguous bytes."""
     return write_runs(fd, start, Runs((), len(data)), memoryview(data))
 
 
 def gathered(
     directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRecord
 ) -> Iterator[tuple[Runs, memoryview]]:
-    """Give the elements of a tensor in parts, each with where it goes in the row-major tensor."""
-    # `reader` is at its storage.
+    """Yield the elements of a tensor in parts, each with its place in the row-major tensor.
+
+    `reader` must be set to the storage of the tensor.
+    """
     strides = strides_of(leaf)
     if strides is None:
         at = 0
@@ -151,7 +155,7 @@ def whole_leaf(directory: CheckpointDirectory, reader: RangeReader, leaf: LeafRe
 
 
 def file_parts(fd: int, name: str, nbytes: int) -> Iterator[tuple[int, memoryview]]:
-    """Give a file in parts, from its beginning, each with its first byte; valid until the next one."""
+    """Yield a file in parts from its beginning, each with its offset; a part is valid until the next one."""
     buffer = memoryview(bytearray(min(_READ_BYTES, nbytes)))
     for at in range(0, nbytes, _READ_BYTES):
         out = buffer[: min(_READ_BYTES, nbytes - at)]
@@ -164,7 +168,7 @@ def _start(part: WrittenPart) -> int:
 
 
 def _in_file_order(parts: Iterable[tuple[WrittenPart, RunningDigest]]) -> Iterator[DigestSpan]:
-    """Give the runs of parts that are in the order of their starts; those of one start may lie between each other."""
+    """Yield the runs of parts, which are sorted by their starts; runs of parts with equal start may interleave."""
     for _, group in groupby(parts, key=lambda pair: pair[0].start):
         yield from heapq.merge(*(_spans(part, digest) for part, digest in group), key=lambda span: span.start)
 
@@ -176,18 +180,18 @@ def _spans(part: WrittenPart, digest: RunningDigest) -> Iterator[DigestSpan]:
 
 @dataclass
 class Work:
-    """Writes the files of one export, one after another."""
+    """Writes the files of one export in turn."""
 
     directory: CheckpointDirectory
     tree: NewTree
     reader: RangeReader
     meter: Meter
-    sums: ExportSums | None  # of the files of the export; None: not asked for
+    sums: ExportSums | None  # of the files of the export; None if not requested
 
     def small(
         self, name: str, contents: Iterable[bytes | memoryview], regions: Sequence[FileRegion] = ()
     ) -> ExportedFile:
-        """Write a file that arrives in parts, one after another; the progress does not count it before."""
+        """Write a file from its parts; the total of the progress does not include it."""
         with self.tree.create_file(name) as fd:
             parts, at = [], 0
             for content in contents:
@@ -199,8 +203,10 @@ class Work:
     def read_back(
         self, fd: int, name: str, nbytes: int, parts: list[WrittenPart], regions: Sequence[FileRegion] = ()
     ) -> None:
-        """Make a file durable, read it from the disk, and compare it with what was to be written; add it to `sums`."""
-        # `regions` are in the order of the file.
+        """Make a file durable, read it from the disk, compare it with the written parts, and add it to `sums`.
+
+        `regions` must be in the order of the file.
+        """
         os.fsync(fd)
         direct.drop_cached(fd)
         found_bytes = os.fstat(fd).st_size
@@ -209,7 +215,7 @@ class Work:
         wanted = [(part, _ALGORITHM.start()) for part in sorted(parts, key=_start)]
         written = SpanDigests(_in_file_order(wanted))
         found = None if self.sums is None else FileSum(regions)
-        # In the order of the file, which SHA-256 needs: parts of a tensor with strides lie between each other.
+        # In the order of the file, as SHA-256 needs: parts of a strided tensor interleave.
         for at, data in file_parts(fd, name, nbytes):
             written.add(at, data)
             if found is not None:
@@ -223,21 +229,21 @@ class Work:
             self.sums.add(name, nbytes, found, regions)
 
     def write_sums(self, names: tuple[str, str] = (RECORD_NAME, SUMS_NAME)) -> tuple[ExportedFile, ...]:
-        """Write the record of the export and, last, the sums of all its files, if they were asked for."""
+        """Write the record of the export and then the sums of all its files, if they were requested."""
         if self.sums is None:
             return ()
         record, last = names
         directory = self.directory
         written = self.small(record, self.sums.record(directory.manifest.name, directory.manifest_id))
-        # The record is a file of the export, so the sums come after it; they have no sum of their own.
+        # The record is a file of the export, so it has a sum. The sums have none of their own.
         about = (written, self.small(last, [self.sums.sums()]))
         if not self.sums.signs:
             return about
-        # Last: it is about the sums as well, and no file can be about itself.
+        # Last: it also covers the sums, and no file can cover itself.
         return *about, self.small(STATEMENT_NAME, [self.sums.statement(self.tree.destination.name)])
 
     def metered(self, contents: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Give the same parts, and count each when the next one is asked for."""
+        """Yield the same parts, and count each when the next one is requested."""
         for content in contents:
             yield content
             self.meter.add(len(content))

@@ -14,7 +14,7 @@ from ckstore.ops.read.export import MAX_SHARD_BYTES, export_open
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 
 ExportFormat = Literal["safetensors", "torch", "dcp", "pretrained", "peft"]
-"""What `ckstore.Store.export` writes."""
+"""The formats that `ckstore.Store.export` writes."""
 _WITH_FILES = ("pretrained", "peft")
 _ONE_FILE = ("torch", "peft")
 
@@ -33,21 +33,24 @@ def export(
     """Export the checkpoint that `ref` names; see `ckstore.Store.export`."""
     path = context.layout.outside(destination)
     if add and format not in _WITH_FILES:
-        raise BadInput(f"add puts files beside a model, and is for {' and '.join(_WITH_FILES)}", hint="leave add= out")
+        raise BadInput(
+            f"add= copies files next to a model, and works only with {' and '.join(_WITH_FILES)}",
+            hint="leave add= out",
+        )
     if format == "safetensors":
         options |= {"max_shard_bytes": max_shard_bytes, "strip_prefix": strip_prefix}
         return read_checkpoint(context, ref, partial(export_open, destination=path, **options))
     if format not in get_args(ExportFormat):
         raise BadInput(f"format must be one of {', '.join(get_args(ExportFormat))}, got {format!r}")
     if format == "torch" and options.get("sums") == "model-signing":
-        msg = "the statement of model-signing is about a directory, and a torch file is one file"
-        raise BadInput(msg, hint="give sums=True", command_hint="give --sums")
+        msg = "the statement of model-signing covers a directory, but a torch file is one file"
+        raise BadInput(msg, hint="pass sums=True", command_hint="pass --sums")
     if strip_prefix:
         names = "those of the model" if format in _WITH_FILES else "those of the state"
-        msg = f"strip_prefix is for safetensors: the names in {format} are {names}"
+        msg = f"strip_prefix works only with safetensors: the names in {format} are {names}"
         raise BadInput(msg, hint="leave strip_prefix= out")
     if format in _ONE_FILE and max_shard_bytes not in (MAX_SHARD_BYTES, "50GB"):
-        msg = f"max_shard_bytes does not go with {format}, which is one file"
+        msg = f"max_shard_bytes does not work with {format}, which is one file"
         raise BadInput(msg, hint="leave max_shard_bytes= out")
     if format not in _ONE_FILE:
         options["max_shard_bytes"] = max_shard_bytes
@@ -64,7 +67,7 @@ def _writer(kind: ExportFormat) -> Callable[..., ExportReport]:
     try:
         from ckstore.tensors.files import pickled
     except ModuleNotFoundError as error:
-        msg = f"an export as {kind} is made with torch, which is not installed"
+        msg = f"an export as {kind} requires torch, which is not installed"
         raise BadInput(msg, hint="pip install 'ckstore[torch]'") from error
     del pickled
     if kind == "torch":

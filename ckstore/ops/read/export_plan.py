@@ -1,7 +1,7 @@
-"""What an export will write, and under which names: a function of the manifest; no data is read.
+"""Plan an export: which tensors and values it writes under which names, by the manifest. No data is read.
 
-Tensors keep the order of the state. Of several that are the same view of the same memory the first is written, and
-the others are told in the metadata, as safetensors' `save_model` does.
+Tensors keep the order of the state. If several are the same view of the same memory, the first is written. The metadata
+names the others, as in safetensors' `save_model`.
 """
 
 from __future__ import annotations
@@ -21,38 +21,41 @@ from ckstore.ops.read.load import Select, as_filter
 from ckstore.tensors.files.quantized_names import QuantizedNames
 from ckstore.tensors.memory_layout import row_major
 
-UNHELD_MOST_BYTES = 64 * 2**10  # what safetensors cannot hold goes into a JSON file up to this size
+UNHELD_MOST_BYTES = 64 * 2**10  # maximum size of a value that safetensors cannot hold, in a JSON file
 TEXT_MOST_BYTES = 16 * 2**20  # the same for bytes and strings
 _SHOWN = 5
 _NOT_AS_METADATA = ("format", "total_size")
-"""Keys that have another meaning in the metadata of a file or of the index; what has such a name is written itself."""
+"""Keys with another meaning in the metadata of a file or of the index; a tensor of such a name is always written."""
 _LAST_PART = re.compile(r"(?:\\.|[^\\.])*\Z")
 _WILDCARD = re.compile(r"[*?]")
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """What an export will write."""
+    """The content of an export."""
 
     leaves: tuple[LeafRecord, ...]  # the tensors that are written, in the order of the state
-    tensors: tuple[TensorToWrite, ...]  # the same as they will stand in the files
+    tensors: tuple[TensorToWrite, ...]  # the same, as they are written to the files
     tied: dict[str, str]  # name that is left out -> name of the tensor that it is tied to
-    unheld: tuple[LeafRecord, ...]  # leaves that go into ``state.json``
-    values: PlainValues  # what else goes there
-    metadata: Mapping[str, str]  # what goes into the metadata of each file
+    unheld: tuple[LeafRecord, ...]  # leaves that are written to ``state.json``
+    values: PlainValues  # the other values in ``state.json``
+    metadata: Mapping[str, str]  # the metadata of each file
 
     @property
     def has_state(self) -> bool:
-        """Whether anything goes into ``state.json``."""
+        """Whether ``state.json`` has content."""
         return bool(self.unheld or self.values.values or self.values.attributes)
 
 
 def plan_export(
     manifest: Manifest, *, select: Select = None, strip_prefix: bool = False, ties: bool = True
 ) -> ExportPlan:
-    """Return what an export of the checkpoint will write; without `ties` each tied tensor by itself."""
-    # Raises BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a
-    # JSON file, or there is no prefix to strip. The message names them.
+    """Return the content of an export of the checkpoint; without `ties`, each tied tensor is written separately.
+
+    Raises:
+        BadInput: Two tensors would have the same name, a value that safetensors cannot hold is too large for a JSON
+            file, or there is no prefix to strip. The message names them.
+    """
     keep = as_filter(select)
     refuse_files(manifest)
     chosen = [(i, leaf) for i, leaf in enumerate(manifest.leaves) if keep is None or keep(leaf.name)]
@@ -72,7 +75,7 @@ def plan_export(
             held.append((leaf, tensor))
     _check_names(held)
     _check_sizes(manifest, unheld)
-    # torchao looks for every part by its name, and for no other name that the metadata gives it.
+    # torchao looks up every part by its own name, and ignores other names in the metadata.
     written, tied = _untie(held) if ties and not quantized.names else (held, {})
     return ExportPlan(
         leaves=tuple(leaf for leaf, _ in written),
@@ -85,10 +88,10 @@ def plan_export(
 
 
 def refuse_files(manifest: Manifest) -> None:
-    """Raise if a checkpoint is not of a saved state."""
+    """Raise if a checkpoint is not a saved state."""
     if manifest.files:
-        msg = f"{manifest.name} was committed from files: there is nothing to export"
-        raise BadInput(msg, hint=f"ckstore checkout {manifest.name} DEST gives the files back")
+        msg = f"{manifest.name} was committed from files, so there is nothing to export"
+        raise BadInput(msg, hint=f"ckstore checkout {manifest.name} DEST writes the files")
 
 
 def leaf_bytes(manifest: Manifest, leaf: LeafRecord) -> int:
@@ -104,7 +107,7 @@ def is_one_key(leaf: LeafRecord, name: str) -> bool:
 
 
 def strides_of(leaf: LeafRecord) -> tuple[int, ...] | None:
-    """Return the strides of a tensor, 0 where they do not matter; None if it is row-major without gaps."""
+    """Return the strides of a tensor, 0 where they have no effect; None if it is row-major without gaps."""
     if leaf.strides is None or 0 in leaf.shape:
         return None
     strides = _that_matter(leaf.shape, leaf.strides)
@@ -143,7 +146,7 @@ def _check_sizes(manifest: Manifest, unheld: Iterable[LeafRecord]) -> None:
         more = f"; and {len(large) - _SHOWN} more" if len(large) > _SHOWN else ""
         listed = "; ".join(large[:_SHOWN])
         msg = f"safetensors cannot hold these, and they are too large for a JSON file: {listed}{more}"
-        raise BadInput(msg, hint="select what to export without them, select='model' for example")
+        raise BadInput(msg, hint="select what to export without them, such as select='model'")
 
 
 def _untie(
@@ -163,10 +166,10 @@ def _untie(
 
 
 def _prefix_of(select: Select) -> str:
-    """Return the path that everything selected lies in, as people write it."""
+    """Return the common path of everything selected, without backslashes."""
     hint = "give select= the name of one part, such as model"
     if select is None or callable(select):
-        raise BadInput("strip_prefix removes the prefix that select names, and select names none", hint=hint)
+        raise BadInput("strip_prefix removes the prefix in select, but select has none", hint=hint)
     common: list[str] | None = None
     for glob in [select] if isinstance(select, str) else select:
         path = plain(glob)
@@ -180,12 +183,12 @@ def _prefix_of(select: Select) -> str:
         common = parts
     prefix = ".".join(common or [])
     if not prefix:
-        raise BadInput(f"what select={select!r} names has no common prefix to strip", hint=hint)
+        raise BadInput(f"the names in select={select!r} have no common prefix to strip", hint=hint)
     return prefix
 
 
 class _Stripping:
-    """Makes names without a prefix; a tensor that has no more name than the prefix keeps the last part of it."""
+    """Removes a prefix from names; a tensor whose name is the prefix keeps the last part of it."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -194,7 +197,7 @@ class _Stripping:
         written = plain(name)
         rest = written.removeprefix(self._prefix)
         if rest == written or rest[:1] not in ("", ".", "["):
-            msg = f"{name} does not begin with the prefix {self._prefix!r} that was to be stripped"
+            msg = f"{name} does not begin with the prefix {self._prefix!r} that strip_prefix would remove"
             raise BadInput(msg, hint="write select= without backslashes, or leave strip_prefix= out")
         if rest:
             return rest.removeprefix(".")

@@ -1,6 +1,6 @@
-"""SHA-256 sums of the files of an export, and the record that names its checkpoint and has a digest of each tensor.
+"""SHA-256 sums of the files of an export, and a record that names its checkpoint and has a digest of each tensor.
 
-They come from the bytes that are read back from the disk before an export is published; nothing is read again.
+They are computed from the bytes that an export reads back from the disk before it is published.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ckstore.errors import BadInput
 from ckstore.model.digest import ALGORITHMS, RunningDigest
 
 Sums = bool | Literal["model-signing"]
-"""Whether an export has sums; ``model-signing``: and the statement that the tool of OpenSSF signs."""
+"""Whether an export has sums; ``model-signing`` adds the statement that the tool of OpenSSF signs."""
 SUMS_NAME = "SHA256SUMS"
 STATEMENT_NAME = "model.intoto.json"
 _SIGNATURE_NAME = "model.sig"
@@ -24,11 +24,11 @@ _GIT_NAMES = (".git", ".gitattributes", ".github", ".gitignore")
 RECORD_NAME = "ckstore-export.json"
 RECORD_FORMAT = "ckstore-export"
 RECORD_VERSION = 1
-ALGORITHM = ALGORITHMS["xxh3_128"]  # of regions: it finds where a file differs; SHA-256 decides whether it does
+ALGORITHM = ALGORITHMS["xxh3_128"]  # for regions: it shows where a file differs; SHA-256 decides whether it does
 
 
 def beside_file(name: str) -> tuple[str, str]:
-    """Return the names of the record and the sums of an export that is one file."""
+    """Return the names of the record and the sums for an export that is one file."""
     return f"{name}.{RECORD_NAME}", f"{name}.sha256"
 
 
@@ -41,7 +41,7 @@ class FileRegion(NamedTuple):
 
 
 class DigestSpan(NamedTuple):
-    """Bytes of a file, and the digest that they are added to."""
+    """Bytes of a file, and the digest that includes them."""
 
     start: int
     stop: int
@@ -49,7 +49,7 @@ class DigestSpan(NamedTuple):
 
 
 class SpanDigests:
-    """Adds the bytes of a file, which arrive in its order, to the digests of spans that are in that order."""
+    """Adds the bytes of a file, in its order, to the digests of spans that are sorted in that order."""
 
     def __init__(self, spans: Iterable[DigestSpan]) -> None:
         self._spans = iter(spans)
@@ -67,7 +67,7 @@ class SpanDigests:
 
 
 class FileSum:
-    """Computes the SHA-256 of a file and the digests of its regions while it is read from its beginning."""
+    """Computes the SHA-256 of a file and the digests of its regions while it is read from the beginning."""
 
     def __init__(self, regions: Sequence[FileRegion]) -> None:
         self._sha256 = hashlib.sha256()
@@ -92,12 +92,12 @@ class ExportSums:
     """The SHA-256 of each file of one export, and the digests of its tensors.
 
     Attributes:
-        signs: Whether the statement of model-signing is wanted as well.
+        signs: Whether the statement of model-signing is also requested.
     """
 
     @classmethod
     def asked_for(cls, sums: Sums) -> ExportSums | None:
-        """Return new sums, or None if the caller wants none."""
+        """Return new sums, or None if the caller requests none."""
         if sums not in (True, False, "model-signing"):
             raise BadInput(f"sums must be True, False or 'model-signing', got {sums!r}")
         return cls(signs=sums == "model-signing") if sums else None
@@ -114,7 +114,7 @@ class ExportSums:
         self._files[name] = {"nbytes": nbytes, "regions": named}
 
     def record(self, checkpoint: str, checkpoint_id: str) -> Iterator[bytes]:
-        """Give the content of the record in parts: a line for each file."""
+        """Yield the content of the record in parts, one line for each file."""
         head = {
             "format": RECORD_FORMAT,
             "version": RECORD_VERSION,
@@ -127,11 +127,11 @@ class ExportSums:
         yield b"\n}\n}\n"
 
     def sums(self) -> bytes:
-        """Return the content of the sums, as sha256sum writes and reads it."""
+        """Return the content of the sums file, as sha256sum writes and reads it."""
         return b"".join(_line(digest, name) for name, digest in self._sha256.items())
 
     def statement(self, model: str) -> bytes:
-        """Return the in-toto statement about all files so far, as OpenSSF's model-signing makes it; unsigned.
+        """Return the unsigned in-toto statement about all files so far, as OpenSSF's model-signing makes it.
 
         Source: ``model_signing/_signing/signing.py`` of model-signing 1.1.1, `Payload`.
         """

@@ -1,8 +1,8 @@
-"""A committed file as a saved state: the manifest that a save of what it holds would have, over the file's own pieces.
+"""Present a committed file as a saved state: the manifest that saving its value would create, over the file's pieces.
 
-Tensors stay where they lie in the blobs of the checkpoint. Long strings, bytes and arrays of NumPy, which lie in the
-file's pickle, are put into a file in memory that stands beside the blobs as one more. So whatever reads a checkpoint
-reads a file of it.
+Tensors remain in the blobs of the checkpoint. Long strings, bytes and NumPy arrays, which are in the pickle of the
+file, are put into a file in memory that serves as one more blob. Thus all code that reads a checkpoint can read a file
+of it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ckstore.ops.read.committed_file import StoredFile, find_file
 from ckstore.ops.read.described import StoredSource, places_of
 from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
 
-# A pickle of a few kilobytes can describe billions of values: bounds by its size keep a hostile file from the memory.
+# A pickle of a few kilobytes can describe billions of values: these bounds keep a hostile file from filling the memory.
 _VALUES_MOST, _CHARS_MOST = 5_000_000, 2**28
 _CHARS_LEAST = 2**24
-_TIMES = 64  # A value that the pickle remembers is at another place for two of its bytes
+_TIMES = 64  # two bytes of a pickle can repeat a remembered value at another place
 _ALIGN_BYTES = 64
 _SHOWN_MOST = 20
 _NAME_CHARS_SHOWN = 300
@@ -36,17 +36,27 @@ _HINT = "ckstore checkout REF DEST writes the file, for torch.load where you tru
 
 @contextmanager
 def state_of(
-    directory: CheckpointDirectory,  # the checkpoint
-    file: object,  # path of a committed file
+    directory: CheckpointDirectory,
+    file: object,
     *,
-    chunk_bytes: int,  # where values of the file that have no piece of their own are cut
+    chunk_bytes: int,
     keep: Callable[[str], bool] | None = None,
-    verify: bool = True,  # check what is read of the file
-    can_select: bool = True,  # whether the caller can leave out what cannot be loaded, for the advice
+    verify: bool = True,
+    can_select: bool = True,
 ) -> Iterator[CheckpointDirectory]:
-    """Give an open checkpoint as it is, or, with `file`, as the state that this file of it holds."""
-    # `keep`: which names are wanted: what cannot be loaded among the others is no error. Raises CannotLoad: it holds no
-    # state that can be loaded.
+    """Yield an open checkpoint unchanged, or with `file`, as the state that this file holds.
+
+    Args:
+        directory: The checkpoint.
+        file: The path of a committed file.
+        chunk_bytes: The size of chunks for values without a piece of their own.
+        keep: Which names the caller needs. Other values that cannot be loaded are not errors.
+        verify: Check the bytes that are read from the file.
+        can_select: Whether the caller can leave out values that cannot be loaded, for the advice.
+
+    Raises:
+        CannotLoad: The file holds no state that can be loaded.
+    """
     if file is None:
         yield directory
         return
@@ -55,7 +65,7 @@ def state_of(
     try:
         view = _view(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
     except CannotLoad as error:
-        # "" is the state itself: then no part of it can be selected.
+        # "" is the state itself, of which no part can be selected.
         if can_select and error.refused and "" not in error.refused:
             error.hint = f"select= takes the rest; {error.hint}"
         raise
@@ -66,9 +76,10 @@ def state_of(
 
 
 class _FileView(CheckpointDirectory):
-    """An open checkpoint with the manifest of a file in it, and one more blob, which is in memory."""
+    """An open checkpoint with the manifest of a file in it, and one more blob, which is in memory.
 
-    # The lock is the checkpoint's, which stays open longer.
+    The lock belongs to the checkpoint, which is closed later.
+    """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         # The lock is borrowed: closing the view must leave the caller's checkpoint open.
@@ -78,12 +89,12 @@ class _FileView(CheckpointDirectory):
         self.rescue = directory.rescue
         self._in_memory: dict[str, int] = {}
         report_damage = directory.on_damage
-        # The view's manifest has other storages: the mark of damage must name tensors of the checkpoint.
-        if report_damage is not None:  # it looks at the manifest of the checkpoint
+        # The manifest of the view has other storages: the mark of damage must name tensors of the checkpoint.
+        if report_damage is not None:  # it reads the manifest of the checkpoint
             self.on_damage = lambda _, error: report_damage(directory, error)
 
     def add_blob(self, data: bytearray, algorithm: Algorithm) -> BlobRecord:
-        """Put bytes beside the blobs of the checkpoint."""
+        """Add a blob in memory."""
         digest = algorithm.digest(data)
         self._in_memory[digest] = memory_file(memoryview(data))
         return BlobRecord(digest, len(data))
@@ -92,12 +103,12 @@ class _FileView(CheckpointDirectory):
         fd = self._in_memory.get(digest)
         if fd is None:
             return super()._opened(digest)
-        # The reader closes what it was given; the blob in memory lives until the view is closed.
+        # The reader closes its descriptor; the blob in memory exists until the view is closed.
         again = os.dup(fd)
         return again, os.fstat(again)
 
     def close(self) -> None:
-        """Let go of what is in memory."""
+        """Free the blob in memory."""
         while self._in_memory:
             os.close(self._in_memory.popitem()[1])
 
@@ -113,7 +124,7 @@ def _view(
             captured, refused = _captured(found, stored)
         except (Refused, TooMuchDescribed) as error:
             raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
-    # A state with one object that cannot be loaded is still good for the rest of it.
+    # The rest of a state is usable if only one object cannot be loaded.
     wanted = [error for error in refused if keep is None or keep(error.path)]
     if wanted:
         raise _cannot_load(path, name, wanted)
@@ -152,7 +163,7 @@ def _cut(name: str) -> str:
 
 
 def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:
-    """Give the view the manifest of what was captured."""
+    """Set the manifest of the view to that of the captured state."""
     manifest = view.manifest
     algorithm = algorithm_of(view.manifest_id)
     own = len(manifest.blobs)
@@ -177,7 +188,7 @@ def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:
 
 
 def _packed(source: ByteSource, data: bytearray, blob: int, chunk_bytes: int, algorithm: Algorithm) -> StorageRecord:
-    """Add the bytes of a value to `data`, cut as a save cuts them."""
+    """Add the bytes of a value to `data`, cut as a save would cut them."""
     extents = []
     for start in range(0, source.nbytes, chunk_bytes):
         part = source.view(start, min(start + chunk_bytes, source.nbytes))

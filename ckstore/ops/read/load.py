@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 _SAID_BYTES = 2**20
 
 Select = str | Sequence[str] | Callable[[str], bool] | None
-"""Which names to load: globs, where a name also selects everything below it; a function of the name; None: all."""
+"""Which names to load: globs (a name also selects everything below it), a function of a name, or None for all."""
 
 
 def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool] | None:
-    """Return `select`, given as this argument, as a function of a name; None if everything is wanted."""
+    """Return `select`, given as this argument, as a function of a name; None if everything is selected."""
     if select is None or callable(select):
         return select
     try:
@@ -57,7 +57,7 @@ def as_filter(select: Select, argument: str = "select") -> Callable[[str], bool]
 
 def _selects(glob: str, name: str) -> bool:
     below = name.startswith(glob) and name[len(glob) : len(glob) + 1] in (".", "[")
-    # Brackets stand for themselves: names have them, layers[0].weight.
+    # Brackets are literal, since names contain them: layers[0].weight.
     return name == glob or below or fnmatchcase(name, glob.replace("[", "[[]"))
 
 
@@ -78,14 +78,14 @@ def load(
     chunk_bytes = context.settings.chunk_bytes
 
     def read(directory: CheckpointDirectory) -> object:
-        # A globbed name is of the rank's own state, which lies below its number in the joined checkpoint.
+        # A glob applies to the rank's own state, which is below its number in the joined checkpoint.
         wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(
                 source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress, max_bytes=max_bytes
             )
         manifest = directory.manifest
-        # But for a few values, such as a record: no run goes on from those.
+        # Loading a few values, such as a record, does not make the checkpoint a parent.
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
             continue_from(context, Parent.loaded(manifest, directory.manifest_id))
         if rank is None:
@@ -103,7 +103,7 @@ def _source(
     keep: Callable[[str], bool] | None,
     verify: bool,
 ) -> AbstractContextManager[CheckpointDirectory]:
-    """Give what is read: the checkpoint, or a file of it as a state."""
+    """Return a context with the source of a load: the checkpoint, or a file of it as a state."""
     if file is None:
         return nullcontext(directory)
     from ckstore.ops.read.file_state import state_of  # with every format of files
@@ -112,14 +112,14 @@ def _source(
 
 
 def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:
-    """Return what selects the state of a rank, or of it what `keep` does."""
+    """Return a filter for the state of a rank, or for the part of it that `keep` selects."""
     manifest = directory.manifest
     name = manifest.name
     if manifest.ranks is None or manifest.ranks.entries is not None or manifest.files:
         raise BadInput(f"{name} was not saved by ranks with a state each", hint="leave rank= out")
     # `type`, since True would be rank 1.
     if type(rank) is not int or not 0 <= rank < manifest.ranks.world_size:
-        raise NoSuchRef(f"{name} has ranks 0 to {manifest.ranks.world_size - 1}, and no rank {rank!r}")
+        raise NoSuchRef(f"{name} has ranks 0 to {manifest.ranks.world_size - 1}, but no rank {rank!r}")
     own = f"[{rank}]"
 
     def wanted(path: str) -> bool:
@@ -131,15 +131,15 @@ def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bo
 
 
 def continue_from(context: Context, parent: Parent) -> None:
-    """Make a checkpoint that was loaded the parent of what is saved next."""
-    # "" is for a save to another run: a fine-tuning that goes on in a run of its own has this parent.
+    """Make a loaded checkpoint the parent of the next save."""
+    # "" is for a save to another run: a fine-tuning that continues in its own run has this parent.
     context.known.last_parents[parent.run] = context.known.last_parents[""] = parent
     context.notices.run_guessed = parent.run if context.notices.run_was_open else ""
 
 
 def lose_parents(context: Context) -> None:
-    """Let the next save have no parent: a load that failed has left parts of another checkpoint in its target."""
-    # The names stay, with no id, so that a saver in the background hears of it.
+    """Make the next save have no parent: a failed load has left parts of another checkpoint in its target."""
+    # The entries remain, without an id, so that a background saver receives the change.
     context.known.last_parents.update(dict.fromkeys([*context.known.last_parents, ""], LOST))
 
 
@@ -156,16 +156,16 @@ def load_open(
     """Return the state of an open checkpoint; `max_bytes` as for `ckstore.Store.load`."""
     manifest = directory.manifest
     if manifest.files and not manifest.leaves:
-        msg = f"{manifest.name} holds files, but no tensors that are known by name"
+        msg = f"{manifest.name} holds files, but no tensors that can be loaded by name"
         near = loadable(manifest, 1)
         hint = "ckstore checkout REF DEST writes the files"
-        raise BadInput(msg, hint=f"file={near[0]!r} loads what that file holds; {hint}" if near else hint)
+        raise BadInput(msg, hint=f"file={near[0]!r} loads the state in that file; {hint}" if near else hint)
     keep = as_filter(select)
     needed = needed_storages(manifest.state, manifest.leaves, keep)
-    # Nothing that fits is an error only for globs: an empty result of a function may be what its author wants.
+    # An empty selection is an error only for globs: the author of a function may intend it.
     if not needed:
         check_selection(directory, select)
-    # Before gigabytes are read: a device that is not there must not cost the load first.
+    # Before gigabytes are read: a missing device must fail first.
     check_device(manifest.leaves, device)
     nbytes = sum(manifest.storages[storage].nbytes for storage in needed)
     check_bound(manifest.name, nbytes, max_bytes, "load a part with select=")
@@ -173,7 +173,7 @@ def load_open(
     if mmap:
         memories = map_memories(directory, needed, verify=verify)
     else:
-        # Straight to the device what goes there: no second copy of a model has to fit into memory.
+        # Read storages for the device directly to it: a second copy of a model need not fit into memory.
         memories = read_device_memories(directory, needed, device, verify=verify, tally=tally)
         others = [index for index in needed if index not in memories]
         memories.update(read_memories(directory, others, verify=verify, tally=tally))
@@ -182,8 +182,11 @@ def load_open(
 
 
 def check_selection(directory: CheckpointDirectory, select: Select, argument: str = "select") -> None:
-    """Raise if a selection names no value at all: a misspelt name must not look like an empty checkpoint."""
-    # Raises NoSuchRef: It names nothing. A function may.
+    """Raise if a selection matches no value: a misspelled name must not look like an empty checkpoint.
+
+    Raises:
+        NoSuchRef: It matches nothing. A function may match nothing.
+    """
     keep = as_filter(select, argument)
     if keep is None or callable(select):
         return
@@ -193,8 +196,10 @@ def check_selection(directory: CheckpointDirectory, select: Select, argument: st
 
 
 def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool) -> dict[int, StorageMemory]:
-    """Map storages copy-on-write; those that cannot be mapped as they lie are read."""
-    # With `verify`, every byte is read and checked now, not when it is used.
+    """Map storages copy-on-write, and read those that cannot be mapped.
+
+    With `verify`, every byte is read and checked now, and not when it is used.
+    """
     names = names_of(directory)
     records = directory.manifest.storages
     memories: dict[int, StorageMemory] = {}
@@ -203,21 +208,21 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
         maps = PieceMaps(directory)
         for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
             view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
-            # It does not lie where pages begin, or is mapped already: a process may have only so many mappings.
+            # It does not begin at a page, or is mapped already: the number of mappings of a process is limited.
             if view is None:
                 to_read.append(i)
             else:
                 memories[i] = wrap(names.kind(i), view)
         for i in wrong_memories(directory, memories) if verify else ():
             del memories[i]
-            to_read.append(i)  # the read says what is damaged, or has it repaired
+            to_read.append(i)  # reading it reports the damage, or has it repaired
         decoded = [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]
         nbytes = sum(records[i].nbytes for i in decoded)
-        # Not of the small tensors of an old pack, which a checkpoint that stays plain has, too.
+        # Not for small tensors in an old pack, which a checkpoint that is not compacted also has.
         if nbytes >= _SAID_BYTES:
             tensors = counted(len(decoded), "storage")
             warn(
-                f"{tensors} of {directory.manifest.name} are encoded, and were decoded into memory "
+                f"{tensors} of {directory.manifest.name} are encoded, so they were decoded into memory "
                 f"({size_text(nbytes)}) instead of being mapped"
             )
         if to_read:

@@ -1,4 +1,4 @@
-"""Read a state into a target that exists: compare first, and touch nothing unless it fits."""
+"""Load a state into an existing target: compare both first, and change nothing unless it fits."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ckstore.tensors.targets.load_comparison import Differences, LoadRules
 from ckstore.tensors.targets.renames import check_rename
 
 Strict = bool | str | Sequence[str]
-"""Where a target and a checkpoint have to agree: everywhere, nowhere, or in the parts that globs name."""
+"""Where a target and a checkpoint must agree: everywhere, nowhere, or in the parts that globs name."""
 
 
 def must_fit(strict: Strict) -> Callable[[str], bool]:
-    """Return whether what is at a name of the target, or of the checkpoint, has to fit."""
+    """Return a function that says whether the value at a name of the target or the checkpoint must fit."""
     if isinstance(strict, bool):
         return lambda _: strict
     keep = as_filter(strict, "strict")
@@ -45,44 +45,44 @@ def must_fit(strict: Strict) -> Callable[[str], bool]:
 
 
 def globs_of(strict: Strict) -> list[str]:
-    """Return the globs that name where a target has to fit."""
+    """Return the globs that name the parts of a target that must fit."""
     return [] if isinstance(strict, bool) else [strict] if isinstance(strict, str) else list(strict)
 
 
-# A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of it.
-SHOWN_MOST = 20  # so many names of a kind are in a message
+# A model that does not fit at all would fill the terminal with thousands of names, and push the advice out of view.
+SHOWN_MOST = 20  # how many names of a kind a message has
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a target holds after a load, for the next one: the manifest outlives the checkpoint."""
+    """The content of a target after a load, for the next load: the manifest outlives the checkpoint."""
 
     manifest: Manifest  # of the checkpoint that was loaded
-    # `select` and `rename`: As they were given.
+    # `select` and `rename`: as given by the caller.
     select: Select
     rename: Mapping[str, str] | None
-    names: frozenset[str] | None = None  # of the leaves that the target took; None: all
+    names: frozenset[str] | None = None  # of the leaves that the target took; None for all
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What `load_into` did. Printed, it is a list of everything that was not loaded as it is in the checkpoint.
+    """The result of `load_into`. Printed, it lists every value that was not loaded exactly as in the checkpoint.
 
-    If that is not empty, it is also one `CkstoreWarning`.
+    If that list is not empty, it is also issued as one `CkstoreWarning`.
 
     Attributes:
         info: The checkpoint.
-        missing: Names in the target that the checkpoint lacks; they were left as they were.
-        unexpected: Names in the checkpoint that the target lacks; they were not loaded.
-        not_loaded: Names in both that do not fit -> why: ``shape [1024, 8] float32 wanted, found shape [1000, 8]
-            float32``; they were left as they were.
-        cast: Names that were converted -> from what to what: ``float32 to bfloat16``, and how many values the new dtype
-            has no place for, if there are any.
+        missing: Names in the target that the checkpoint lacks. Their values are unchanged.
+        unexpected: Names in the checkpoint that the target lacks. They were not loaded.
+        not_loaded: Names in both that do not fit -> the reason, such as ``shape [1024, 8] float32 wanted, found shape
+            [1000, 8] float32``. Their values are unchanged.
+        cast: Names that were converted -> the conversion, such as ``float32 to bfloat16``, and how many values the new
+            dtype cannot represent, if there are any.
         fresh: Names in an optimizer of the target that the checkpoint lacks because the parameter had no gradient until
-            then; the optimizer begins with these parameters as it did then.
-        read_bytes: Bytes that were read from the store; with `since` no more than what differs.
-        received_bytes: Bytes that came from a remote for it: of encoded blobs fewer than were read.
+            then. The optimizer starts without state for these parameters, as it did then.
+        read_bytes: Bytes that were read from the store. With `since`, at most the bytes that differ.
+        received_bytes: Bytes that were downloaded from a remote. For encoded blobs these are fewer than were read.
     """
 
     info: CheckpointInfo
@@ -97,27 +97,27 @@ class LoadReport:
 
     def __str__(self) -> str:
         lines = [line for title, names in self._kinds() for line in listed(title, names)]
-        return "\n".join(map(printable, [f"{self.info.name} loaded" + (", but for:" if lines else ""), *lines]))
+        return "\n".join(map(printable, [f"{self.info.name} loaded" + (", except:" if lines else ""), *lines]))
 
     @property
     def summary(self) -> str:
-        """What was not loaded as it is in the checkpoint, in one line; empty if everything was."""
+        """The values that were not loaded exactly as in the checkpoint, in one line; empty if all were."""
         said = [f"{title} ({len(names)}): {some_of(names)}" for title, names in self._kinds() if names]
-        return printable(f"{self.info.name} loaded, but for: {'; '.join(said)}") if said else ""
+        return printable(f"{self.info.name} loaded, except: {'; '.join(said)}") if said else ""
 
     def _kinds(self) -> list[tuple[str, Sequence[str]]]:
         return [
-            ("only in the target, left as they were", self.missing),
+            ("only in the target, unchanged", self.missing),
             ("only in the checkpoint, not loaded", self.unexpected),
-            ("do not fit, left as they were", pairs(self.not_loaded)),
+            ("do not fit, unchanged", pairs(self.not_loaded)),
             ("converted", pairs(self.cast)),
-            ("of parameters that had no gradient yet, begun afresh", self.fresh),
+            ("of parameters that had no gradient yet, started without state", self.fresh),
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class IntoRequest:
-    """What `ckstore.Store.load_into` was asked for."""
+    """The arguments of `ckstore.Store.load_into`."""
 
     strict: Strict = True
     select: Select = None
@@ -131,7 +131,7 @@ class IntoRequest:
 
     @property
     def fills_all(self) -> bool:
-        """Whether nothing in the target stays as it was."""
+        """Whether every value of the target is replaced."""
         return self.strict is True and self.select is None
 
 
@@ -146,18 +146,18 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
 
     def read(directory: CheckpointDirectory) -> LoadReport:
         nonlocal before
-        # `read` may be called again for another checkpoint, after a damaged one.
-        since, before = before, None  # after a read that failed the target holds parts of another checkpoint
+        # `read` may be called again for another checkpoint, if one is damaged.
+        since, before = before, None  # after a failed read the target holds parts of another checkpoint
         with _source(context, directory, request) as source:
             report = _load_into_open(source, target, request, since, begin)
         report = replace(report, info=info_of(context, directory.manifest, directory.manifest_id))
-        # Only after the last byte: a load that failed in between must not become a parent.
+        # Only after the last byte: a load that failed midway must not become a parent.
         continue_from(context, Parent.loaded(directory.manifest, directory.manifest_id))
         return report
 
     try:
         report = read_checkpoint_into(context, ref, read, strict=request.fills_all, verify=request.verify)
-    # Also Ctrl-C: a target of two halves must not be saved as the child of either.
+    # Including Ctrl-C: a target with parts of two checkpoints must not be saved as the child of either.
     except BaseException:
         if is_touched:
             lose_parents(context)
@@ -167,13 +167,13 @@ def load_into(context: Context, ref: AnyRef, target: object, request: IntoReques
 
 
 def _warn_of(report: LoadReport) -> None:
-    # A script that ignores what it gets back would go on with a part of its state.
+    # A script that ignores the report would continue with a part of its state.
     if report.summary:
         warn(report.summary)
 
 
 def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
-    """Return what the caller says that the target holds."""
+    """Return the content of the target, as given by `since`."""
     since = request.since
     if since is None:
         return None
@@ -187,10 +187,8 @@ def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
     if loaded is None:
         return None
     if (loaded.select, loaded.rename) != (request.select, request.rename):
-        msg = (
-            f"since={since.info.name} was loaded with another select or rename, so that the target holds something else"
-        )
-        raise BadInput(msg, hint="give the same select and rename, or leave since out")
+        msg = f"since={since.info.name} was loaded with another select or rename, so the target has other content"
+        raise BadInput(msg, hint="pass the same select and rename, or leave since out")
     return loaded
 
 
@@ -209,10 +207,10 @@ def _load_into_open(
     before: Loaded | None,
     begin: Callable[[], None],
 ) -> LoadReport:
-    """Load; `begin` is called before the first byte of the target may change."""
+    """Load a state; `begin` is called before the first byte of the target may change."""
     manifest = directory.manifest
     if request.select is not None:
-        # First: a misspelt glob would look like a model of which nothing is missing.
+        # First: a misspelled glob would look like a model that has everything.
         check_selection(directory, request.select)
     for glob in globs_of(request.strict):
         check_selection(directory, glob, "strict")
@@ -228,31 +226,31 @@ def _load_into_open(
     def plan_by(terms: LoadRules) -> IntoPlan:
         return plan_into(target, manifest.state, manifest.leaves, terms, manifest.storages, early)
 
-    # The plan, not the load, finds what does not fit: nothing of the target is touched by it.
+    # The plan detects what does not fit, without changing the target.
     plan = plan_by(terms)
     found = plan.differences
     load = Load(manifest, target, terms, bool(request.strict), found, not plan.is_empty, lambda by: plan_by(by).likely)
-    # Compared whole before the first byte changes, so an error leaves the model as it was.
+    # Everything is compared before the first byte changes, so an error leaves the model unchanged.
     _check_fits(load, directory, request)
     check_room(directory, plan.new_bytes + plan.kept_bytes)
-    # From here the target may hold parts of this checkpoint, whatever happens.
+    # From here on the target may hold parts of this checkpoint.
     begin()
-    # Memory first: an allocation that fails in the middle of reading would leave a mixture.
+    # Allocate first: an allocation that fails during reading would leave a mixture.
     plan.prepare([storage.nbytes for storage in manifest.storages])
     whole = _read_whole(manifest, plan)
-    # What gets its memory only now holds nothing of the checkpoint before.
+    # Newly allocated memory holds nothing of the previous checkpoint.
     skip = {} if before is None or plan.new_bytes else _held(before, manifest, whole)
     tally = Tally(_bytes_to_read(manifest, plan, skip), request.progress)
-    # Modules whose own hooks load them (`_load_from_state_dict`) say only by trying whether they fit.
+    # Whether a module with its own load hook (`_load_from_state_dict`) fits is known only by trying.
     plan.attempt(lambda storages: read_memories(directory, storages, verify=request.verify, tally=tally))
     try:
         _check_fits(load, directory, request)
-    # The attempt has changed modules already: they get their old values back before the caller sees the error.
+    # The attempt has changed modules: restore their old values before the caller gets the error.
     except DoesNotFit:
         plan.undo()
         raise
-    # Straight into the target's memory, the largest share of a model: no second copy of it is ever in memory.
-    # A remote may have the difference to what is there now, which is checked before it is relied on.
+    # Directly into the memory of the target, for the largest share of a model, without a second copy in memory.
+    # A remote may have the difference to the current content, which is checked before it is used.
     old = {} if before is None or plan.new_bytes else old_pieces(before.manifest, manifest, before.names)
     read_storages(directory, plan.direct, verify=request.verify, skip=skip, old=old, tally=tally)
     streamed = [storage for storage in plan.copied if storage not in whole]
@@ -260,7 +258,7 @@ def _load_into_open(
     for storage in sorted(whole - skip.keys()):
         plan.filling.fill(storage, read_memories(directory, [storage], verify=request.verify, tally=tally)[storage])
     memories = read_memories(directory, sorted(plan.indirect), verify=request.verify, tally=tally)
-    # Last: values that are not tensors are set only when every tensor is in.
+    # Last: values that are not tensors are set only after every tensor is loaded.
     plan.finish(memories.__getitem__)
     plan.name_beyond()
     found, info = _as_written(plan.differences, manifest), CheckpointInfo.of(manifest, directory.manifest_id)
@@ -282,8 +280,8 @@ def _bytes_to_read(manifest: Manifest, plan: IntoPlan, skip: HeldExtents) -> int
 
 
 def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
-    """Return which storages that are copied are read as a whole: those of tensors with gaps, of arrays, tiled."""
-    # The others are read part by part, with one buffer.
+    """Return the copied storages that are read as a whole: those of strided tensors and arrays, and tiled ones."""
+    # The others are read in parts through one buffer.
     whole = set()
     for storage in plan.copied:
         record = manifest.storages[storage]
@@ -294,18 +292,18 @@ def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
 
 
 def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> HeldExtents:
-    """Return what the target holds already; of a storage that is read as a whole all, or nothing."""
+    """Return the bytes that the target already holds; all or none of a storage that is read as a whole."""
     found = unchanged(before.manifest, manifest, before.names)
     return {
         storage: starts
         for storage, starts in found.items()
-        # Read whole means written whole, so a part that is the same saves nothing.
+        # A storage that is read as a whole is also written as a whole, so an unchanged part saves nothing.
         if storage not in whole or len(starts) == len(manifest.storages[storage].extents)
     }
 
 
 def _as_written(found: Differences, manifest: Manifest) -> Differences:
-    """Return what a plan found by names as people write them: one of the target is never that of another value."""
+    """Return the differences with spelled names; a name in the target is never that of another value."""
     lists = (found.missing, found.unexpected, found.meta)
     dicts = (found.mismatched, found.dtypes, found.cast)
     if not any(lists) and not any(dicts):
@@ -330,7 +328,7 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest
     """Raise if the target and the checkpoint differ in more than the caller allows."""
     found = load.found
     differ = [*found.missing, *found.unexpected, *found.mismatched]
-    # These `strict=False` does not excuse: there is no way to fill them.
+    # `strict=False` does not excuse these, since they cannot be filled.
     never = found.dtypes or found.meta or found.strangers or (differ and not load.fits_somewhere)
     if not never and not any(map(must_fit(request.strict), differ)):
         return
@@ -346,7 +344,7 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest
     name = directory.manifest.name
     name = name if request.file is None else f"{request.file} of {name}"
     message = "\n".join([f"{name} does not fit the target, nothing was loaded:", *lines])
-    of_files = (f"file={path!r} loads what that file holds" for path in loadable(directory.manifest, 1))
+    of_files = (f"file={path!r} loads the state in that file" for path in loadable(directory.manifest, 1))
     raise DoesNotFit(
         message,
         hint="; ".join([*of_files, *advice(load)]),
@@ -357,7 +355,7 @@ def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest
 
 
 def listed(title: str, names: Iterable[str]) -> list[str]:
-    """Return lines for a message: what the names are, and the first of them."""
+    """Return lines for a message: the kind of the names, and the first names."""
     names = list(names)
     if not names:
         return []
@@ -367,5 +365,5 @@ def listed(title: str, names: Iterable[str]) -> list[str]:
 
 
 def pairs(found: Mapping[str, str]) -> list[str]:
-    """Return names with what is said of them."""
+    """Return names with their descriptions."""
     return [f"{name}: {said}" for name, said in found.items()]

@@ -1,4 +1,4 @@
-"""An open checkpoint: names without data, single tensors, slices."""
+"""An open checkpoint: names without data, single tensors, and slices."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class LeafSummary:
 
 
 class OpenCheckpoint:
-    """A checkpoint that is open for reading; a context manager. It is not taken apart while it is open.
+    """A checkpoint that is open for reading; a context manager. It is not deleted while it is open.
 
-    A child that is forked opens it again when it first reads from it, and so does a process that unpickles it: each has
-    it open on its own, and closes it on its own.
+    A forked child, or a process that unpickles it, opens the checkpoint again when it first reads from it. Each process
+    has its own open checkpoint, and closes it independently.
 
     Attributes:
-        info: What the store says about it.
+        info: The facts about the checkpoint.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class OpenCheckpoint:
     def keys(self) -> list[str]:
         r"""Return the names of all tensors, arrays, and long bytes and strings, in the order of the state.
 
-        A dot in a key is written without a backslash, unless two names would then be the same. A tensor that is made of
-        several, a sparse or a quantized one, is listed by its own name; the names of its parts are found as well.
+        A dot in a key is written without a backslash, unless two names would then be equal. A tensor that consists of
+        several, such as a sparse or a quantized one, is listed by its own name. Its parts can also be read by name.
         """
         return BriefList(self._names.listed)
 
@@ -113,10 +113,10 @@ class OpenCheckpoint:
 
     @api_call
     def __getitem__(self, name: str) -> Any:
-        """Read one value; only its own pieces are read, and checked. A name may be written without its backslashes.
+        """Read one value; only its own pieces are read and checked. A name may be written without its backslashes.
 
         Raises:
-            NoSuchRef: There is no such name.
+            NoSuchRef: No value has that name.
             InsufficientSpace: It does not fit into memory, or is larger than `max_bytes` of `open_checkpoint`.
             DamagedBlob: Its bytes are damaged or missing.
         """
@@ -126,66 +126,66 @@ class OpenCheckpoint:
             return make_leaf(found, memories[found.storage])
         name, node = found
         storages = {leaves[i].storage for i in leaf_numbers(node) if not is_empty(leaves[i])}
-        memories = self._read(sorted(storages), name, "read the tensors that it is made of one by one")
+        memories = self._read(sorted(storages), name, "read the tensors that it consists of one by one")
         return build_with(node, LeafMaker(leaves, memories.__getitem__).leaf, leaves, path=name)
 
     def slice(self, name: str) -> LeafSlice:
-        """Return a tensor to be indexed: ``ckpt.slice("w")[a:b]`` reads only the pieces that hold rows a to b.
+        """Return a tensor that can be indexed: ``ckpt.slice("w")[a:b]`` reads only the pieces with rows a to b.
 
         Raises:
-            NoSuchRef: There is no such name.
-            BadInput: It is a tensor that is made of several, and has no rows of its own.
+            NoSuchRef: No value has that name.
+            BadInput: It is a tensor that consists of several, and has no rows of its own.
         """
         found = self._names.find(name)
         if isinstance(found, LeafRecord):
             return LeafSlice(self, found)
         own, node = found
         parts = ", ".join(self._names.written.get(join(own, key), key) for key, _ in node[1])
-        msg = f"{plain(own)} is a {node[2]}, which is made of other tensors and has no rows of its own"
-        raise BadInput(msg, hint=f"slice one of {parts}; or read it whole, and index that")
+        msg = f"{plain(own)} is a {node[2]}, which consists of other tensors and has no rows of its own"
+        raise BadInput(msg, hint=f"slice one of {parts}; or read all of it, and index that")
 
     def leaves(self) -> list[LeafSummary]:
-        """Return name, kind, dtype, shape and size of every value kept as bytes, without reading data."""
+        """Return the name, kind, dtype, shape and size of every value that is stored as bytes, without reading data."""
         written = self._names.written
         return BriefList(_summary(leaf, self._directory, written[name]) for name, leaf in self._names.leaves.items())
 
     @property
     def directory(self) -> Path:
-        """Where it lies; a copy of this directory (``cp -r``) is a complete checkpoint."""
+        """The path of its directory; a copy of this directory (``cp -r``) is a complete checkpoint."""
         where = self._directory.path
         return where.path if isinstance(where, StorePath) else Path(where)
 
     @property
     def kept_bytes(self) -> int:
-        """Sizes of the files with its blobs, plain or encoded; other checkpoints may share them."""
+        """Total size of the files with its blobs, plain or encoded. Other checkpoints may share them."""
         return self._directory.manifest.kept_bytes
 
     @property
     def saved_bytes(self) -> int:
-        """By how much compaction made these files smaller; 0: nothing of it is encoded."""
+        """By how many bytes compaction made these files smaller; 0 if no blob is encoded."""
         manifest = self._directory.manifest
         return sum(blob.nbytes for blob in manifest.blobs) - manifest.kept_bytes
 
     @property
     def health(self) -> Health | None:
-        """How many values of its tensors are not finite, and which parts change; None: its save did not look."""
+        """How many values of its tensors are not finite, and which parts change; None if its save did not check."""
         return self._directory.manifest.health
 
     def files(self) -> list[FileSummary]:
-        """Return path, kind, mode and size of what was committed, in the order of paths; a saved state has nothing."""
+        """Return the path, kind, mode and size of committed files in the order of paths; empty for a saved state."""
         return BriefList(summaries(self._directory.manifest))
 
     @api_call
     def open_file(self, path: str) -> io.BufferedReader:
-        """Open a committed file for reading, at any place; what is read is checked. It is read while this is open.
+        """Open a committed file for reading with random access; the bytes are checked, and read while this is open.
 
         ``torch.load(ckpt.open_file("optimizer.pt"))`` reads a file without a checkout.
 
         Args:
-            path: As in `files`; a symlink is followed if it stays in the checkpoint.
+            path: As in `files`. A symlink is followed if it stays in the checkpoint.
 
         Raises:
-            NoSuchFile: There is no such file; a saved state has none.
+            NoSuchFile: The file does not exist. A saved state has no files.
         """
         return io.BufferedReader(CommittedFile(self._here, file_record(self._directory.manifest, path)), BUFFER_BYTES)
 
@@ -202,16 +202,16 @@ class OpenCheckpoint:
         """Return the state, or the part of it that `select` names; see `ckstore.Store.load`.
 
         Raises:
-            NoSuchRef: `select` fits nothing.
-            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes`; None: that of
+            NoSuchRef: `select` matches nothing.
+            InsufficientSpace: It does not fit into memory, or is larger than `max_bytes`, by default that of
                 `open_checkpoint`.
-            DamagedBlob: Bytes are damaged or missing; the message names the tensor.
+            DamagedBlob: Bytes are damaged or missing. The message names the tensor.
         """
         most = self._max_bytes if max_bytes is None else max_bytes
         return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify, max_bytes=most)
 
     def close(self) -> None:
-        """Let go of the checkpoint; tensors that were read or mapped stay valid."""
+        """Close the checkpoint; tensors that were read or mapped remain valid."""
         self._closed = True
         self._directory.close()
 
@@ -225,19 +225,22 @@ class OpenCheckpoint:
         return f"{named(plain(name))} of {self.info.name}"
 
     def _here(self) -> CheckpointDirectory:
-        """Return its directory, which this process has open; a child that was forked since opens it again."""
-        # Raises NoSuchRef: it was removed or replaced meanwhile.
+        """Return its directory as opened by this process; a forked child opens it again.
+
+        Raises:
+            NoSuchRef: The checkpoint was removed or replaced in the meantime.
+        """
         held = self._directory
-        # After a fork the child's copy of the lock is closed: it is the parent's, and to unlock it here would unlock
-        # both.
+        # After a fork the child's copy of the lock is closed: it belongs to the parent, and unlocking it in the child
+        # would unlock both.
         if held.lock.fd >= 0 or self._closed:
             return held
         again = _again(held.path, self.info)
         again.on_damage, again.threads = held.on_damage, held.threads
-        # What fetches bytes that are elsewhere reads by the directory that it was made for.
+        # The function that downloads remote data reads through the directory that it was created for.
         if isinstance(held.fetch, partial):
             again.fetch = partial(held.fetch.func, again)
-        # One call of C code decides: two directories would hold two locks, of which one is never closed.
+        # One call of C code decides: two directories would hold two locks, one of which would never be released.
         first = self._reopened.setdefault(held, again)  # of several threads one wins
         if first is not again:
             again.close()
@@ -245,14 +248,14 @@ class OpenCheckpoint:
         return first
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle it as where it is and what it was opened as; with bytes elsewhere also as the store that fetches them.
+        """Pickle it as its path and its info; if its data is on a remote, also as the store that downloads it.
 
         Raises:
             BadInput: It was closed.
         """
         if self._closed:
             raise BadInput(f"{self.info.name} was closed", hint="pickle it inside its with block")
-        if self.info.elsewhere and self._store is not None:  # by its directory alone nothing would fetch them
+        if self.info.elsewhere and self._store is not None:  # its directory does not suffice to download the data
             return _open_in_store, (self._store, self.info, self._max_bytes)
         where = self._directory.path
         top, parts = (where.top, where.parts) if isinstance(where, StorePath) else (str(where), ())
@@ -269,10 +272,10 @@ class OpenCheckpoint:
 
 
 class LeafSlice:
-    """A tensor or array on disk that gives parts of itself; the first index chooses rows without reading the others.
+    """A tensor or array on disk that can be indexed; the first index selects rows without reading the others.
 
     Attributes:
-        shape, dtype: Of the whole.
+        shape, dtype: Those of the whole tensor.
     """
 
     def __init__(self, checkpoint: OpenCheckpoint, leaf: LeafRecord) -> None:
@@ -285,7 +288,7 @@ class LeafSlice:
 
     @api_call
     def __getitem__(self, index: Any) -> Any:
-        """Return what indexing the whole would give.
+        """Return the result of indexing the whole tensor.
 
         Raises:
             IndexError: The index does not fit.
@@ -294,7 +297,7 @@ class LeafSlice:
         """
         first, rest = (index[0], index[1:]) if isinstance(index, tuple) and index else (index, ())
         leaf = self._leaf
-        # Rows lie one after another only in a row-major tensor; anything else is read whole and indexed by torch.
+        # Rows are contiguous only in a row-major tensor; any other is read as a whole and indexed by torch.
         if not isinstance(first, slice) or first.step not in (None, 1) or not leaf.shape or leaf.strides is not None:
             return self._whole()[index]
         start, stop, _ = first.indices(leaf.shape[0])
@@ -318,7 +321,7 @@ class LeafSlice:
         directory = self._here()
         checkpoint = self._checkpoint
         check_bound(checkpoint._words(leaf.name), last - first, checkpoint._max_bytes, _FEWER_ROWS)  # noqa: SLF001
-        # A slice of a tensor of zeros can be as large as the whole, which is one chunk on the disk.
+        # A slice of a tensor of zeros can be as large as the whole tensor, which is one chunk on the disk.
         check_room(directory, last - first)
         memory = allocate(leaf.kind, last - first)
         # Whole pieces are read, so that they can be checked.
@@ -335,13 +338,13 @@ def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> Lea
 def open_ref(context: Context, ref: AnyRef, max_bytes: int | None = None, store: Any = None) -> OpenCheckpoint:
     """Open the checkpoint that `ref` names; see `ckstore.Store.open_checkpoint`."""
     directory = open_directory(context, ref)
-    # Locked from here: a traceback that a notebook keeps would hold the checkpoint from gc.
+    # From here on it is locked: a traceback that a notebook keeps would keep gc from freeing the checkpoint.
     with _closed_by_an_error(directory):
         return OpenCheckpoint(directory, info_of(context, directory.manifest, directory.manifest_id), max_bytes, store)
 
 
 def open_path(path: Path, max_bytes: int | None = None) -> OpenCheckpoint:
-    """Open a checkpoint by its directory, in a store or copied out of one; see `ckstore.open_checkpoint`."""
+    """Open a checkpoint by its directory, in a store or copied from one; see `ckstore.open_checkpoint`."""
     try:
         directory = CheckpointDirectory.at(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -356,7 +359,7 @@ def open_path(path: Path, max_bytes: int | None = None) -> OpenCheckpoint:
 
 @contextmanager
 def _closed_by_an_error(directory: CheckpointDirectory) -> Iterator[None]:
-    """Close the directory if the block raises: else it would be locked as long as the error is kept."""
+    """Close the directory if the block raises; otherwise it would be locked as long as the error is kept."""
     try:
         yield
     except BaseException:
@@ -370,7 +373,7 @@ def _open_in_store(store: Any, info: CheckpointInfo, max_bytes: int | None) -> A
 
 @api_call
 def _open_again(top: Path, parts: tuple[str, ...], info: CheckpointInfo, max_bytes: int | None) -> OpenCheckpoint:
-    """Open a checkpoint that was pickled, at the place `parts` in `top`."""
+    """Open a pickled checkpoint at the path `parts` in `top`."""
     return OpenCheckpoint(_again(StorePath(str(top), parts) if parts else top, info), info, max_bytes)
 
 
@@ -380,7 +383,7 @@ def _again(path: AnyPath, info: CheckpointInfo) -> CheckpointDirectory:
     except FileNotFoundError as error:
         msg = f"{info.name} is no longer in {path}: it was removed since it was opened"
         raise NoSuchRef(msg, hint="keep it open in the process that opened it, or pin it") from error
-    # By its id, not its place: a checkpoint that replaced it has the same path and other tensors.
+    # By its id and not its path: a checkpoint that replaced it has the same path and other tensors.
     if directory.manifest_id != info.id:
         directory.close()
         msg = f"{path} was replaced since {info.name} was opened there"
@@ -389,7 +392,7 @@ def _again(path: AnyPath, info: CheckpointInfo) -> CheckpointDirectory:
 
 
 def _now_at(path: AnyPath, info: CheckpointInfo) -> AnyPath:
-    """Return where a checkpoint lies that was opened at `path`: a compaction gives it another directory."""
+    """Return the current path of a checkpoint that was opened at `path`: compaction moves it to another directory."""
     if not isinstance(path, StorePath) or path.parts[:1] != ("checkpoints",) or dirfd_stat.exists(path):
         return path
     layout = Layout(Path(path.top))
@@ -398,7 +401,7 @@ def _now_at(path: AnyPath, info: CheckpointInfo) -> AnyPath:
 
 
 def _info_of_open(directory: CheckpointDirectory) -> CheckpointInfo:
-    """Return what an open checkpoint says about itself, with what was added to it; warn if that cannot be read."""
+    """Return the facts in an open checkpoint with its annotations; warn if these cannot be read."""
     info = CheckpointInfo.of(directory.manifest, directory.manifest_id)
     try:
         found = read_annotations(directory.lock.inside)

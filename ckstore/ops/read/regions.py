@@ -1,7 +1,7 @@
-"""Read a part of a tensor: a block of it, or some of its row-major bytes, however it is stored.
+"""Read a part of a tensor: a block, or some of its row-major bytes, for any form of storage.
 
-A piece can only be checked whole. So a piece of which only a part is wanted is read into memory of its own; the last
-one is kept, since what is asked for next often begins where it ends.
+A piece can only be checked as a whole. A piece of which only a part is requested is therefore read into separate
+memory. The last one is kept, since the next request often begins where it ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.pieces import PieceReader
 from ckstore.objects.remote_pieces import Part
 
-# As a chunk: one piece at a time of a large tensor, whatever block of it is wanted.
+# The size of a chunk: one piece at a time of a large tensor, for any block of it.
 WINDOW_BYTES = 32 * 2**20
-RANGE_BYTES = 8 * 2**20  # how much of a storage is asked for at once where all of it is wanted
+RANGE_BYTES = 8 * 2**20  # how much of a storage is requested at once when all of it is read
 
 _start_of = attrgetter("start")
 
@@ -31,18 +31,18 @@ class RegionReader:
 
     def __init__(
         self,
-        directory: CheckpointDirectory,  # the checkpoint
-        storage: int,  # which storage of it
+        directory: CheckpointDirectory,
+        storage: int,
         name: str,
         *,
         verify: bool = True,  # check the pieces
-        pieces: PieceReader | None = None,  # reads them; without it, each piece opens its blob
+        pieces: PieceReader | None = None,  # reads the pieces; if None, each piece opens its blob
     ) -> None:
-        self.storage = storage  # which one
+        self.storage = storage
         self.read_bytes = 0  # how many bytes were read from blobs
         self._directory = directory
         self._record: StorageRecord = directory.manifest.storages[storage]
-        self.name = name  # what it belongs to, for messages
+        self.name = name  # the value that it belongs to, for messages
         tiling = self._record.tiling
         self._bands: list[Band] = [] if tiling is None else bands(tiling.blocks)
         self._verify = verify
@@ -51,7 +51,7 @@ class RegionReader:
         self._kept: tuple[int, memoryview] = (-1, memoryview(b""))
 
     def block(self, shape: Sizes, wanted: Block, out: memoryview) -> None:
-        """Read a block of the tensor with this shape, the last dimension in bytes, into `out`, row-major."""
+        """Read a block of a tensor of this shape, with the last dimension in bytes, into `out`, row-major."""
         if not wanted.nbytes:
             return
         tiling = self._record.tiling
@@ -71,13 +71,13 @@ class RegionReader:
         if self._record.tiling is not None:
             self._bytes_of_tiles(self._record.tiling, start, stop, out)
             return
-        # By search: a storage of a terabyte has 30,000 pieces, and slices ask for one of them again and again.
+        # A search: a storage of a terabyte has 30,000 pieces, and slices request single ones repeatedly.
         at = bisect_right(self._starts, start) - 1
         while at < len(self._record.extents) and self._starts[at] < stop:
             low, high = self._starts[at], self._starts[at + 1]
             first, last = max(start, low), min(stop, high)
-            # A whole piece goes straight into `out`; only a part of one needs memory of its own, since a piece is
-            # checked whole.
+            # A complete piece is read directly into `out`. A part of one needs separate memory, since a piece is
+            # checked as a whole.
             if (first, last) == (low, high) and self._kept[0] != at:
                 self._read(self._record.extents[at], out[low - start : high - start])
             else:
@@ -85,13 +85,13 @@ class RegionReader:
             at += 1
 
     def _block_of_rows(self, shape: Sizes, wanted: Block, out: memoryview) -> None:
-        """Read whole rows of the outermost dimension that has several, a window at a time; take the block of each."""
+        """Read whole rows of the outermost dimension that has several, in windows, and copy the block from each."""
         from ckstore.tensors.numpy_leaves import copy_common
 
         dim = next(i for i, size in enumerate(wanted.sizes) if size != 1)
         inner = shape[dim + 1 :]
         row_bytes = math.prod(inner)
-        # At least one row, even where it is larger than the window: less than a row cannot be cut.
+        # At least one row, even if it is larger than the window, since a row is not split.
         rows_at_once = max(1, WINDOW_BYTES // row_bytes)
         before = sum(offset * math.prod(shape[i + 1 :]) for i, offset in enumerate(wanted.offsets[:dim]))
         first, count = wanted.offsets[dim], wanted.sizes[dim]
@@ -126,14 +126,14 @@ class RegionReader:
                 out[first - start : last - start] = data[first - low : last - low]
 
     def _bands_in(self, first: int, stop: int) -> Iterator[Band]:
-        """Give the bands that have rows from `first` up to `stop`."""
+        """Yield the bands with rows from `first` to `stop`."""
         at = bisect_right(self._bands, first, key=_start_of) - 1
         while at < len(self._bands) and self._bands[at].start < stop:
             yield self._bands[at]
             at += 1
 
     def unit_around(self, at: int) -> tuple[int, int]:
-        """Return from where to where the row-major bytes around `at` are read together: a piece, or a band of tiles."""
+        """Return the range of row-major bytes around `at` that are read together: a piece, or a band of tiles."""
         if self._record.tiling is None:
             i = bisect_right(self._starts, at) - 1
             return self._starts[i], self._starts[i + 1]
@@ -142,17 +142,17 @@ class RegionReader:
         return band.start * row_bytes, (band.start + band.rows) * row_bytes
 
     def _piece(self, at: int) -> memoryview:
-        """Return a piece, which is read unless it is the one that was read last."""
+        """Return a piece, read unless it is the one that was read last."""
         if self._kept[0] != at:
             data = memoryview(bytearray(self._record.extents[at].length))
             self._read(self._record.extents[at], data)
-            # After the read: a piece that failed its check must not be found here by the next call.
+            # After the read: a piece that failed its check must not be returned by the next call.
             self._kept = at, data
         return self._kept[1]
 
     def _read(self, extent: Extent, out: memoryview) -> None:
         part = Part(extent, out, self.name)
-        if self._pieces is not None:  # the caller that gave it reports damage
+        if self._pieces is not None:  # its owner reports damage
             self._pieces.read(part)
         else:
             with self._directory.reporting_damage(), PieceReader(self._directory, verify=self._verify) as pieces:
@@ -161,10 +161,11 @@ class RegionReader:
 
 
 class RangeReader:
-    """Reads ranges of storages by rising start, one storage at a time, each piece once; a context manager."""
+    """Reads ranges of storages in ascending order, one storage at a time, each piece once; a context manager.
 
-    # What is read together (a piece, or a band of tiles) is read whole and checked, and kept from the start of the last
-    # range on: so its memory is that of a range and of one piece.
+    A unit (a piece, or a band of tiles) is read and checked as a whole, and kept from the start of the last range on.
+    Memory use is therefore one range and one unit.
+    """
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
@@ -174,19 +175,21 @@ class RangeReader:
         self._low = self._high = 0
 
     def begin(self, storage: int) -> None:
-        """Go to a storage."""
+        """Set the storage to read."""
         self._region = RegionReader(self._directory, storage, "", pieces=self._pieces)
         self._low = self._high = 0
 
     def read(self, start: int, stop: int, name: str) -> memoryview:
-        """Return the bytes `start` to `stop` of the storage, valid until the next call."""
-        # Raises DamagedBlob: A piece is damaged or missing; the message has `name`.
+        """Return the bytes `start` to `stop` of the storage, valid until the next call.
+
+        Raises:
+            DamagedBlob: A piece is damaged or missing. The message has `name`.
+        """
         if start == stop or self._region is None:
             return self._buffer[:0]
         self._region.name = name
         if not self._low <= start < self._high:
-            # From the start of a unit, since it is checked as a whole; bytes before `start` cost memory, not
-            # correctness.
+            # From the start of a unit, since it is checked as a whole. The bytes before `start` only cost memory.
             self._low = self._high = self._region.unit_around(start)[0]
         while self._high < stop:
             low, high = self._region.unit_around(self._high)
@@ -196,17 +199,17 @@ class RangeReader:
         return self._buffer[start - self._low : stop - self._low]
 
     def parts(self, start: int, stop: int, name: str) -> Iterator[memoryview]:
-        """Give the bytes `start` to `stop` in parts of at most `RANGE_BYTES`, each as `read` gives it."""
+        """Yield the bytes `start` to `stop` in parts of at most `RANGE_BYTES`, each as from `read`."""
         for at in range(start, stop, RANGE_BYTES):
             yield self.read(at, min(at + RANGE_BYTES, stop), name)
 
     def _make_room(self, keep_from: int, nbytes: int) -> None:
-        """Have room for bytes behind those that are there; what lies before `keep_from` may be forgotten."""
+        """Make room for bytes after the buffered ones; bytes before `keep_from` may be dropped."""
         if self._high - self._low + nbytes <= len(self._buffer):
             return
         kept = self._buffer[keep_from - self._low : self._high - self._low]
         if len(kept) + nbytes > len(self._buffer):
-            # For a whole range and a unit at once: to grow takes the memory of both for a moment.
+            # For a whole range and a unit at once: growing briefly takes the memory of both.
             self._buffer = memoryview(bytearray(max(len(kept), RANGE_BYTES) + nbytes))
         # A piece that two ranges share is read and hashed once.
         self._buffer[: len(kept)] = kept

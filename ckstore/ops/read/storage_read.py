@@ -1,4 +1,4 @@
-"""Read the storages of an open checkpoint into memory. How they are mapped: `load.map_memories`."""
+"""Read the storages of an open checkpoint into memory. `load.map_memories` maps them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from ckstore.ops.read.common_pieces import HeldExtents, OldPieces
     from ckstore.tensors.device.feed import DeviceMemory
 
-# In the page cache a load is a copy and a hash: more threads than cores push each other's bytes out (docs/adr/0007).
+# From the page cache a load is a copy and a hash: more threads than cores evict each other's data (docs/adr/0007).
 _CORES = len(os.sched_getaffinity(0))
-# Starting threads takes longer than copying less than this.
+# Starting threads takes longer than copying fewer bytes than this.
 _THREAD_FROM_BYTES = 4 * 2**20
-# Several pieces at once, so that several threads have something to read, and no more memory than this.
+# Several pieces at once, so that several threads can read, and no more memory than this.
 STREAM_BYTES = 64 * 2**20
-# A piece is handed out as a tensor: torch and NumPy read elements that are not aligned slowly, or not at all.
+# A piece is passed on as a tensor: torch and NumPy read unaligned elements slowly or not at all.
 _ALIGN_BYTES = 64
-# Decoding takes longer than anything else in a load, so one large blob must not be the work of one thread.
+# Decoding takes longer than any other step of a load, so a large blob must not be decoded by one thread.
 _STRIPED_BYTES = 4 * 2**20
-_ASK_FROM_BYTES = 8 * 2**20  # less is taken unasked: the kernel's answer takes longer than reading it
-_SPARE_BYTES = 16 * 2**20  # what reading itself takes beside that: buffers, threads, pages of tables
+_ASK_FROM_BYTES = 8 * 2**20  # smaller reads do not check the memory: the kernel's answer takes longer than the read
+_SPARE_BYTES = 16 * 2**20  # additional memory for reading: buffers, threads, page tables
 
 
 class StorageNames:
-    """For messages: what the storages of a checkpoint belong to, and of which kind their leaves are; see `names_of`."""
+    """The values that the storages of a checkpoint belong to, for messages, and their kinds; see `names_of`."""
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._names: dict[int, str] = {}
@@ -58,7 +58,7 @@ class StorageNames:
                 self._names.setdefault(storage, file.path)
 
     def name(self, storage: int) -> str:
-        """Return the name of the first leaf of a storage, or of the committed file that it is a part of."""
+        """Return the name of the first leaf of a storage, or of the committed file that it belongs to."""
         return self._names.get(storage) or "the state"
 
     def kind(self, storage: int) -> LeafKind:
@@ -66,12 +66,12 @@ class StorageNames:
         return self._kinds[storage]
 
 
-# Weak: a reader that is forgotten without `close` must not keep its names of 20,000 tensors.
+# Weak: a reader that is dropped without `close` must not keep its names of 20,000 tensors.
 _names: weakref.WeakKeyDictionary[CheckpointDirectory, StorageNames] = weakref.WeakKeyDictionary()
 
 
 def names_of(directory: CheckpointDirectory) -> StorageNames:
-    """Return the names of an open checkpoint, made once: it may have many tensors, and be read one by one."""
+    """Return the names of an open checkpoint, computed once, since many tensors may be read one by one."""
     found = _names.get(directory)
     if found is None:
         found = _names[directory] = StorageNames(directory)
@@ -79,22 +79,33 @@ def names_of(directory: CheckpointDirectory) -> StorageNames:
 
 
 def read_storages(
-    directory: CheckpointDirectory,  # an open checkpoint
-    into: Mapping[int, memoryview | DeviceMemory],  # storage -> memory of its size, or such memory on a device
+    directory: CheckpointDirectory,
+    into: Mapping[int, memoryview | DeviceMemory],
     *,
-    verify: bool,  # check the bytes
-    skip: HeldExtents | None = None,  # what the memories have already
-    old: OldPieces | None = None,  # what else they have
-    tally: Tally | None = None,  # counts what was read, and says so
+    verify: bool,
+    skip: HeldExtents | None = None,
+    old: OldPieces | None = None,
+    tally: Tally | None = None,
 ) -> None:
-    """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads."""
-    # Raises DamagedBlob: some bytes are damaged or missing; the memories hold an unknown part.
+    """Fill each memory with the bytes of its storage. Blobs are opened once and read by several threads.
+
+    Args:
+        directory: An open checkpoint.
+        into: Storage -> memory of its size, on the host or a device.
+        verify: Check the bytes.
+        skip: The extents that the memories already hold.
+        old: The other pieces that the memories hold.
+        tally: Counts the bytes that are read, and reports progress.
+
+    Raises:
+        DamagedBlob: Some bytes are damaged or missing. The memories hold an unknown part.
+    """
     with _filling(into.values()):
         names = names_of(directory)
         parts: list[Part] = []
         for storage, out in into.items():
             record = directory.manifest.storages[storage]
-            # Tiles of ranks do not lie one after another, so no stretch of the memory is a piece.
+            # Tiles of ranks are not contiguous, so no range of the memory is a piece.
             if record.tiling is not None:
                 whole = out if isinstance(out, memoryview) else memoryview(bytearray(record.nbytes))
                 RegionReader(directory, storage, names.name(storage), verify=verify).bytes(0, record.nbytes, whole)
@@ -105,7 +116,7 @@ def read_storages(
                 continue
             at, has = 0, skip.get(storage, ()) if skip else ()
             for extent in record.extents:
-                # Bytes that the target has from the checkpoint before are not read at all (`since=`).
+                # Bytes that the target holds from the previous checkpoint are not read (`since=`).
                 if at not in has:
                     there = old.get(storage, {}).get(at) if old else None
                     parts.append(Part(extent, out[at : at + extent.length], names.name(storage), there))
@@ -115,48 +126,48 @@ def read_storages(
 
 @contextmanager
 def _filling(memories: Iterable[memoryview | DeviceMemory]) -> Iterator[None]:
-    """Wait for the devices that some of these lie on, before and after they are filled."""
+    """Wait for the devices of these memories, before and after they are filled."""
     if all(isinstance(memory, memoryview) for memory in memories):
         yield
         return
-    from ckstore.tensors.device import feed  # only where something lies there: torch is imported with it
+    from ckstore.tensors.device import feed  # only for memory on devices, since it imports torch
 
     feeds = feed.begin(memories)
     try:
         yield
-    finally:  # also after an error: copies that are on their way read memory of ours
+    finally:  # also after an error: pending copies read memory of this process
         for one in feeds:
             one.finish()
 
 
 class Tally:
-    """Counts the bytes that a load has read, and says so in the thread of its caller."""
+    """Counts the bytes that a load has read, and reports progress in the thread of the caller."""
 
     def __init__(self, all_bytes: int, progress: Progress | None) -> None:
-        self.done_bytes = 0  # read and, if asked, checked
+        self.done_bytes = 0  # read and, if requested, checked
         self.all_bytes = all_bytes  # to be read
         self.received_bytes = 0  # from remotes
         self._progress = progress
         self._mutex = threading.Lock()
 
     def add(self, nbytes: int) -> None:
-        """Count bytes; any thread may."""
+        """Count bytes; may be called from any thread."""
         with self._mutex:
-            # Under a lock: `+=` is a read and a write, between which another thread may come.
+            # Under a lock: `+=` is a read and a write, between which another thread may run.
             self.done_bytes += nbytes
 
     def receive(self, nbytes: int) -> None:
-        """Count bytes that came from remotes; any thread may."""
+        """Count bytes that were downloaded from remotes; may be called from any thread."""
         with self._mutex:
             self.received_bytes += nbytes
 
     def end(self) -> None:
-        """Say once that all is done, where it was not said while it was read."""
+        """Report once that everything is done, if it was not reported during the read."""
         if self._progress is not None:
             self._progress(self.all_bytes, self.all_bytes)
 
     def say(self) -> None:
-        """Tell the caller of the load."""
+        """Report the progress to the caller of the load."""
         if self._progress is not None:
             self._progress(self.done_bytes, self.all_bytes)
 
@@ -164,7 +175,7 @@ class Tally:
 def _read_parts(
     directory: CheckpointDirectory, parts: Iterable[Part], *, verify: bool, tally: Tally | None = None
 ) -> None:
-    # The largest first, or one thread ends long after the others.
+    # The largest first, so that no thread ends long after the others.
     blobs = sorted(by_blob(parts), key=_nbytes, reverse=True)
 
     def read_blob(of_blob: list[Part]) -> None:
@@ -188,7 +199,7 @@ def _read_parts(
         if tally is not None:
             tally.add(len(part.out))
 
-    # Around all threads: the mark of damage is written once, by the caller's thread.
+    # Around all threads: the mark of damage is written once, by the thread of the caller.
     with directory.reporting_damage():
         if blobs:
             say = None if tally is None else tally.say
@@ -204,7 +215,7 @@ def _read_parts(
 
 
 def _check_decoded(directory: CheckpointDirectory, part: Part) -> None:
-    """Compare a piece that several threads have decoded; if it is wrong, one reader says so, or has it repaired."""
+    """Check a piece that several threads have decoded; if it is wrong, one reader reports it or has it repaired."""
     if not isinstance(part.out, memoryview):
         return
     try:
@@ -215,17 +226,17 @@ def _check_decoded(directory: CheckpointDirectory, part: Part) -> None:
 
 
 def _is_striped(directory: CheckpointDirectory, of_blob: Sequence[Part]) -> bool:
-    """Whether several threads decode one blob: it is large, and what it is decoded into is memory of the host."""
+    """Whether several threads decode one blob: it is large, and is decoded into memory of the host."""
     large = any(len(part.out) >= _STRIPED_BYTES for part in of_blob)
     return large and encoded(directory, of_blob[0].extent) and all(isinstance(p.out, memoryview) for p in of_blob)
 
 
 def _stripes(part: Part, threads: int) -> Iterator[list[Part]]:
-    """Cut a piece into as many parts as there are threads; their digest is compared when all are there."""
+    """Cut a piece into parts for the threads; the digest is compared when all parts are decoded."""
     extent, out, what, _ = part
     if not isinstance(out, memoryview):
         return
-    # At tiles: one that lies in two stripes would be decoded twice.
+    # Cut at tiles: a tile in two stripes would be decoded twice.
     nbytes = (len(out) // (threads * TILE_BYTES) + 1) * TILE_BYTES
     for at in range(0, len(out), nbytes):
         length = min(nbytes, len(out) - at)
@@ -237,16 +248,24 @@ def _nbytes(parts: Iterable[Part]) -> int:
 
 
 def stream_storages(
-    directory: CheckpointDirectory,  # an open checkpoint
-    storages: Iterable[int],  # which ones, in this order; none with a tiling
+    directory: CheckpointDirectory,
+    storages: Iterable[int],
     take: Callable[[int, int, memoryview], object],
     *,
-    verify: bool,  # check them before they are handed out
-    skip: HeldExtents | None = None,  # what is not handed out
+    verify: bool,
+    skip: HeldExtents | None = None,
     tally: Tally | None = None,
 ) -> None:
-    """Read storages through one buffer of `STREAM_BYTES`, or of the largest piece if that is more."""
-    # `take`: called with a storage, the place of the first byte in it, and bytes that are valid until it returns.
+    """Read storages through one buffer of `STREAM_BYTES`, or of the size of the largest piece if that is larger.
+
+    Args:
+        directory: An open checkpoint.
+        storages: The storages, in this order, none of which is tiled.
+        take: Called with a storage, an offset in it, and bytes that are valid until the call returns.
+        verify: Check the bytes before they are passed on.
+        skip: The extents that are left out.
+        tally: Counts the bytes that are read.
+    """
     names = names_of(directory)
     buffer = memoryview(b"")
     window: list[tuple[int, int, Extent, int]] = []
@@ -254,7 +273,7 @@ def stream_storages(
 
     def flush() -> None:
         nonlocal buffer, used
-        # Grown, never shrunk: memory that was touched already is faster than fresh pages (docs/adr/0007).
+        # The buffer grows and never shrinks: memory in use is faster than new pages (docs/adr/0007).
         if len(buffer) < used:
             buffer = memoryview(bytearray(used))
         parts = [Part(extent, buffer[place : place + extent.length], names.name(i)) for i, _, extent, place in window]
@@ -270,7 +289,7 @@ def stream_storages(
             if at in has:
                 at += extent.length
                 continue
-            # A single piece may be larger than the window, and is read by itself.
+            # A piece that is larger than the window is read by itself.
             if window and used + extent.length > STREAM_BYTES:
                 flush()
             window.append((storage, at, extent, used))
@@ -281,21 +300,21 @@ def stream_storages(
 
 
 def _threads_for(directory: CheckpointDirectory, blobs: Sequence[Sequence[Part]]) -> int:
-    """Return how many threads read best: several ask a disk for more at once, but in memory they get into their way."""
+    """Return the best number of threads: several are faster from a disk, but slower from the page cache."""
     if sum(map(_nbytes, blobs)) < _THREAD_FROM_BYTES:
         return 1
     with PieceReader(directory) as pieces:
-        # The largest blob stands for all: it decides how long the load takes (docs/adr/0007).
+        # The largest blob represents all of them: it decides how long the load takes (docs/adr/0007).
         return min(directory.threads, _CORES) if pieces.is_cached(blobs[0][0]) else directory.threads
 
 
 def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
-    """Raise if so many bytes of an open checkpoint do not fit into memory: nothing is allocated yet."""
-    # A manifest may say that a few bytes on the disk are many in memory, as of a tensor of zeros, which is one chunk
-    # again and again; so what it says is not a measure.
+    """Raise if reading this many bytes of an open checkpoint would exceed the memory; nothing is allocated yet."""
+    # A few bytes on the disk may be many in memory, as for a tensor of zeros, which repeats one chunk. Small reads are
+    # not checked.
     if nbytes < _ASK_FROM_BYTES:
         return
-    # Asked before anything is allocated: a control group kills the process at the page that is one too many.
+    # Checked before allocating: a control group kills the process at the first page that exceeds the limit.
     found = left()
     if found is not None and nbytes + _SPARE_BYTES > found.nbytes:
         where = directory.manifest.name
@@ -305,7 +324,7 @@ def check_room(directory: CheckpointDirectory, nbytes: int) -> None:
 
 
 def check_bound(what: str, nbytes: int, max_bytes: int | None, less: str) -> None:
-    """Raise if more bytes are to be read than the caller allows: by the manifest, before a byte is allocated."""
+    """Raise if more bytes would be read than the caller allows, by the manifest and before anything is allocated."""
     # A few bytes on the disk can be terabytes of zeros in memory.
     if max_bytes is not None and type(max_bytes) is not int:
         raise BadInput(f"max_bytes must be a number of bytes, got {max_bytes!r}")
@@ -317,11 +336,11 @@ def check_bound(what: str, nbytes: int, max_bytes: int | None, less: str) -> Non
 def read_memories(
     directory: CheckpointDirectory, storages: Iterable[int], *, verify: bool, tally: Tally | None = None
 ) -> dict[int, StorageMemory]:
-    """Read storages into fresh memory."""
+    """Read storages into new memory."""
     names = names_of(directory)
     records = directory.manifest.storages
     storages = list(storages)
-    # A damaged or hostile manifest may claim petabytes; allocating them first would be the crash.
+    # A damaged or hostile manifest may claim petabytes, and allocating them would crash the process.
     check_room(directory, sum(records[i].nbytes for i in storages))
     memories = {i: allocate(names.kind(i), records[i].nbytes) for i in storages}
     read_storages(directory, {i: memory.view for i, memory in memories.items()}, verify=verify, tally=tally)
@@ -331,7 +350,7 @@ def read_memories(
 def read_device_memories(
     directory: CheckpointDirectory, storages: Iterable[int], device: object, *, verify: bool, tally: Tally | None = None
 ) -> dict[int, StorageMemory]:
-    """Read storages to a device, if `device` is one: large ones of tensors alone, by memory that is pinned once."""
+    """Read large torch storages to a device, if `device` is one, through memory that is pinned once."""
     names = names_of(directory)
     records = directory.manifest.storages
     sizes = {
@@ -345,7 +364,7 @@ def read_device_memories(
 
 
 def wrong_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> list[int]:
-    """Return the storages whose bytes some memories do not hold; several threads compare them."""
+    """Return the storages whose memory holds wrong bytes; several threads compare them."""
     names = names_of(directory)
     wrong: list[int] = []
 
@@ -359,7 +378,7 @@ def wrong_memories(directory: CheckpointDirectory, memories: Mapping[int, Storag
                 return
             at += extent.length
 
-    # Or one thread would end with the largest, long after the others.
+    # The largest first, so that no thread ends long after the others.
     largest_first = sorted(memories, key=lambda storage: len(memories[storage].view), reverse=True)
     all_bytes = sum(len(memory.view) for memory in memories.values())
     for_each(check_storage, largest_first, threads=directory.threads if all_bytes >= _THREAD_FROM_BYTES else 1)

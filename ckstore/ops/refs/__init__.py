@@ -1,1 +1,1 @@
-"""Find, hold, name and annotate checkpoints."""
+"""Find, lock, name and annotate checkpoints."""

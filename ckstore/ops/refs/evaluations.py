@@ -1,7 +1,7 @@
-"""Evaluations: which checkpoint lacks a metric, which process evaluates it, and for how long it is kept meanwhile.
+"""Evaluations: which checkpoint lacks a metric, which process evaluates it, and how long it is kept for that.
 
 An evaluation is a record that its process has locked (`ckstore.objects.documents.evaluations`). It ends when the
-checkpoint gets the metric, when the evaluator asks for the next checkpoint, or with its process.
+checkpoint gets the metric, when the evaluator requests the next checkpoint, or when its process ends.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ckstore.ops.refs.find import find
 from ckstore.ops.refs.protection import held
 
 ATTEMPTS = 3
-"""A checkpoint that ends its evaluator is given so often: one that ran out of memory for another reason tries again."""
+"""How often a checkpoint is evaluated again if its evaluator died, perhaps for another reason such as its memory."""
 
 
-# Each waits up to ten seconds for the lock of the run: a process that holds it for minutes has stopped.
+# Each refusal waits up to ten seconds for the lock of the run: a process that holds it for minutes has stopped.
 _REFUSED_MOST = 30
 
 
 class Evaluator:
-    """Picks the next checkpoint of a run that lacks a metric, and keeps other evaluators from it."""
+    """Selects the next checkpoint of a run that lacks a metric, and locks it against other evaluators."""
 
     def __init__(self, context: Context, lacking: tuple[str, ...], *, newest_first: bool, attempts: int | None) -> None:
         if attempts is not None and (type(attempts) is not int or attempts < 1):
@@ -47,16 +47,16 @@ class Evaluator:
         self._attempts = attempts
         self._refused_count = 0  # how often in a row a checkpoint could not be locked
         self._waiting: dict[str, CheckpointInfo] = {}
-        self._unreadable: set[str] = set()  # ids of those whose annotations cannot be read, as far as that was said
-        self._given_up: list[str] = []  # what was left out after its attempts, and not said yet
-        self._journal = (0, 0)  # as it was when it was read last
-        # Ids of those whose drop is not named: it was, they were dropped before this follower began, or are not for it.
+        self._unreadable: set[str] = set()  # ids for which unreadable annotations were reported
+        self._given_up: list[str] = []  # checkpoints that used up their attempts and were not reported yet
+        self._journal = (0, 0)  # the stamp of the journal when it was last read
+        # Ids whose drop is not reported: it was, they were dropped before this follower began, or are out of its range.
         self._settled = {event.id for event in self._drops("")}
         # The records of the checkpoint that is being evaluated, one for each metric that it lacks.
         self._own: list[tuple[RecordName, locks.DirectoryLock]] = []
 
     def add(self, found: Iterable[CheckpointInfo]) -> None:
-        """Take note of checkpoints that may lack the metric."""
+        """Add checkpoints that may lack the metric."""
         self._waiting |= {info.id: info for info in found if self._lacks(info)}
 
     def pass_over(self, ids: Iterable[str]) -> None:
@@ -64,31 +64,31 @@ class Evaluator:
         self._settled.update(ids)
 
     def tell_dropped(self, run: str) -> None:
-        """Warn, once, of checkpoints of the run that were dropped before they had the metric."""
+        """Warn once about checkpoints of the run that were dropped before they had the metric."""
         named = []
         for event in self._drops(run):
             if event.id in self._settled or event.step is None:
                 continue
             self._settled.add(event.id)
             lacks = event.metrics is not None and not {*self._lacking} <= {*event.metrics}
-            # One that was replaced, renamed or brought back is still there to be evaluated.
+            # A checkpoint that was replaced, renamed or restored can still be evaluated.
             if lacks and not event.why.startswith(RENAMED) and not self._context.layout.of_step(run, event.step):
                 named.append(event.name)
         if named:
             warn(
-                f"dropped before they had {some_of(self._lacking)}: {some_of([*dict.fromkeys(named)])}; keep more, "
+                f"dropped before they had {some_of(self._lacking)}: {some_of([*dict.fromkeys(named)])}. Keep more, "
                 "or begin with the newest (newest_first=True)"
             )
 
     def _drops(self, run: str) -> list[Event]:
-        """Return the drops in the journal, if it has changed since the last time; without a run those of all runs."""
+        """Return the drops in the journal, if it has changed since the last call; if `run` is empty, of all runs."""
         stamp = events.journal_stamp(self._context.layout)
         if stamp == self._journal:
             return []
         self._journal = stamp
         try:
             return [one for one in events.events(self._context, run=run or None) if one.event == "dropped" and one.id]
-        except (CkstoreError, OSError) as error:  # it decides nothing, and evaluations go on
+        except (CkstoreError, OSError) as error:  # the journal is only informative, and evaluations continue
             warn(f"checkpoints that are deleted before their evaluation cannot be named: {error}")
             return []
 
@@ -96,7 +96,7 @@ class Evaluator:
         return [metric for metric in self._lacking if metric not in info.metrics]
 
     def pick(self) -> CheckpointInfo | None:
-        """Return the next checkpoint that lacks the metric, and that no other evaluator has; None: there is none."""
+        """Return the next checkpoint that lacks the metric and that no other evaluator has, or None."""
         try:
             return self._pick() if self._waiting else None
         finally:
@@ -111,14 +111,14 @@ class Evaluator:
             try:
                 again = self._look_again(info)
             except InUse:
-                # Another process has the run, or, where locks do not reach all hosts, had it meanwhile: it is asked for
-                # again with the next look.
+                # Another process has the lock of the run, or had it where locks do not reach all hosts: try again with
+                # the next look.
                 self.end(tried=False)
                 self._refused_count += 1
                 if self._refused_count > _REFUSED_MOST:
                     raise
                 return None
-            except BaseException:  # it was not given, and must not count as tried
+            except BaseException:  # it was not returned, and must not count as tried
                 self.end(tried=False)
                 raise
             self._refused_count = 0
@@ -130,27 +130,27 @@ class Evaluator:
         return None
 
     def _look_again(self, info: CheckpointInfo) -> CheckpointInfo | None:
-        """Return what the store says about a checkpoint after its record was made; None: it is not to be evaluated."""
-        # Between the first look and the record another evaluator may have finished it.
+        """Return the checkpoint after its record was made; None if it need not be evaluated."""
+        # Another evaluator may have finished it before the record was made.
         try:
-            # Locked: a process that asked for evaluations before there was the record drops it now, and is waited for.
+            # Locked: wait for a process that checked for evaluations before the record existed and is dropping it.
             with held(self._context, info, is_durable=True):
                 return self._now(info)
         except NoSuchRef:
             return self._now(info)
 
     def _now(self, waiting: CheckpointInfo) -> CheckpointInfo | None:
-        """Return what the store says about a checkpoint now; None: it is not to be evaluated."""
+        """Return the current facts about a checkpoint; None if it need not be evaluated."""
         try:
             info = find(self._context, waiting)
         except NoSuchRef:  # dropped
             self._waiting.pop(waiting.id, None)
             return None
         if problem := self._context.notices.problems.get(annotation_problem(info)):
-            # It may have the metric, and could get none.
+            # It may have the metric, and a metric could not be added.
             if info.id not in self._unreadable:
                 self._unreadable.add(info.id)
-                warn(f"{problem}; it is not given for evaluation until that is repaired")
+                warn(f"{problem}. It is not offered for evaluation until that is repaired")
             return None
         if self._lacks(info):
             return info
@@ -158,7 +158,7 @@ class Evaluator:
         return None
 
     def _begin(self, info: CheckpointInfo, records: list[RecordName]) -> bool:
-        """Begin an evaluation of each metric that a checkpoint lacks; False: another evaluator has one of them."""
+        """Begin an evaluation of each missing metric; return False if another evaluator has one of them."""
         for metric in self._lacks(info):
             before = evaluations.of_metric(records, info.id, metric)
             last = before[-1] if before else None
@@ -170,13 +170,13 @@ class Evaluator:
                 self.end(tried=False)
                 return False
             self._own.append((RecordName(info.id, metric_key(metric), number), lock))
-            # The last one stays: it has the count, if this one is given back.
+            # The last record is kept: it has the count, if this evaluation is cancelled.
             evaluations.remove(self._context.layout, before[:-1])
         return True
 
     def _is_over(self, record: RecordName) -> bool:
         running = evaluations.running(self._context.layout, record)
-        # The lock of another host's evaluator may not be seen here: it is given its time.
+        # The lock of an evaluator on another host may not be visible, so the record counts for its time.
         return running is None or not (running.is_locked or _age_s(running) < patience_s(self._context))
 
     def _may_try(self, info: CheckpointInfo, metric: str, number: int) -> bool:
@@ -190,38 +190,40 @@ class Evaluator:
         if self._given_up:
             listed, self._given_up = some_of(self._given_up), []
             warn(
-                f"left out after as many evaluations without the metric as attempts= allows: {listed}; "
-                "attempts=None gives them again"
+                f"skipped after as many evaluations without the metric as attempts= allows: {listed}. "
+                "attempts=None offers them again"
             )
 
     def end(self, *, tried: bool) -> None:
-        """End the evaluation of the checkpoint that was picked last; without its metric others may have it."""
-        # `tried`: whether it counts as an evaluation that failed, if the checkpoint still lacks the metric.
+        """End the evaluation of the last selected checkpoint, so that others may evaluate it if it lacks the metric.
+
+        `tried` says whether it counts as a failed evaluation in that case.
+        """
         finish = evaluations.end if tried else evaluations.give_back
         while self._own:
             finish(self._context.layout, *self._own.pop())
 
 
 def patience_s(context: Context) -> float:
-    """Return for how long an evaluation keeps its checkpoint."""
+    """Return how long an evaluation keeps its checkpoint."""
     return setting_of(context.layout, EVALUATION_PATIENCE_S)
 
 
 def _age_s(running: Running) -> float:
-    # By the clock of this host: patience is for hours, and clocks of hosts differ by seconds. A time in the future is
-    # now.
+    # By the clock of this host: patience is hours, and clocks of hosts differ by seconds. A time in the future counts
+    # as now.
     return max(0.0, time.time() - running.since)
 
 
 class EvaluatedCheckpoints(NamedTuple):
     """The checkpoints of a store that are being evaluated."""
 
-    waited_for: Mapping[str, str]  # id -> who evaluates it
-    overdue: Mapping[str, str]  # id -> whose evaluation takes longer than `evaluation_patience_s`
+    waited_for: Mapping[str, str]  # id -> the process that evaluates it
+    overdue: Mapping[str, str]  # id -> the process whose evaluation exceeds `evaluation_patience_s`
 
 
 def kept_for_evaluation(context: Context, id: str | None = None) -> EvaluatedCheckpoints:
-    """Return which checkpoints stay since they are being evaluated, and which did so for too long; `id`: only it."""
+    """Return the checkpoints that evaluations keep, and those whose evaluation takes too long; only `id` if given."""
     names = [name for name in evaluations.records(context.layout) if id in (None, name.id)]
     going_on = [running for name in names if (running := evaluations.running(context.layout, name)) is not None]
     if not going_on:
@@ -240,11 +242,14 @@ def kept_for_evaluation(context: Context, id: str | None = None) -> EvaluatedChe
 
 
 def check_not_evaluated(context: Context, info: CheckpointInfo) -> None:
-    """Raise if a process is evaluating a checkpoint."""
-    # Raises InUse then, as for a reader.
+    """Raise if a process is evaluating a checkpoint.
+
+    Raises:
+        InUse: A process is evaluating it, as for a reader.
+    """
     who = kept_for_evaluation(context, info.id).waited_for.get(info.id, "")
     if who:
         raise InUse(
             f"{info.shown}: {who}",
-            hint="wait until that process has its metric, or end that process; its evaluation ends with it",
+            hint="wait until that process has added its metric, or end that process, which ends its evaluation",
         )

@@ -1,4 +1,4 @@
-"""The door for refs: any ref becomes a checkpoint, or an open and locked one."""
+"""Resolve refs: find the checkpoint that a ref names, or open and lock it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ from ckstore.ops.refs.protection import damaged_tag, doubtful_tags
 
 T = TypeVar("T")
 AnyRef = str | SupportsIndex | CheckpointInfo
-# Each try loses only if the checkpoint is replaced or dropped between two calls.
+# A try fails only if the checkpoint is replaced or dropped between two calls.
 _OPEN_TRIES = 5
 
 
 def find(context: Context, ref: AnyRef) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names. Raises NoSuchRef: there is none; the message says what there is."""
+    """Return the checkpoint that `ref` names.
+
+    Raises:
+        NoSuchRef: It does not exist. The message lists existing ones.
+    """
     if isinstance(ref, CheckpointInfo):
         context.notices.run_was_open = False
         return _same(context, ref)
@@ -46,7 +50,7 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         return _best(context, parsed)
     if parsed.kind == "latest" and (latest := newest(context, parsed.run)) is not None:
         return latest
-    # From refs/ and not from the catalog, which may not have heard of a tag yet.
+    # From refs/ and not from the catalog, which may not have a new tag yet.
     tags = context.layout.tags()
     keys = _keys_of(context, parsed, tags)
     present = infos(context, at=stamps(context, keys), superseded=True)
@@ -62,19 +66,19 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
         return among_all(context, parsed)
     except NoSuchRef as error:
         missed = error
-    # Not in the `except`: the error keeps the one that the caller was handling.
+    # Outside the `except`, since an error keeps a reference to the one that was being handled.
     raise missed if keys or parsed.kind not in ("step", "tag") else _missed(context, parsed, missed)
 
 
 def among_all(context: Context, ref: Ref) -> CheckpointInfo:
-    """Return the checkpoint that `ref` names among all that the store has."""
+    """Return the checkpoint that `ref` names, among all in the store."""
     listed = infos(context, superseded=True)
     incomplete = {key for key, _ in context.layout.published()} - {info.key for info in listed}
     return resolve(ref, listed, context.layout.tags(), incomplete)
 
 
 def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return a checkpoint that was found by its id with whether another one of its step supersedes it."""
+    """Return a checkpoint, given by its id, with a mark if a newer one of its step supersedes it."""
     of_step = context.layout.of_step(info.run, info.step)
     if len(of_step) < 2:
         return info
@@ -84,7 +88,7 @@ def _marked(context: Context, info: CheckpointInfo) -> CheckpointInfo:
 
 
 def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
-    """Return the error for a step or a tag that is not there, with the way to get it back if it was dropped."""
+    """Return the error for a missing step or tag, with the way to restore it if it was dropped."""
     if ref.kind == "tag":
         target = context.layout.tags().get(ref.value)
         run_step = None if target is None else target.run_step
@@ -93,13 +97,13 @@ def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
     if run_step is None or not trash.waits(context.layout, *run_step):
         return error
     name = f"{run_step[0]}@{run_step[1]}"
-    by_command = f"{name} was deleted; ckstore undo {name} brings it back"
-    hint = f"{name} was deleted; store.undelete({name!r}) brings it back"
+    by_command = f"{name} was deleted; ckstore undo {name} restores it"
+    hint = f"{name} was deleted; store.undelete({name!r}) restores it"
     return NoSuchRef(error.message, hint=hint, command_hint=by_command)
 
 
 def text_of(ref: str | SupportsIndex) -> str:
-    """Return a ref as a string; a step may be any integer, NumPy's too."""
+    """Return a ref as a string; a step may be any integer type, including those of NumPy."""
     if isinstance(ref, str):
         return ref
     try:
@@ -111,7 +115,7 @@ def text_of(ref: str | SupportsIndex) -> str:
 
 
 def _has_repaired(context: Context, keys: Collection[CheckpointKey]) -> bool:
-    """Whether one of these incomplete checkpoints is whole now, since a remote had what it lacked."""
+    """Whether one of these incomplete checkpoints is complete now, repaired from a remote."""
     if context.rescuer is None:
         return False
     repaired = [key for key in sorted(keys) if context.rescuer.checkpoint(key)]
@@ -119,8 +123,8 @@ def _has_repaired(context: Context, keys: Collection[CheckpointKey]) -> bool:
 
 
 def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Sequence[CheckpointInfo]) -> None:
-    """Raise if one of the directories has a manifest, is no whole checkpoint, and none of `present` is newer."""
-    # Of a step whose newest checkpoint is damaged an older one is not what was asked for.
+    """Raise if a directory has a manifest, holds no complete checkpoint, and none of `present` is newer."""
+    # If the newest checkpoint of a step is damaged, an older one must not be returned instead.
     from ckstore.objects.checkpoints import look
 
     for key in sorted({*keys} - {info.key for info in present}):
@@ -132,26 +136,26 @@ def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Se
         if found.published is not None or found.is_closed or found.is_another or not found.problem:
             continue
         try:
-            # Of one checkpoint another form is whole.
+            # Another form of the same checkpoint may be complete.
             is_older = bool(present) and facts_at(context, key).order[:3] <= present[-1].order[:3]
         except (FileNotFoundError, NotADirectoryError, DamagedBlob):
-            is_older = bool(present)  # without a manifest nothing tells that it is newer
+            is_older = bool(present)  # without a manifest it is not known to be newer
         if not is_older:
-            hint = "ckstore verify says what is whole; latest-valid is the newest checkpoint that verifies"
+            hint = "ckstore verify lists complete checkpoints; latest-valid is the newest checkpoint that verifies"
             raise DamagedBlob(found.problem, hint=hint)
 
 
 def _keys_of(context: Context, ref: Ref, tags: Mapping[str, CheckpointKey]) -> list[CheckpointKey]:
-    """Return the directories that a tag, a step or a whole id can mean; of other refs, and without one, `resolve` says.
+    """Return the directories that a tag, a step or a full id can name; nothing for other refs, which `resolve` handles.
 
-    For a tag these are the generations of one checkpoint, for a step all checkpoints of it.
+    For a tag these are the generations of one checkpoint, and for a step all checkpoints of it.
     """
     if ref.kind == "tag":
         target = tags.get(ref.value)
         if target is None or ref.run not in (None, target.run):
             return []
         of_step = context.layout.of_step(*target.run_step)
-        # A tag of a draft names the step alone; it is rewritten when the store is converted.
+        # A tag of a draft names only the step; it is rewritten when the store is converted.
         return [key for key in of_step if key.any_generation == target] or (of_step if target.is_draft else [])
     if ref.kind == "id":
         return _keys_of_whole_id(context, ref)
@@ -165,7 +169,7 @@ def _run_of_step(context: Context, ref: Ref) -> str:
 
 
 def _keys_of_whole_id(context: Context, ref: Ref) -> list[CheckpointKey]:
-    """Return where the catalog has a whole id, if the manifests there have it: then no other can be meant."""
+    """Return the directories that the catalog has for a full id, if their manifests confirm it."""
     from ckstore.objects.checkpoints import id_at
 
     if not is_digest(ref.value):
@@ -191,7 +195,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
         key = key_with_id(context.layout, wanted.run, wanted.step, wanted.id)
     if key is None:
         msg = f"checkpoint {wanted.name} with id {wanted.id} is no longer in the store"
-        raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log shows what there is")
+        raise NoSuchRef(msg, hint="it was deleted or replaced; ckstore log lists the checkpoints")
     found = replace(wanted, directory=key.directory)
     with context.layout.open_runs() as runs:
         known = as_it_is(context, runs, found, tags_by_checkpoint(context.layout).get(key.any_generation, ()))
@@ -199,7 +203,7 @@ def _same(context: Context, wanted: CheckpointInfo) -> CheckpointInfo:
 
 
 def torn_at(context: Context, ref: AnyRef) -> list[CheckpointKey]:
-    """Return the directories at the step that `ref` names that hold no complete checkpoint; none for another ref."""
+    """Return the directories at the step in `ref` that hold no complete checkpoint; none for other refs."""
     from ckstore.objects.checkpoints import look
 
     if isinstance(ref, CheckpointInfo) or (parsed := parse_ref(text_of(ref))).kind != "step":
@@ -218,10 +222,10 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
         info = find(context, ref)
         try:
             directory = open_checked(context, context.layout.checkpoint(info.key))
-        except FileNotFoundError:  # dropped between finding and locking: look again
+        except FileNotFoundError:  # dropped between finding and locking: try again
             continue
         except InUse:
-            # A compaction has the former generation locked as long as it encodes others against it: the latest counts.
+            # A compaction locks the former generation while it encodes others against it: open the latest one.
             if find(context, ref).key == info.key:
                 raise
             continue
@@ -229,13 +233,13 @@ def open_directory(context: Context, ref: AnyRef) -> CheckpointDirectory:
         if directory.manifest_id == info.id:
             return directory
         directory.close()  # its row is wrong
-        with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next look tells
+        with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):  # the next try reports it
             from_manifests(context, info)
     raise NoSuchRef(f"{ref} was replaced or removed {_OPEN_TRIES} times while it was being opened")
 
 
 def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
-    """As `open_directory`, for one of many checkpoints that were just listed: its run is not listed once more."""
+    """As `open_directory`, for one of many checkpoints that were just listed, without listing its run again."""
     from ckstore.ops.check.validity import open_checked
 
     # It may have been compacted or damaged since: then `open_directory` finds its new directory, waits, or raises.
@@ -248,10 +252,10 @@ def open_listed(context: Context, info: CheckpointInfo) -> CheckpointDirectory:
 
 
 def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, with `valid` of those that are whole; None: there is none.
+    """Return the newest checkpoint of a run, or with `valid`, the newest complete one; None without checkpoints.
 
     Raises:
-        NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole.
+        NoWholeCheckpoint: Directories of checkpoints exist, but no complete checkpoint.
     """
     run = run_meant(context, run)
     if not valid:
@@ -263,7 +267,7 @@ def latest(context: Context, run: str | None, *, valid: bool) -> CheckpointInfo 
 
 
 def _best(context: Context, ref: Ref) -> CheckpointInfo:
-    """Return the checkpoint that a ref by a metric names."""
+    """Return the checkpoint that a ref with a metric names."""
     torn: set[CheckpointKey] = set()
     listed = {info.name: info for info in infos(context, torn=torn)}
     if not any(ref.run in (None, info.run) for info in listed.values()):
@@ -275,16 +279,16 @@ def _best(context: Context, ref: Ref) -> CheckpointInfo:
             return found
         read.add(found.name)
         try:
-            # Rule D: a row that says another number makes no checkpoint the best.
+            # Rule D: a wrong number in a row must not make a checkpoint the best.
             listed[found.name] = from_manifests(context, found)
-        except DamagedBlob:  # loading it says so
+        except DamagedBlob:  # loading it reports the damage
             return found
-        except (FileNotFoundError, NotADirectoryError):  # it went since it was listed
+        except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
             del listed[found.name]
 
 
 def best_by(context: Context, metric: str, run: str | None, mode: Mode | None) -> CheckpointInfo | None:
-    """Return the checkpoint of a run with the best number of a metric; None: none has one."""
+    """Return the checkpoint of a run with the best value of a metric, or None if none has the metric."""
     run = run_meant(context, run)
     best = Best(metric, mode)
     ref = f"{BEST}{best.metric}:{best.mode}"
@@ -297,9 +301,11 @@ def best_by(context: Context, metric: str, run: str | None, mode: Mode | None) -
 def read_checkpoint(
     context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, verify: bool = True
 ) -> T:
-    """Return what `read` makes of the open checkpoint that `ref` names."""
-    # For ``latest-valid`` that of the newest that is whole: `read` may be called with one after another. `verify`:
-    # whether it checks every byte that it reads.
+    """Return the result of `read` for the open checkpoint that `ref` names.
+
+    For ``latest-valid`` this is the newest valid one, and `read` may be called with several in turn. `verify` says
+    whether `read` checks every byte that it reads.
+    """
     if not is_latest_valid(ref):
         with open_directory(context, ref) as directory:
             return read(directory)
@@ -311,7 +317,7 @@ def read_checkpoint(
 def read_checkpoint_into(
     context: Context, ref: AnyRef, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """As `read_checkpoint`, for a `read` that fills a target; with `strict` it fills all of the target."""
+    """As `read_checkpoint`, for a `read` that fills a target; with `strict` it fills the whole target."""
     if not is_latest_valid(ref):
         return read_checkpoint(context, ref, read)
     from ckstore.ops.refs.latest_valid import fill_from_newest_valid

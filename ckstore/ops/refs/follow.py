@@ -1,7 +1,7 @@
-"""Follow a run: give each checkpoint as it becomes durable.
+"""Follow a run: yield each checkpoint as it becomes durable.
 
-The directory of the run says what there is. inotify only says when to look, and at which names; without it, and where
-other hosts save, the directory is looked at once a second.
+The directory of the run is authoritative. inotify only says when to check it, and which names. Without inotify, and if
+other hosts save, the directory is checked once a second.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.latest import in_one_run, run_meant
 from ckstore.ops.refs.listing import infos
 
-# Other hosts' names make no event of inotify, and close() of another thread has to be noticed.
+# Saves of other hosts make no event of inotify, and close() by another thread must be noticed.
 _LOOK_S = 1.0
-_ALL_S = 30.0  # with inotify everything is looked at so often anyway
+_ALL_S = 30.0  # with inotify the whole directory is still checked this often
 
 
 class Follower:
-    """Gives the checkpoints of a run, the oldest first, and then each new one; an iterator and a context manager.
+    """Yields the checkpoints of a run, the oldest first, and then each new one; an iterator and a context manager.
 
     Attributes:
         run: The run.
@@ -52,7 +52,7 @@ class Follower:
     ) -> None:
         self.run = run
         self._bring = bring
-        self._evaluator = evaluator  # picks among those that lack a metric; None: each one is given
+        self._evaluator = evaluator  # selects among those that lack a metric; None to yield every checkpoint
         self._context = context
         self._after = after
         self._timeout_s = timeout_s
@@ -69,10 +69,10 @@ class Follower:
         return self
 
     def __next__(self) -> CheckpointInfo:
-        """Return the next checkpoint; wait for it.
+        """Return the next checkpoint, waiting for it if necessary.
 
         Raises:
-            StopIteration: There was none for `timeout_s`, or `close` was called.
+            StopIteration: There was no new checkpoint for `timeout_s`, or `close` was called.
             CkstoreError: The directory of the run cannot be read.
         """
         with self._in_use:
@@ -88,7 +88,7 @@ class Follower:
         raise StopIteration
 
     def _next(self) -> CheckpointInfo | None:
-        """Return the next checkpoint; None: time is up, or `close` was called."""
+        """Return the next checkpoint, or None after the timeout or `close`."""
         deadline_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         if self._ready and self._evaluator is None:
             return self._ready.popleft()
@@ -107,20 +107,20 @@ class Follower:
         return None
 
     def close(self) -> None:
-        """End it; a thread that waits for the next checkpoint ends within a second.
+        """Stop following; a thread that waits for the next checkpoint ends within a second.
 
-        Of a checkpoint that was given because it lacks a metric, and still does, another evaluator can have the next
-        try; it does not count as an evaluation that failed.
+        If the last yielded checkpoint still lacks its metric, another evaluator can try it. It does not count as a
+        failed evaluation.
         """
         self._close(tried=False)
 
     def _close(self, *, tried: bool) -> None:
         self._closed = True
-        if self._in_use.acquire(blocking=False):  # else a thread is waiting with the descriptor, and closes it
+        if self._in_use.acquire(blocking=False):  # otherwise a thread waits with the descriptor, and closes it
             try:
                 self._stop_watching()
                 if self._evaluator is not None:
-                    with suppress(OSError):  # its lock is released anyway, which tells this host
+                    with suppress(OSError):  # its lock is released anyway, which suffices on this host
                         self._evaluator.end(tried=tried)
             finally:
                 self._in_use.release()
@@ -134,7 +134,7 @@ class Follower:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Ctrl-C and an exit say nothing of the checkpoint that was being evaluated.
+        # Ctrl-C and an exit do not mean that the evaluation of the checkpoint failed.
         self._close(tried=kind is not None and issubclass(kind, Exception))
 
     def __del__(self) -> None:
@@ -145,14 +145,14 @@ class Follower:
 
     @api_call
     def _look(self, names: set[str] | None) -> None:
-        """Find what is new: among the names that are given; None: among all.
+        """Find new checkpoints among the given names, or among all if None.
 
-        It is made as durable as it is by who saved it (rule F), since that may not have happened yet.
+        Their parents are fsynced first, since the saver may not have done that yet (rule F).
         """
         self._bring()
         if self._watch is None and not self._context.shared:
-            with suppress(FileNotFoundError, NotADirectoryError):  # no run yet
-                # Watched before the names are listed: what appears between the two makes an event.
+            with suppress(FileNotFoundError, NotADirectoryError):  # the run does not exist yet
+                # Watch before listing: a name that appears between the two causes an event.
                 self._watch = Watch.of(self._context.layout.checkpoints / self.run)
             names = None
         stamps = self._stamps(names)
@@ -164,13 +164,13 @@ class Follower:
             self._context.layout.checkpoints,
             self._context.layout.staging,
         ):
-            with suppress(PermissionError):  # who may only read the checkpoints
+            with suppress(PermissionError):  # this user may only read the checkpoints
                 files.sync_directory(parent)
         found = infos(self._context, at=fresh, superseded=True)
-        # A directory without a whole checkpoint, as in the middle of a restore: looked at again each time.
+        # A directory without a complete checkpoint, as during a restore, is checked again each time.
         self._torn = {key.directory for key in fresh.keys() - {info.key for info in found}}
         self._given |= {info.key: fresh[info.key] for info in found}
-        # By id: a compaction makes another directory of the same checkpoint.
+        # By id: a compaction creates another directory of the same checkpoint.
         new = [info for info in {info.id: info for info in found}.values() if info.id not in self._ids]
         new = [info for info in new if not info.superseded]
         self._ids |= {info.id for info in new}
@@ -205,12 +205,12 @@ class Follower:
         return {place: stamp for place, stamp in found.items() if stamp is not None}
 
     def _wait(self, timeout_s: float) -> set[str] | None:
-        """Wait until something may be new; return the names to look at, None: all."""
+        """Wait for a change; return the names to check, or None for all."""
         if self._watch is None:
             time.sleep(timeout_s)
             return None
         names = self._watch.wait(timeout_s)
-        if names is None:  # too many at once, or the directory was removed: watch the one that is there now
+        if names is None:  # too many events, or the directory was removed: watch the current one
             self._stop_watching()
             return None
         return None if time.monotonic() - self._all_at_s > _ALL_S else names
@@ -227,7 +227,7 @@ def follow(
     newest_first: bool = False,
     attempts: int | None = ATTEMPTS,
 ) -> Follower:
-    """Follow a run; see `ckstore.Store.follow`. `bring` is called before each look, and may add checkpoints."""
+    """Follow a run; see `ckstore.Store.follow`. `bring` is called before each check, and may add checkpoints."""
     evaluator = None
     if lacking is not None:
         evaluator = Evaluator(context, check_metrics(lacking), newest_first=newest_first, attempts=attempts)
@@ -240,6 +240,6 @@ def follow(
     if run is None:
         run = in_one_run(context, Ref(None, "latest", "latest")).run or next(iter(context.layout.runs()), DEFAULT_RUN)
     check_run(run)
-    of_run = replace(context, run=run)  # a ref that names no run means a checkpoint of the one that is followed
+    of_run = replace(context, run=run)  # a ref without a run means a checkpoint of the followed run
     start = after if after is None or isinstance(after, CheckpointInfo) else find(of_run, after)
     return Follower(context, run, start, timeout_s, bring=bring, evaluator=evaluator)

@@ -1,6 +1,6 @@
-"""What is put on a checkpoint after it was saved: tags, pins, metrics and notes.
+"""Labels that are added to a checkpoint after it was saved: tags, pins, metrics and notes.
 
-Tags are relative symlinks in ``refs/``. Source: docs/format/v1.md, "Tags". A pin keeps retention and `delete` away.
+Tags are relative symlinks in ``refs/`` (docs/format/v1.md, "Tags"). A pin protects from retention and `delete`.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.protection import doubtful_tags, gone, held, way_out
 
-# The tag is durable already; its row can wait for the next opening.
+# The tag is durable already; the next opening can update its row.
 _CATALOG_TIMEOUT_S = 5.0
 
 
 def write_tag(layout: Layout, tag: str, key: CheckpointKey) -> None:
-    """Point `tag` to a checkpoint, durably; an older meaning is replaced in one step."""
+    """Point `tag` to a checkpoint durably, replacing an older target in one step."""
     _point(layout, tag, key)
     files.sync_directory(layout.refs)
 
 
 def _point(layout: Layout, tag: str, key: CheckpointKey) -> None:
-    # The caller holds the checkpoint's directory locked for use, so that no process drops it meanwhile.
+    # The caller holds a shared lock on the directory of the checkpoint, so that no process drops it meanwhile.
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
         links.symlink(tag_text(key), fresh)
-        # Renamed over the old one: at no moment does the tag name nothing, which would leave its checkpoint
-        # unprotected.
+        # Renamed over the old tag, so that the tag always names a checkpoint. Otherwise its checkpoint would be
+        # unprotected for a moment.
         links.rename(fresh, layout.refs / tag)
-    except BaseException:  # what a signal handler raised, too
-        with contextlib.suppress(OSError):  # the first error says what is wrong
+    except BaseException:  # including exceptions of a signal handler
+        with contextlib.suppress(OSError):  # the first error is the one to report
             links.unlink(fresh)
         raise
 
 
 def tag_all(context: Context, wanted: Iterable[tuple[CheckpointInfo, Sequence[str]]]) -> None:
-    """Point tags to checkpoints, as `tag` does each; those of one take one fsync, and all of them one look at all."""
+    """Point tags to checkpoints, with one fsync per checkpoint and one update of the catalog."""
     for info, names in wanted:
         for name in names:
             check_tag(name)
@@ -68,14 +68,14 @@ def tag_all(context: Context, wanted: Iterable[tuple[CheckpointInfo, Sequence[st
 
 
 def tag(context: Context, name: str, ref: AnyRef) -> CheckpointInfo:
-    """Point the tag `name` to a checkpoint, durably, also if it exists. Return what the store says about it now."""
+    """Point a new or existing tag to a checkpoint durably; return the current facts about the checkpoint."""
     info = find(context, ref)
     tag_all(context, [(info, [name])])
     return find(context, info)
 
 
 def untag(context: Context, name: str) -> None:
-    """Remove a tag durably; also one that dangles, and any other file or symlink in ``refs/``."""
+    """Remove a tag durably, including a dangling one, and any other file or symlink in ``refs/``."""
     context.check_writable()
     if name not in context.layout.tag_texts():
         raise _no_tag(context, name)
@@ -91,7 +91,7 @@ def untag(context: Context, name: str) -> None:
 
 
 def tags(context: Context) -> list[Tag]:
-    """Return every tag by name, with what it names; warn of those that cannot be read."""
+    """Return every tag by name, with the checkpoint that it names; warn about unreadable tags."""
     from ckstore.ops.refs.listing import infos
 
     listed = infos(context, superseded=True)
@@ -100,7 +100,7 @@ def tags(context: Context) -> list[Tag]:
     found = context.layout.tags()
     for name, problem in doubtful_tags(context.layout).items():
         if name not in found:
-            warn(f"{problem}, so that nothing is dropped; {way_out(name)}")
+            warn(f"{problem}, so nothing is dropped; {way_out(name)}")
     ids = {key: of_steps[key.run_step] for key in found.values() if key.run_step in of_steps and key.is_draft} | ids
     superseded = {info.id for info in listed if info.superseded}
     return [
@@ -111,22 +111,22 @@ def tags(context: Context) -> list[Tag]:
 
 def _no_tag(context: Context, name: str) -> NoSuchRef:
     known = sorted(context.layout.tags())[:5]
-    msg = f"there is no tag {name!r}"
+    msg = f"the tag {name!r} does not exist"
     return NoSuchRef(msg, hint=f"the tags are {', '.join(known)}" if known else "the store has no tags")
 
 
 def _tell_catalog(context: Context) -> None:
     try:
         context.catalog.replace_tags(context.layout.tags, timeout_s=_CATALOG_TIMEOUT_S)
-    except (CatalogUnavailable, InUse):  # refs/ is the truth; the next opener does it
+    except (CatalogUnavailable, InUse):  # refs/ is authoritative; the next opener updates the rows
         return
 
 
 def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | timedelta | datetime | None) -> Pin:
-    """Pin a checkpoint, durably."""
+    """Pin a checkpoint durably."""
     info = find(context, ref)
     if not isinstance(reason, str) or not fits_json(reason):
-        raise BadInput(f"reason: wanted a text, got {reason!r}")
+        raise BadInput(f"reason must be a text, got {reason!r}")
     now = datetime.now(UTC)
     until = expiry(expires, now)
     made = Pin(
@@ -138,7 +138,7 @@ def pin(context: Context, ref: AnyRef, reason: object, expires: str | float | ti
         created=text_of_time(now),
         expires=None if until is None else text_of_time(until),
     )
-    # Locked for use, and durable first (law L2, rule F): a pin must not name what a power cut takes.
+    # Locked, and made durable first (law L2, rule F): a pin must not name a checkpoint that a power cut removes.
     with held(context, info):
         write_pin(context.layout, made)
     return made
@@ -164,26 +164,29 @@ def unpin(context: Context, target: AnyRef | Pin) -> list[str]:
 
 
 def pins(context: Context) -> list[Pin]:
-    """Return every pin, expired ones too, in the order in which they were made."""
+    """Return every pin, including expired ones, in the order of creation."""
     found = sorted(read_pins(context.layout), key=lambda pin: (pin.created, pin.name))
     return [replace(pin, dangling=key_with_id(context.layout, pin.run, pin.step, pin.id) is None) for pin in found]
 
 
 def annotate(context: Context, ref: AnyRef, metrics: Mapping[str, Any] | None, note: str | None) -> CheckpointInfo:
-    """Add metrics and a note to a checkpoint, durably; return what the store says about it now."""
-    # Raises CkstoreError: what was added before is damaged; nothing was changed.
+    """Add metrics and a note to a checkpoint durably, and return the current facts about it.
+
+    Raises:
+        CkstoreError: The existing annotations are damaged. Nothing was changed.
+    """
     info = find(context, ref)
     more = to_add(metrics, note, text_of_time(datetime.now(UTC)))
     with held(context, info) as lock:
-        info = replace(info, directory=lock.inside.name)  # a compaction may have dropped the generation that was found
+        info = replace(info, directory=lock.inside.name)  # a compaction may have dropped the generation found above
         try:
             add_annotations(context.layout, lock, more)
         except CkstoreError as error:
             if not error.hint:
                 error.hint = "repair or remove that file, then annotate again"
             raise
-        if not lock.names(context.layout.checkpoint(info.key)):  # what was added went with it
+        if not lock.names(context.layout.checkpoint(info.key)):  # it was dropped with its annotations
             raise gone(info)
-    # After the metrics are durable: an evaluator that finds no record looks at the metrics next.
+    # After the metrics are durable: an evaluator that finds no record reads the metrics next.
     remove_of(context.layout, info.id, more.metrics)
     return annotated(context, info)

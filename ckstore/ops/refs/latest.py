@@ -1,7 +1,7 @@
-"""Which checkpoint is the newest: `latest`, and of which run where none is named.
+"""Find the newest checkpoint, `latest`, and its run if none is named.
 
-A row of the catalog that is wrong makes no other checkpoint the newest, and a bare `latest` never means that of another
-training.
+A wrong row of the catalog must not make another checkpoint the newest, and `latest` without a run never means a
+checkpoint of another training.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def newest(context: Context, run: str | None) -> CheckpointInfo | None:
-    """Return the newest checkpoint of a run, or of all; None: there is none.
+    """Return the newest checkpoint of a run, or of all runs; None without checkpoints.
 
     Raises:
-        NoWholeCheckpoint: Directories of checkpoints exist, and none of them is whole.
+        NoWholeCheckpoint: Directories of checkpoints exist, but no complete checkpoint.
     """
     torn: set[CheckpointKey] = set()
     found = _newest(context, run, torn)
@@ -40,9 +40,9 @@ def newest(context: Context, run: str | None) -> CheckpointInfo | None:
 
 
 def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> CheckpointInfo | None:
-    """As `newest`; `torn` gets the directories that hold no complete checkpoint."""
-    # Its manifest is read, and that of the checkpoint whose manifest was written last, which it mostly is: a row that
-    # says something else than the manifest makes no other checkpoint the newest.
+    """As `newest`; adds the directories without a complete checkpoint to `torn`."""
+    # Two manifests are read: that of the checkpoint, and the one that was written last, usually the same. A row that
+    # differs from its manifest thus makes no other checkpoint the newest.
     sured: set[str] = set()
     while True:
         torn.clear()
@@ -50,20 +50,20 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
             few = newest_by_catalog(context, runs, run, newest=1)
             published = runs.stamps(run) if few is None else few.published
             found = infos_at(context, runs, published, run, newest=1, seek=few is not None, torn=torn)
-        if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be whole
+        if not found or found[0].out_of_order or found[0].damaged:  # another form of it may be complete
             found = infos(context, run, torn=torn)[-1:]
         if not found:
             return None
         suspects = {info.id: info for info in (*_written_last(context, published, found[0]), *found)}
-        # All that could be the newest was read, and it is still the same one: so the loop ends.
+        # If all candidates were read and the newest is still the same one, the loop ends.
         if suspects.keys() <= sured:
             return found[0]
         sured |= suspects.keys()
         try:
             read = [from_manifests(context, info) for info in suspects.values()]
-        except DamagedBlob:  # loading it says so
+        except DamagedBlob:  # loading it reports the damage
             return found[0]
-        except (FileNotFoundError, NotADirectoryError):  # it went since it was listed
+        except (FileNotFoundError, NotADirectoryError):  # dropped since it was listed
             continue
         best = in_order(context, read)[-1]
         if best.id == found[0].id and best.sequence == found[0].sequence:
@@ -73,11 +73,11 @@ def _newest(context: Context, run: str | None, torn: set[CheckpointKey]) -> Chec
 def _written_last(
     context: Context, published: Mapping[CheckpointKey, Stamp | None], newest: CheckpointInfo
 ) -> list[CheckpointInfo]:
-    """Return the checkpoint whose manifest was written last, if it is another one and whole."""
+    """Return the checkpoint whose manifest was written last, if it is another one and complete."""
     written = {place: stamp for place, stamp in published.items() if stamp is not None}
     if not written:
         return []
-    # By time as well as by number: a row whose number rotted to a small one hides the newest checkpoint.
+    # By time in addition to the number: a row whose number rotted to a small one would hide the newest checkpoint.
     place = max(written, key=lambda place: written[place].mtime_ns)
     return [] if place == newest.key else infos(context, at={place: written[place]})
 
@@ -86,13 +86,13 @@ _SHOWN = 4
 
 
 def run_meant(context: Context, run: str | None) -> str | None:
-    """Return the run that a call means: the one that it names, else the one that the handle is bound to."""
+    """Return the run of a call: the given one, or the one that the store is bound to."""
     return context.run if run is None else run
 
 
 def in_one_run(context: Context, ref: Ref) -> Ref:
-    """Return `ref` with the run that it is looked for in, where its kind is counted in runs."""
-    # Tags and ids name one checkpoint of the whole store, whatever the handle is bound to.
+    """Return `ref` with the run to search, if its kind depends on the run."""
+    # Tags and ids name one checkpoint of the whole store, even if the store is bound to a run.
     context.notices.run_was_open = False
     if ref.run is not None or ref.kind in ("tag", "id"):
         return ref
@@ -113,7 +113,7 @@ def _refuse_several(context: Context, ref: Ref) -> None:
     if len(found) < 2:
         return
     found.sort(key=lambda info: info.order, reverse=True)
-    msg = f"{ref}: the store has {len(found)} runs; it may be {_listed(found)}"
+    msg = f"{ref}: the store has {len(found)} runs, so it may be {_listed(found)}"
     example = f"{found[0].run}@{ref.value}"
     raise AmbiguousRef(
         msg,
@@ -128,7 +128,7 @@ def _listed(found: list[CheckpointInfo]) -> str:
 
 
 def run_summaries(context: Context) -> list[RunSummary]:
-    """Return all runs that have a complete checkpoint, in the order of their newest commits, oldest first."""
+    """Return all runs with a complete checkpoint, in the order of their newest commits, oldest first."""
     found: list[RunSummary] = []
     with context.layout.open_runs() as runs:
         for run in context.layout.runs():
@@ -140,9 +140,9 @@ def run_summaries(context: Context) -> list[RunSummary]:
 
 
 def _proposed(context: Context, runs: OpenRuns, run: str) -> RunSummary | None:
-    """Return what the catalog proposes of a run; None: all of it has to be looked at."""
+    """Return the summary of a run by the catalog, or None if all of its checkpoints must be checked."""
     found = newest_by_catalog(context, runs, run, newest=1)
-    if found is None or found.unknown:  # which of them are complete is not known
+    if found is None or found.unknown:  # it is not known which of them are complete
         return None
     newest = infos_at(context, runs, found.published, run, newest=1, seek=True)
     if not newest:

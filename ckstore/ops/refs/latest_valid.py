@@ -1,4 +1,4 @@
-"""``latest-valid``: the newest checkpoint that is complete, not marked as damaged, and verifies when it is read.
+"""``latest-valid``: the newest checkpoint that is complete, not marked as damaged, and verifies when read.
 
 ``latest-healthy``: the same, without unhealthy checkpoints.
 """
@@ -29,20 +29,29 @@ from ckstore.ops.refs.listing import infos
 
 T = TypeVar("T")
 _LOCKED = "locked by "
-# For all together: a restart of a training must not wait ten seconds for each of a hundred.
+# For all checkpoints together: restarting a training must not wait ten seconds for each of a hundred.
 LOCKED_S = 10.0
 Take = Callable[[CheckpointInfo, "CheckpointDirectory"], T]
 
 
 def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched: bool) -> T:
-    """Return what `take` makes of the newest valid checkpoint that `ref` asks for; it is open meanwhile."""
-    # A checkpoint that turns out to be damaged, also while `take` reads it, is marked and passed over with a
-    # `CkstoreWarning` that says what was wrong. One that another process has locked against all others, to drop or
-    # to move it, is waited for, `LOCKED_S` for all of them together, and then passed over in the same way. `ref`:
-    # ``latest-valid``, ``latest-healthy`` or one of them behind ``RUN@``. `take`: called with what the store says
-    # and the directory, open and complete; what it raises other than `DamagedBlob` passes on. `read_touched`: read
-    # blobs whose time says that a program wrote into them; `take` does not. Raises NoSuchRef: there is none;
-    # NoWholeCheckpoint: none is whole, and the message says what is wrong with each.
+    """Return the result of `take` for the newest valid checkpoint that `ref` requests, which is open meanwhile.
+
+    A checkpoint that is damaged, even if only `take` detects it, is marked and skipped with a `CkstoreWarning`. If
+    another process has locked a checkpoint exclusively, to drop or to move it, this waits up to `LOCKED_S` for all of
+    them together, and then skips it in the same way.
+
+    Args:
+        context: The store.
+        ref: ``latest-valid`` or ``latest-healthy``, optionally after ``RUN@``.
+        take: Called with the facts and the directory of a checkpoint, open and complete. Its errors other than
+            `DamagedBlob` are raised.
+        read_touched: Read blobs that a program wrote to, by their time. Set if `take` does not read them.
+
+    Raises:
+        NoSuchRef: There are no checkpoints.
+        NoWholeCheckpoint: No checkpoint is complete. The message has the problem of each.
+    """
     run, kind = _run_and_kind(context, ref)
     if kind == "latest-healthy":
         take = partial(_take_healthy, take)
@@ -50,13 +59,13 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
     passed: list[Problem] = []
     deadline_s = time.monotonic() + LOCKED_S
     torn: set[CheckpointKey] = set()
-    # A superseded one comes after the one that supersedes it, so only if that is damaged.
+    # A superseded checkpoint comes after the one that supersedes it, so it is used only if that is damaged.
     found = newest_first(infos(context, run, superseded=True, torn=torn))
     if repair_newer(context, found[0] if found else None, torn):
         found = newest_first(infos(context, run, superseded=True))
     for info in found:
         try:
-            # Rule D: a row of the catalog alone passes over none.
+            # Rule D: no checkpoint is skipped only because of a row of the catalog.
             if kind == "latest-healthy" and info.unhealthy and (known := from_manifests(context, info)).unhealthy:
                 unhealthy.append(known)
                 continue
@@ -84,13 +93,13 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
             context.notices.problems.pop(kind, None)
         return taken
     if unhealthy and not passed:
-        msg = f"{ref}: each checkpoint is unhealthy, such as {unhealthy[0].name}: {unhealthy[0].unhealthy}"
-        raise NoSuchRef(msg, hint="latest-valid names the newest one that is whole")
+        msg = f"{ref}: every checkpoint is unhealthy, such as {unhealthy[0].name} ({unhealthy[0].unhealthy})"
+        raise NoSuchRef(msg, hint="latest-valid names the newest complete one")
     raise _none_left(context, kind, run, passed)
 
 
 class _Unhealthy(Exception):
-    """The manifest of an open checkpoint says that it is unhealthy."""
+    """The manifest of an open checkpoint marks it as unhealthy."""
 
     def __init__(self, info: CheckpointInfo) -> None:
         super().__init__(info.unhealthy)
@@ -104,14 +113,14 @@ def _take_healthy(take: Take[T], info: CheckpointInfo, directory: CheckpointDire
 
 
 def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: float, *, read_touched: bool) -> T:
-    """Return what `take` makes of a checkpoint, if it is valid; what a remote has right is repaired first."""
+    """Return the result of `take` for a checkpoint, if it is valid or can be repaired from a remote."""
     path = context.layout.checkpoint(info.key)
     is_repaired = False
     while True:
         try:
-            # Locked before it is judged, so that what was found valid is what is read.
+            # Locked before it is checked, so that the checked checkpoint is the one that is read.
             with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
-                # A look at links first; the caller's own read then checks every byte.
+                # Check only links here; the read by the caller then checks every byte.
                 _check_cheaply(context, directory, read_touched=read_touched)
                 return take(_current(context, info, directory), directory)
         except DamagedBlob:
@@ -121,9 +130,9 @@ def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: flo
 
 
 def _why_locked(place: StorePath, error: InUse) -> str:
-    """Say who has a checkpoint locked, as far as this user may see that."""
+    """Return which process has locked a checkpoint, as far as this user may see that."""
     status = dirfd_stat.find(place)
-    if status is None:  # gone since
+    if status is None:  # removed since
         return error.message
     holding = holders.find_holders([(status.st_dev, status.st_ino)]).holders.get((status.st_dev, status.st_ino), [])
     who = " and ".join(f"process {holder.pid} ({holder.command})" for holder in holding) or "another process"
@@ -131,16 +140,16 @@ def _why_locked(place: StorePath, error: InUse) -> str:
 
 
 def newest_valid(context: Context, ref: str) -> CheckpointInfo:
-    """Return the newest checkpoint that is valid by a cheap look; blobs that a program wrote into are read."""
+    """Return the newest checkpoint that is valid by a cheap check; blobs that a program wrote to are read."""
     return take_newest_valid(context, ref, lambda info, _: info, read_touched=True)
 
 
 def fill_from_newest_valid(
     context: Context, ref: str, read: Callable[[CheckpointDirectory], T], *, strict: bool, verify: bool
 ) -> T:
-    """As `take_newest_valid`, for a `read` that fills a target; with `strict` it fills all of the target."""
-    # Without `strict` a damaged checkpoint could leave values where the next one has none, so each is read and checked
-    # before the target is touched.
+    """As `take_newest_valid`, for a `read` that fills a target; with `strict` it fills the whole target."""
+    # Without `strict`, a damaged checkpoint could leave values that the next one does not replace. Therefore each is
+    # read and checked before the target is changed.
     begun: list[str] = []
 
     def take(info: CheckpointInfo, directory: CheckpointDirectory) -> T:
@@ -154,14 +163,14 @@ def fill_from_newest_valid(
         except BadInput as error:
             if not begun:
                 raise
-            msg = f"{error.message}; but the target holds a part of {begun[-1]}, which turned out to be damaged"
-            raise BadInput(msg, hint="build the target again before you use it") from error
+            msg = f"{error.message}; but the target holds a part of {begun[-1]}, which is damaged"
+            raise BadInput(msg, hint="create the target again before you use it") from error
 
     return take_newest_valid(context, ref, take, read_touched=not verify)
 
 
 def _run_and_kind(context: Context, ref: str) -> tuple[str | None, str]:
-    """Return the run that a ref to the newest valid checkpoint means, None: the only one; and the kind of the ref."""
+    """Return the run and the kind of a ref to the newest valid checkpoint. In a store of one run it may be None."""
     parsed = in_one_run(context, parse_ref(ref))
     if parsed.kind not in VERIFIED_KINDS:
         raise BadInput(f"{ref!r} is not a ref to the newest valid checkpoint")
@@ -176,7 +185,7 @@ def _current(context: Context, info: CheckpointInfo, directory: CheckpointDirect
 
 
 def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_touched: bool) -> None:
-    """Raise `DamagedBlob` if a checkpoint is marked or not complete."""
+    """Raise `DamagedBlob` if a checkpoint is marked or incomplete."""
     mark = marks.read_mark(directory.lock.fd)
     if mark is not None:
         raise DamagedBlob(mark.entries[0].what if mark.entries else f"{directory.path} is marked as damaged")
@@ -190,7 +199,7 @@ def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_tou
 
 
 def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[int] | None = None) -> None:
-    """Read blobs of an open checkpoint, given by their index, or all; mark it if they are damaged."""
+    """Read some blobs of an open checkpoint by index, or all; mark the checkpoint if they are damaged."""
     with Verifier(context) as checker:
         chosen = range(len(directory.manifest.stored)) if indexes is None else indexes
         damage = [found for found in checker.blobs(directory, chosen) if found.affects]
@@ -202,8 +211,10 @@ def check_whole(context: Context, directory: CheckpointDirectory, indexes: list[
 def _none_left(context: Context, kind: str, run: str | None, passed: list[Problem]) -> CkstoreError:
     everything = passed + incomplete(context, run)
     if everything and all(other.problem.startswith(_LOCKED) for other in everything):
-        return InUse(f"{kind}: no checkpoint is free: {listed(everything)}", hint="try again when it has ended")
+        return InUse(
+            f"{kind}: every checkpoint is locked. {listed(everything)}", hint="try again when that process has ended"
+        )
     if everything:
         return nothing_whole(kind, run, everything)
-    absence = f"there is no checkpoint of the run {run!r}" if run is not None else "the store has no checkpoints"
+    absence = f"the run {run!r} has no checkpoints" if run is not None else "the store has no checkpoints"
     return nothing_saved(f"{kind}: {absence}", run)

@@ -1,4 +1,4 @@
-"""List checkpoints. The directories are the truth; the catalog only saves reading manifests."""
+"""List checkpoints. The directories are authoritative; the catalog only avoids reading manifests."""
 
 from __future__ import annotations
 
@@ -20,27 +20,35 @@ if TYPE_CHECKING:
     from ckstore.objects.layout import Layout, OpenRuns
 
 
-# Each loses only to a replacement or a drop between two calls.
+# A try fails only if a checkpoint is replaced or dropped between two calls.
 _LIST_TRIES = 5
 
 
 def infos(
     context: Context,
-    run: str | None = None,  # None: all runs
+    run: str | None = None,
     *,
-    newest: int | None = None,  # only so many, the newest; what the others are is not looked at
+    newest: int | None = None,
     only: Callable[[int], bool] | None = None,
     at: Mapping[CheckpointKey, Stamp] | None = None,
     superseded: bool = False,
     torn: set[CheckpointKey] | None = None,
     tries: int = _LIST_TRIES,
 ) -> list[CheckpointInfo]:
-    """Return all complete checkpoints of one run, or of all, in the order of their commits, oldest first."""
-    # What the catalog knows of a directory with the same stamp is taken from there; other manifests are read. `only`:
-    # only those whose step it is true of; the others are not looked at either. `at`: only those at these places, whose
-    # stamps are given; the directories are not listed. `superseded`: also those that another one of their step
-    # supersedes; they say so. `torn`: gets the places that were looked at and hold no complete checkpoint. `tries`: how
-    # often it is listed again where some went meanwhile.
+    """Return all complete checkpoints of one run, or of all runs, in the order of their commits, oldest first.
+
+    For a directory whose stamp is unchanged, the catalog's row is used. Other manifests are read.
+
+    Args:
+        context: The store.
+        run: The run. If None, all runs.
+        newest: Return only this many of the newest, and do not check the others.
+        only: Return only those for whose step it is True, and do not check the others.
+        at: Return only those in these directories, whose stamps are given. Directories are not listed.
+        superseded: Include checkpoints that another one of their step supersedes, marked as such.
+        torn: Gets the checked directories without a complete checkpoint.
+        tries: How often to list again if checkpoints disappear.
+    """
     if run is not None:
         check_run(run)
     with context.layout.open_runs() as runs:
@@ -53,27 +61,27 @@ def infos(
         found = infos_at(context, runs, published, run, newest=newest, seek=few is not None, torn=torn)
     lacking = published.keys() - {info.key for info in found} if newest is None and tries else ()
     if any(context.layout.inode(key) is None for key in lacking):
-        # One that went since it was listed may have been replaced or compacted by one that was not there yet.
+        # A checkpoint that disappeared may have been replaced or compacted by one that was not listed yet.
         return infos(context, run, only=only, superseded=superseded, torn=torn, tries=tries - 1)
     listed = with_superseded(found)
-    if superseded:  # of one checkpoint the latest form
+    if superseded:  # keep only the latest form of each checkpoint
         newest_form = {info.id: info for info in listed}
         listed = [info for info in listed if newest_form[info.id] is info]
     else:
         listed = [info for info in listed if not info.superseded]
     if newest is not None and (
-        len(listed) < min(newest, len(published))  # some went meanwhile, or are torn or superseded
-        or any(info.out_of_order for info in listed)  # others are newer
+        len(listed) < min(newest, len(published))  # some disappeared, or are torn or superseded
+        or any(info.out_of_order for info in listed)  # other checkpoints are newer
     ):
         return infos(context, run, only=only, superseded=superseded, torn=torn)[-newest:]
     return listed
 
 
 def with_superseded(found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Mark the checkpoints, given in order, of whose step a later one is among them, or a better form of them."""
+    """Mark the checkpoints, given in order, that a later one of their step, or a better form, supersedes."""
     if len({(info.run, info.step) for info in found}) == len(found):
         return found
-    # Of one checkpoint the latest form that is not known to be damaged comes last.
+    # Of several forms of one checkpoint, the latest that is not known to be damaged comes last.
     found = sorted(found, key=lambda info: (*info.order[:3], not info.damaged, info.key.generation))
     last = {(info.run, info.step): info for info in found}
     return [info if last[info.run, info.step] is info else replace(info, superseded=True) for info in found]
@@ -89,10 +97,10 @@ def infos_at(
     seek: bool = False,
     torn: set[CheckpointKey] | None = None,
 ) -> list[CheckpointInfo]:
-    """As `infos`, of places that were listed; fewer than `newest` where some went since. `seek`: they are few."""
+    """As `infos`, for listed directories; fewer than `newest` if some disappeared. `seek` if they are few."""
     rows, to_read = _from_catalog(context, published, run, None if seek else newest, seek=seek)
     asked = to_read
-    if newest is not None:  # without a manifest, or gone since it was listed: not of the newest
+    if newest is not None:  # those without a manifest, or removed since, are not among the newest
         to_read = {place for place in to_read if published[place] is not None}
         rows = [info for info in rows if context.layout.stamp(info.key) is not None]
     read = [info for place in sorted(to_read) if (info := read_info(context, place)) is not None]
@@ -114,7 +122,7 @@ def _from_catalog(
     *,
     seek: bool,
 ) -> tuple[list[CheckpointInfo], set[CheckpointKey]]:
-    """Return what the catalog knows of directories with these stamps, and those that have to be read."""
+    """Return the rows of the catalog for directories with these stamps, and the directories that must be read."""
     doubted = {
         place for place, stamp in context.known.distrusted.items() if place in published and published[place] == stamp
     }
@@ -129,15 +137,15 @@ def _from_catalog(
         return [], set(published)
     if wrong_count:
         write_again(context, unknown, damaged_count=wrong_count)
-    # A row of another hash is older than a change of store.json.
+    # A row with another hash was written before a change of store.json.
     strangers = {info.key for info in rows if not info.id.startswith(f"{context.layout.hash_prefix}-")}
-    if strangers and newest is not None:  # as many older ones are wanted in their place
+    if strangers and newest is not None:  # older ones are needed in their place
         return _from_catalog(context, published, run, None, seek=seek)
     return [info for info in rows if info.key not in strangers], unknown | doubted | strangers
 
 
 def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Return checkpoints in the order of commits; one whose sequence number does not count comes before the others."""
+    """Return checkpoints in the order of commits; those with an invalid sequence number come first."""
     if any(info.sequence > WIDEST_GAP for info in found):
         found = [_read(context, info) if info.sequence > WIDEST_GAP else info for info in found]
         limit = sequence_limit(context)
@@ -146,7 +154,7 @@ def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointIn
 
 
 def _read(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return what the manifest says, as long as there is one to be read."""
+    """Return the facts in the manifest, if it can be read."""
     try:
         return from_manifests(context, info)
     except (FileNotFoundError, NotADirectoryError, DamagedBlob):
@@ -159,24 +167,24 @@ def _told_out_of_order(context: Context, info: CheckpointInfo, limit: int) -> Ch
 
 
 def order_problem(info: CheckpointInfo) -> str:
-    """Return the key in `Notices.problems` of a sequence number that does not count."""
+    """Return the key in `Notices.problems` for an invalid sequence number."""
     return f"order of {info.name}"
 
 
 def no_such_run(layout: Layout, run: str) -> NoSuchRef:
-    """Return the error for a run that the store does not have, with those that it has."""
-    msg = f"there is no run {run!r} in {layout.root}"
+    """Return the error for a run that the store does not have, with the existing runs."""
+    msg = f"the run {run!r} does not exist in {layout.root}"
     if trash.waits(layout, run):
-        by_command = f"its checkpoints were deleted; ckstore undo --run {run} brings them back"
-        hint = "its checkpoints were deleted; store.dropped() lists what store.undelete(ref) brings back"
+        by_command = f"its checkpoints were deleted; ckstore undo --run {run} restores them"
+        hint = "its checkpoints were deleted; store.dropped() lists those that store.undelete(ref) restores"
         return NoSuchRef(msg, hint=hint, command_hint=by_command)
-    # The directory of a run stays when its last checkpoint goes.
+    # The directory of a run remains when its last checkpoint is deleted.
     runs = [name for name in layout.runs() if layout.is_filled(name)]
     return NoSuchRef(msg, hint=f"its runs: {', '.join(runs)}" if runs else "it has no checkpoint yet")
 
 
 def current_or_named(context: Context, run: str | None = None) -> list[CheckpointInfo]:
-    """Return the checkpoints of `infos`, and of the superseded ones those that a tag or a pin names."""
+    """Return the checkpoints of `infos`, and the superseded ones that a tag or a pin names."""
     from ckstore.objects.documents.pins import read_pins
 
     found = infos(context, run, superseded=True)

@@ -1,4 +1,4 @@
-"""What protects a checkpoint: tags and pins. Neither retention nor `delete` nor a replacement takes such a one."""
+"""Protection of checkpoints by tags and pins. Retention, `delete` and replacements do not remove a protected one."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import Layout
 from ckstore.ops.context import Context, tags_by_checkpoint
 
-# Each loses only to a compaction of the same checkpoint between two calls.
+# A try fails only if the same checkpoint is compacted between two calls.
 _TRIES = 5
 
 
 def check_unprotected(context: Context, key: CheckpointKey, info: CheckpointInfo | None = None) -> None:
-    """Raise if a tag or an unexpired pin names a checkpoint. The caller has its directory locked against all others.
+    """Raise if a tag or an unexpired pin names a checkpoint. The caller holds the exclusive lock of its directory.
 
-    Without an `info`, since its manifest cannot be read, any pin of its step whose id begins as its directory says.
+    Without `info`, since its manifest cannot be read, any pin of its step whose id fits its directory counts.
     """
-    # First: while one entry of refs/ cannot be read, any checkpoint may be the one that it protects.
+    # First: while an entry of refs/ cannot be read, it may protect any checkpoint.
     check_tags(context.layout)
     shown, ref = (key.name, key.name) if info is None else (info.shown, info.ref)
     if tags := tags_by_checkpoint(context.layout).get(key.any_generation):
@@ -44,7 +44,7 @@ def check_unprotected(context: Context, key: CheckpointKey, info: CheckpointInfo
 
 
 def pins_by_id(context: Context, now: datetime) -> dict[str, tuple[Pin, ...]]:
-    """Return the unexpired pins of every checkpoint that has some, by its id."""
+    """Return the unexpired pins by the id of their checkpoint."""
     found: dict[str, list[Pin]] = {}
     for pin in read_pins(context.layout):
         if not pin.expired(now):
@@ -53,12 +53,12 @@ def pins_by_id(context: Context, now: datetime) -> dict[str, tuple[Pin, ...]]:
 
 
 def doubtful_tags(layout: Layout) -> dict[str, str]:
-    """Return the entries of ``refs/`` whose checkpoint is unknown -> what is wrong with each."""
+    """Return the entries of ``refs/`` whose checkpoint is unknown -> the problem of each."""
     texts = layout.tag_texts()
     doubtful = {name: problem for name, text in sorted(texts.items()) if (problem := _doubt(layout, name, text))}
     if not doubtful:
         return doubtful
-    now = layout.tag_texts()  # of a tag that was removed since, the checkpoint may be gone as well
+    now = layout.tag_texts()  # if a tag was removed since, its checkpoint may also be removed
     return {name: problem for name, problem in doubtful.items() if name in now and now[name] == texts[name]}
 
 
@@ -69,15 +69,15 @@ def _doubt(layout: Layout, name: str, text: str | None) -> str:
         return f"refs/{name} is not a tag: wanted a symlink to a checkpoint"
     target = parse_tag(text)
     if target is None:
-        return f"the tag {name} is damaged: refs/{name} must lead to one checkpoint, got {shown(text)}"
+        return f"the tag {name} is damaged: refs/{name} must point to one checkpoint, got {shown(text)}"
     if not target.twice and layout.inode(target.key) is None:
-        return f"the tag {name} names {target.key.name}, which is not there, and may be damaged"
+        return f"the tag {name} names {target.key.name}, which does not exist, and may be damaged"
     return ""
 
 
 def check_tags(layout: Layout) -> None:
-    """Raise if it is unknown which checkpoint a tag protects."""
-    # With a symlink or a file in its place the tags are unknown, which is not the same as having none.
+    """Raise if it is not known which checkpoint a tag protects."""
+    # If refs/ is a symlink or a file, the tags are unknown, which is not the same as having no tags.
     with suppress(FileNotFoundError), files.opened_directory(layout.refs):
         pass
     for name, problem in doubtful_tags(layout).items():
@@ -86,12 +86,12 @@ def check_tags(layout: Layout) -> None:
 
 def damaged_tag(name: str, problem: str) -> DamagedBlob:
     """Return the error for an entry of ``refs/`` whose checkpoint is unknown."""
-    hint = f"nothing is deleted while it is unknown what this tag protects; {way_out(name)}"
+    hint = f"nothing is deleted while it is not known what this tag protects; {way_out(name)}"
     return DamagedBlob(problem, hint=hint)
 
 
 def way_out(name: str) -> str:
-    """Return in words what to do about such an entry."""
+    """Return advice for such an entry."""
     if not is_tag(name):
         return f"`ckstore tag -d {shown(name)}` removes it"
     return f"`ckstore tag {name} REF` points it to a checkpoint again, `ckstore tag -d {name}` removes it"
@@ -99,13 +99,15 @@ def way_out(name: str) -> str:
 
 @contextmanager
 def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) -> Iterator[locks.DirectoryLock]:
-    """Lock the directory of a checkpoint for use (rule L), after making sure that it survives a power cut (rule F)."""
-    # With `is_durable` the caller has made sure of it.
+    """Lock a checkpoint for use (rule L), after making sure that it survives a power cut (rule F).
+
+    With `is_durable` the caller has made sure of that.
+    """
     context.check_writable()
     with ExitStack() as locked:
         try:
-            # The run before the checkpoint, the order of all who take both (docs/adr/0004): else two would wait for
-            # each other. That of the run reaches the other hosts of a shared filesystem, which drop.
+            # The run before the checkpoint, the order of all processes that take both locks (docs/adr/0004); otherwise
+            # two could deadlock. The lock of the run is visible to other hosts of a shared filesystem, which drop.
             run_lock = locked.enter_context(store_locks.lock_run(context.layout, info.run, exclusive=False))
         except FileNotFoundError:
             raise gone(info) from None
@@ -122,7 +124,7 @@ def held(context: Context, info: CheckpointInfo, *, is_durable: bool = False) ->
 
 
 def _used(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
-    """Lock a checkpoint for use: its latest generation, if a compaction dropped the one that was found before."""
+    """Lock a checkpoint for use, or its latest generation if a compaction dropped the given one."""
     key: CheckpointKey | None = info.key
     for _ in range(_TRIES):
         if key is None:
@@ -130,7 +132,7 @@ def _used(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
         path = layout.checkpoint(key)
         with suppress(FileNotFoundError), ExitStack() as tried:
             lock = tried.enter_context(locks.lock_shared(path))
-            # Under the locks: the checkpoint that was found before may have been dropped.
+            # Under the lock: the given checkpoint may have been dropped.
             if id_at(path) == info.id and lock.names(path):
                 tried.pop_all()
                 return lock
@@ -139,6 +141,6 @@ def _used(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
 
 
 def gone(info: CheckpointInfo) -> NoSuchRef:
-    """Return the error for a checkpoint that was there a moment ago."""
-    msg = f"{info.name} with id {info.id} is no longer there"
-    return NoSuchRef(msg, hint="it was deleted or replaced meanwhile; ckstore log shows what there is")
+    """Return the error for a checkpoint that has just disappeared."""
+    msg = f"{info.name} with id {info.id} no longer exists"
+    return NoSuchRef(msg, hint="it was deleted or replaced in the meantime; ckstore log lists the checkpoints")

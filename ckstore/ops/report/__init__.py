@@ -1,1 +1,1 @@
-"""Say what a store holds, uses and can do."""
+"""Report the content, space use and abilities of a store."""

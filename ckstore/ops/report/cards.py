@@ -1,4 +1,4 @@
-"""The facts of the cards that begin a report: the best checkpoint by each metric, and what a prune would free."""
+"""Facts for the cards at the top of a report: the best checkpoint by each metric, and the effect of a prune."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class BestBy:
     metric: str
     mode: Mode
     info: CheckpointInfo
-    ref: str  # loads it
+    ref: str  # a ref that names it
 
     @property
     def value(self) -> int | float:
-        """Its number."""
+        """The number of the metric."""
         return self.info.metrics[self.metric]
 
 
 def modes_of(rules: StoreRules) -> dict[str, Mode]:
-    """Return which number of a metric is best, as the rules of a store say."""
+    """Return whether the least or the greatest number of a metric is best, by the rules of a store."""
     policies: list[RetentionPolicy | None] = [*rules.by_run.values(), rules.default]
     return {best.metric: best.mode for policy in policies if policy for best in policy.bests if best.mode is not None}
 
 
 def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> list[BestBy]:
-    """Return the best checkpoint of all runs by each metric; if its sense is not known, by the least and the most."""
+    """Return the best checkpoint of all runs by each metric; the least and the greatest if either may be best."""
     of_runs: dict[str, list[CheckpointInfo]] = {}
     for info in infos:
         of_runs.setdefault(info.run, []).append(info)
@@ -58,25 +58,25 @@ def _modes(metric: str, modes: Mapping[str, Mode]) -> tuple[Mode, ...]:
 def _best(metric: str, mode: Mode, of_runs: Mapping[str, Sequence[CheckpointInfo]]) -> BestBy | None:
     of_each = [best for run, own in of_runs.items() if (best := _best_of_run(metric, mode, run, own)) is not None]
     sign = 1 if mode == "min" else -1
-    # As in one run: of equal numbers that of the newest is best.
+    # As in one run: of equal numbers, the newest checkpoint is best.
     return min(
         of_each, key=lambda best: (sign * best.value, *(-number for number in best.info.order[:1])), default=None
     )
 
 
 def _best_of_run(metric: str, mode: Mode, run: str, own: Iterable[CheckpointInfo]) -> BestBy | None:
-    """Return what a ref by the metric names in a run: the line that the report shows loads this checkpoint."""
+    """Return the checkpoint that a ref by the metric names in a run, so that the command in the report loads it."""
     plain, whole = f"{run}@{BEST}{metric}", f"{run}@{BEST}{metric}:{mode}"
     try:
         info = resolve(parse_ref(whole), [one for one in own if metric in one.metrics], {})
-    except (NoSuchRef, BadInput):  # nan in each that has it, or a name that no ref can have
+    except (NoSuchRef, BadInput):  # all values are NaN, or the name cannot be in a ref
         return None
-    # A colon in the name is for the mode.
+    # In a ref, a colon begins the mode.
     is_plain = mode_by_name(metric) == mode and ":" not in metric
     return BestBy(metric, mode, info, plain if is_plain else whole)
 
 
 def freed_bytes(context: Context, plan: RetentionPlan) -> int:
-    """Return how many bytes go with the checkpoints that a plan drops."""
+    """Return how many bytes are freed with the checkpoints that a plan drops."""
     folders = (context.layout.checkpoint(entry.info.key) for entry in plan.dropped)
     return sum(nbytes for one in freed_in_turn(context, folders) for _, nbytes in one)

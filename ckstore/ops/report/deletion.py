@@ -1,4 +1,4 @@
-"""Say what deleting checkpoints will free, before it is done: by the links of their blobs and the uses of packs."""
+"""Predict what deleting checkpoints will free, by the links of their blobs and the uses of packs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ckstore.ops.report.pack_uses import PackUses
 
 @dataclass(slots=True)
 class _File:
-    """A file of a blob, its links as the kernel counts them, and those that a deletion takes."""
+    """A file of a blob, its link count, and the links that a deletion removes."""
 
     digest: str
     nbytes: int
     link_count: int
     links_of: dict[CheckpointKey, int] = field(default_factory=dict)
-    other_links: int = 0  # the canonical name, and those of dropped checkpoints
+    other_links: int = 0  # the canonical link, and those of dropped checkpoints
 
 
 class Preview:
-    """What some checkpoints have, read before any of them is deleted."""
+    """The blobs of some checkpoints, read before any of them is deleted."""
 
     def __init__(self, context: Context, chosen: Iterable[CheckpointInfo]) -> None:
         layout = context.layout
@@ -54,7 +54,7 @@ class Preview:
                     found.other_links += 1
 
     def effect(self, deleted: Collection[CheckpointKey]) -> DeletionEffect:
-        """Return what the deletion of those of the checkpoints frees that were deleted."""
+        """Return what deleting these checkpoints frees."""
         own = [file for file in self._files.values() if not file.links_of.keys().isdisjoint(deleted)]
         freed_bytes = 0
         kept: dict[str, int] = {}
@@ -67,7 +67,7 @@ class Preview:
         keys = {one for key in deleted for one in self._keys[key]}
         try:
             unused = self._context.catalog.without_use(list(kept), without=keys)
-        except CatalogUnavailable:  # then what has other links is said to be other checkpoints'
+        except CatalogUnavailable:  # then blobs with other links are attributed to other checkpoints
             unused = set()
         packed = self._packs.packed_bytes(lambda key: key in keys).get(True, 0)
         needed_bytes = sum(nbytes for digest, nbytes in kept.items() if digest not in unused)

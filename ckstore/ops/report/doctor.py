@@ -1,4 +1,4 @@
-"""Gather the facts about a store and its place, and have them judged: `Store.doctor`."""
+"""Gather the facts about a store and its filesystem, and evaluate them: `Store.doctor`."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ Look = tuple[str, Callable[["Context"], Findings]]
 
 
 def examine_all(context: Context) -> DoctorReport:
-    """Look at everything; what cannot be looked at is a finding of its own."""
+    """Examine everything; each failed examination is a finding."""
     findings: list[DoctorFinding] = []
     leaks: list[DeletedFile] = []
     looks: tuple[Look, ...] = (*_LOOKS, ("leaked files", partial(_leaks, leaks)))
-    # Each by itself: a directory that is closed to this user must not hide the other findings.
+    # Each separately: a directory that is closed to this user must not hide the other findings.
     for subject, look in looks:
         try:
             findings += look(context)
@@ -116,13 +116,13 @@ def _abilities(context: Context) -> Findings:
 
 
 def _lease(layout: Layout) -> str:
-    """Return what `AbilityFacts.lease` says; only the owner of a file, and root, can ask about it."""
+    """Return the value of `AbilityFacts.lease`; only the owner of a file, and root, can request a lease."""
     owner = os.stat(layout.path).st_uid
     return machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
 
 
 def _try_links(context: Context) -> str:
-    """Return what `AbilityFacts` says of links."""
+    """Return the value of `AbilityFacts.links`."""
     layout = context.layout
     try:
         probe.try_links(layout.staging, layout.linked)
@@ -132,7 +132,7 @@ def _try_links(context: Context) -> str:
 
 
 def _projects(layout: Layout) -> str:
-    """Return which directories have another project id, as where one run has a quota of its own."""
+    """Return which directories have another project id, as when one run has its own quota."""
     folders = [layout.staging, layout.trash, *(layout.checkpoints / run for run in layout.runs())]
     return said_of_projects(folder for folder in folders if dirfd_stat.is_directory(folder))
 
@@ -147,7 +147,7 @@ def _catalog(context: Context) -> Findings:
     path = context.catalog.path
     if context.catalog_is_private and not path.exists():
         whose = "this host" if context.shared else "this user"
-        yield ok("catalog", f"{whose} has none yet; opening the store for writing makes it at {path}")
+        yield ok("catalog", f"{whose} has none yet; opening the store for writing creates it at {path}")
     else:
         where = str(path) if context.catalog_is_private else ""
         yield contents.check_catalog(context.catalog.check(), where, context.catalog.damaged())
@@ -183,7 +183,7 @@ def _staging(context: Context) -> Findings:
 def _trash(context: Context) -> Findings:
     layout = context.layout
     found = survey.leftovers(layout.trash)
-    if context.shared:  # there the grace is the window, and is of all that lies in trash
+    if context.shared:  # then the grace period is the window, and applies to everything in trash
         yield contents.check_trash(found, shared=True)
         return
     waits = waiting(context)
@@ -214,7 +214,7 @@ def _pins(context: Context) -> Findings:
 
 
 def _checkpoints(context: Context) -> Findings:
-    """Look at all checkpoints, by one listing: at ten thousand it is what takes the time."""
+    """Examine all checkpoints with one listing, which takes the most time for ten thousand."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
     misplaced = [info for info in every if info.out_of_order]
@@ -263,7 +263,7 @@ def _ages(context: Context) -> Findings:
 
 
 def _remote_ages(context: Context) -> Findings:
-    # An invalid entry is passed over: opening that remote raises an error.
+    # An invalid entry is skipped: opening that remote raises an error.
     known = read_config(context.layout).get("remotes") or {}
     targets = {name: one.get("target") for name, one in known.items() if isinstance(one, dict)}
     directories = {
@@ -304,7 +304,7 @@ def _elsewhere(context: Context, listed: Sequence[CheckpointInfo], missing: Sequ
 
 
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:
-    # Of the store alone: processes of other programs, with their command lines, are no one's business here.
+    # Only files of the store: processes of other programs, with their command lines, must not be disclosed.
     found += deleted_but_open(os.stat(context.layout.path).st_dev, str(context.layout.path))
     yield contents.check_leaks(found)
 

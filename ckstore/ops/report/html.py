@@ -1,4 +1,4 @@
-"""A report as one page of HTML that asks for nothing: its charts, styles and data are in it."""
+"""A report as one page of HTML that loads nothing: its charts, styles and data are included."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckstore.ops.report.page import ChangeMap, ReportPage, page
 
 _BEST_SHOWN = 12
 _ROWS_SHOWN = 500
-"""A table of all checkpoints of a large store would be most of the page; the newest are those looked for."""
+"""A table of all checkpoints of a large store would be most of the page; readers look for the newest ones."""
 
 
 def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -> HtmlReport:
@@ -39,7 +39,7 @@ def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -
 
 
 def render(page: ReportPage) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     sections = [
         _cards(page),
         _overview(page),
@@ -55,7 +55,7 @@ def render(page: ReportPage) -> str:
         _happened(page),
         _checkpoints(page),
     ]
-    # A closing tag in a name would end the element; JSON has another way to write its "<".
+    # A closing tag in a name would end the element; in JSON "<" can be escaped.
     data = json.dumps(page.data(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     return (
@@ -100,13 +100,13 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], 
 
 
 def _row(row: Sequence[object], side: Sequence[str]) -> str:
-    """Return the cells; the first one names the row, for screen readers."""
+    """Return the cells; the first one is the header of the row, for screen readers."""
     head = f'<th scope="row"{side[0]}>{_text(row[0])}</th>'
     return head + "".join(f"<td{side[index]}>{_text(cell)}</td>" for index, cell in enumerate(row) if index)
 
 
 def _cards(page: ReportPage) -> str:
-    """Return what most readers look for: the best checkpoint, the newest one, and how much space a prune frees."""
+    """Return the cards for most readers: the best and the newest checkpoint, and how much space a prune frees."""
     if not page.infos:
         return ""
     cards = (("Best", _best_card(page)), ("Newest", _newest_card(page)), ("Prune", _prune_card(page)))
@@ -160,7 +160,7 @@ def _overview(page: ReportPage) -> str:
         ("On the disk", size_text(used.disk_bytes)),
         ("Without sharing", size_text(used.logical_bytes)),
         ("Unused, gc frees it", size_text(used.unused_bytes)),
-        ("Dropped, can be brought back", size_text(used.waiting_bytes)),
+        ("Dropped, can be restored", size_text(used.waiting_bytes)),
         ("Damaged checkpoints", str(sum(info.damaged for info in page.infos))),
         ("Unhealthy checkpoints", str(sum(bool(info.unhealthy) for info in page.infos))),
     ]
@@ -176,7 +176,7 @@ def _runs(page: ReportPage) -> str:
     ]
     if not rows:
         return _section("Runs", "<p>The store has no checkpoint yet.</p>")
-    caption = "What each run takes: alone (deleting it frees that), and its part of what is shared"
+    caption = "Space of each run: alone (deleting it frees that), and its share of blobs with other users"
     return _section("Runs", _table(caption, ("Run", "Checkpoints", "Logical", "Alone", "Shared"), rows, " >>>>"))
 
 
@@ -202,7 +202,7 @@ def _charts(page: ReportPage) -> str:
 
 def _rules(page: ReportPage) -> str:
     if page.plan is None:
-        return _section("Rules", "<p>The store has no rule: every checkpoint stays until it is deleted.</p>")
+        return _section("Rules", "<p>The store has no rule: every checkpoint is kept until it is deleted.</p>")
     alone = {one.id: one.alone_bytes for one in page.usage.checkpoints}
     kept: dict[str, int] = {}
     for entry in page.plan.kept:
@@ -224,12 +224,12 @@ def _rules(page: ReportPage) -> str:
 
 def _of_its_run(reason: str, run: str) -> str:
     """Return a reason without the name of the run, so that all runs have one row for it."""
-    # A note of a pin is the user's text, and stays as it is.
+    # The reason of a pin is the user's text, and is not changed.
     return reason if reason.startswith("it is pinned: ") else reason.replace(f" of the run {run}", " of its run", 1)
 
 
 def _map(one: ChangeMap) -> str:
-    """Return the table of what changed in a run: a row for each tensor, a column for each checkpoint."""
+    """Return the table of changes in a run: a row for each tensor, a column for each checkpoint."""
     title = f"What changed in {one.run}"
     if not one.rows:
         return _section(title, "<p>No tensor changed between the newest checkpoints.</p>")
@@ -238,7 +238,7 @@ def _map(one: ChangeMap) -> str:
     body = "".join(f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>\n' for name, cells in rows)
     more = f", {counted(one.left_out, 'more tensor')} left out" if one.left_out else ""
     unchanged = f"{counted(one.unchanged_count, 'value')} did not change in the last step{more}"
-    note = f"<p>An empty cell: the tensor did not change, or is not there. {unchanged}.</p>"
+    note = f"<p>An empty cell: the tensor did not change, or does not exist. {unchanged}.</p>"
     caption = f"Share of each tensor that changed at each step of {one.run}"
     table = (
         f'<table class="map"><caption>{_text(caption)}</caption><thead><tr><th scope="col">Tensor</th>{head}</tr>'
@@ -253,7 +253,7 @@ def _cell(share: float | None) -> str:
         return "<td>gone</td>"
     if share == 0:
         return "<td></td>"
-    # 0 % and 100 % would say that nothing, or all of it, changed.
+    # 0 % and 100 % would mean that nothing, or all of it, changed.
     percent = "&lt;1" if share < 0.01 else "100" if share == 1 else str(min(99, round(share * 100)))
     return f'<td class="level{1 + min(3, int(share * 4))}">{percent} %</td>'
 
@@ -283,10 +283,12 @@ def _processes(holders: Sequence[Holder], savers: Sequence[SaverStatus]) -> str:
     if savers:
         rows = [(one.pid, one.trainer, one.state, one.save, one.done) for one in savers]
         head = ("Process", "Trainer", "State", "Save", "Done")
-        parts.append(_table("Who saves in the background", head, rows))
+        parts.append(_table("Processes that save in the background", head, rows))
     if files:
         held = [(pid, command, count) for (pid, command), count in files.most_common()]
-        parts.append(_table("Who has files of the store open", ("Process", "Command", "Files"), held, "  >"))
+        parts.append(
+            _table("Processes that have files of the store open", ("Process", "Command", "Files"), held, "  >")
+        )
     return _section("Processes", *parts) if parts else ""
 
 
@@ -299,7 +301,7 @@ def _waiting(page: ReportPage) -> str:
     if not page.waiting:
         return ""
     rows = [(one.ref, one.dropped[:16], one.until[:16], size_text(one.nbytes), one.problem) for one in page.waiting]
-    caption = "Dropped, and brought back by ckstore undo until the time (UTC), but for a problem"
+    caption = "Dropped checkpoints; ckstore undo restores them until the given time (UTC), unless there is a problem"
     return _section("Undo", _table(caption, ("Checkpoint", "Dropped", "Until", "Size", "Problem"), rows, "   >"))
 
 
@@ -335,7 +337,7 @@ def _checkpoints(page: ReportPage) -> str:
 
 
 def _marks(info: CheckpointInfo) -> list[str]:
-    """Return what is wrong with a checkpoint, in words."""
+    """Return the problems of a checkpoint in words."""
     damaged = ["DAMAGED"] if info.damaged else []
     unhealthy = [f"UNHEALTHY: {info.unhealthy}"] if info.unhealthy else []
     unchanged = [f"{unchanged_text(info.unchanged)} unchanged"] if info.unchanged else []
@@ -343,7 +345,7 @@ def _marks(info: CheckpointInfo) -> list[str]:
 
 
 def _superseded(page: ReportPage) -> str:
-    """Return the table of the checkpoints whose step has a newer one; empty if there are none."""
+    """Return the table of the checkpoints whose step has a newer one; empty without any."""
     if not page.superseded:
         return ""
     alone = {one.id: one.alone_bytes for one in page.usage.checkpoints}

@@ -1,4 +1,4 @@
-"""Metrics as text: what a store and its runs hold (`ckstore metrics`), and what the saves of an open one did."""
+"""Metrics as text: the content of a store and its runs (`ckstore metrics`), and the saves of an open store."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _MODE = 0o644
 
 
 def write_metrics(context: Context, store: Path, path: Path, labels: Mapping[str, str]) -> None:
-    """Put the metrics of a store in the place of the file at `path`; see `ckstore.Store.write_metrics`."""
+    """Replace the file at `path` by the metrics of a store; see `ckstore.Store.write_metrics`."""
     _replace(context.layout.outside(path), openmetrics(context.totals.metrics(), str(store), labels))
 
 
 def write_text(context: Context, path: Path | None, text: str, what: str) -> None:
-    """Give the file at `path`, if one is given, this text, for a person who wants a report in a file."""
+    """Write this text to the file at `path`, if one is given."""
     try:
         if path is not None:
             _replace(context.layout.outside(path), text)
     except OSError as error:
         msg = f"{what} cannot be written to {path}: {describe_os_error(error)}"
-        raise BadInput(msg, hint="give a file in a directory that is there and writable") from error
+        raise BadInput(msg, hint="give a file in a directory that exists and is writable") from error
 
 
 def _replace(path: Path, text: str) -> None:
-    """Give the file at `path` this content in one step, readable for all; a pipe or a device is written to."""
+    """Replace the file at `path` atomically by this content, readable for all; write into a pipe or a device."""
     data = text.encode("utf-8")
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
             # A rename onto /dev/stdout or /dev/null would remove that device, as root.
             path.write_bytes(data)
             return
-    # In the same directory, for the rename; a collector that reads meanwhile sees the old file or the new one.
+    # In the same directory, for the rename; a collector that reads meanwhile gets the old or the new file.
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(fd, "wb") as file:
             file.write(data)
-            # mkstemp gives 0600, and the collector is another user.
+            # mkstemp creates the file with 0600, and the collector is another user.
             os.fchmod(file.fileno(), _MODE)
         os.replace(temporary, path)
     except BaseException:
@@ -61,7 +61,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def metrics(context: Context, path: Path | None) -> str:
-    """Return the metrics as text, and put them in the place of a file if a path is given."""
+    """Return the metrics as text, and write them to a file if a path is given."""
     text = openmetrics(store_metrics(context), str(context.layout.root), {})
     write_text(context, path, text, "the metrics")
     return text
@@ -94,11 +94,11 @@ def store_metrics(context: Context) -> list[Metric]:
     )
     held = (
         ("run_checkpoints", "Complete checkpoints", "checkpoint_count"),
-        ("run_logical_bytes", "What copies of them would take", "logical_bytes"),
-        ("run_alone_bytes", "What deleting the run would free", "alone_bytes"),
-        ("run_shared_bytes", "Its part of what other runs hold too", "shared_bytes"),
+        ("run_logical_bytes", "Space that copies of them would take", "logical_bytes"),
+        ("run_alone_bytes", "Space that deleting the run would free", "alone_bytes"),
+        ("run_shared_bytes", "Its share of the space that other runs also use", "shared_bytes"),
     )
-    metrics = [gauge("store_bytes", "Bytes of blobs by who holds them, and free on the filesystem", "kind", kinds)]
+    metrics = [gauge("store_bytes", "Bytes of blobs by use, and free on the filesystem", "kind", kinds)]
     metrics += [gauge(name, about, "run", {run: of(run) for run in newest}) for name, about, of in by_run]
     metrics += [
         gauge(name, about, "run", {one.run: getattr(one, field) for one in used.runs}) for name, about, field in held
@@ -106,10 +106,10 @@ def store_metrics(context: Context) -> list[Metric]:
     if (status := status_of(context, listed)) is not None:
         of_mirror = (
             ("mirror_behind", "Checkpoints that the mirror lacks", len(status.behind)),
-            ("mirror_oldest_seconds", "For how long the oldest of them has been only here", status.oldest_s),
-            ("mirror_age_seconds", "For how long one may be, by the settings", status.age_s),
-            ("mirror_missing", "Checkpoints whose bytes were let go here and are missing there", len(status.missing)),
-            ("mirror_listed_timestamp_seconds", "When it was last listed for them; 0: not yet", _seconds_of(status)),
+            ("mirror_oldest_seconds", "How long the oldest of them has existed only locally", status.oldest_s),
+            ("mirror_age_seconds", "How long one may exist only locally, by the settings", status.age_s),
+            ("mirror_missing", "Evicted checkpoints whose data is missing on the mirror", len(status.missing)),
+            ("mirror_listed_timestamp_seconds", "When it was last listed for them; 0 if never", _seconds_of(status)),
         )
         metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
     return metrics

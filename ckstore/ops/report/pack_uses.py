@@ -1,4 +1,4 @@
-"""How much of each pack each checkpoint uses: by the catalog where it is current, else by the manifests."""
+"""How much of each pack each checkpoint uses: by the catalog if it is current, otherwise by the manifests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PackUses:
     def _add_from_manifests(self, context: Context, keys: list[CheckpointKey]) -> None:
         for key in keys:
             found = look(context.layout, key).published
-            if found is None:  # it went meanwhile
+            if found is None:  # it was dropped in the meantime
                 continue
             uses = blob_uses(found.manifest)
             for blob in found.manifest.stored:
@@ -56,17 +56,17 @@ class PackUses:
                     self._add(key, blob.digest, blob.nbytes, uses[blob.digest].used_bytes)
 
     def dead_bytes(self, key: CheckpointKey) -> int:
-        """Return the part of a checkpoint's packs that no checkpoint uses, at most."""
+        """Return how much of a checkpoint's packs no checkpoint uses, at most."""
         return sum(self._nbytes[digest] - self._best[digest] for digest in self._by_key.get(key, ()))
 
     def total_dead_bytes(self) -> int:
-        """Return the part of all packs that no checkpoint uses, at most; each pack counts once."""
+        """Return how much of all packs no checkpoint uses, at most; each pack counts once."""
         return sum(nbytes - self._best[digest] for digest, nbytes in self._nbytes.items())
 
     def packed_bytes(self, group_of: Callable[[CheckpointKey], Group]) -> dict[Group, int]:
-        """Return by how much the dead bytes of packs grow when each group of checkpoints is deleted.
+        """Return by how much the dead bytes of packs would grow if each group of checkpoints was deleted.
 
-        A pack is one file: what only the group uses of it stays as long as another checkpoint uses some of it.
+        A pack is one file: the part that only the group uses is kept while another checkpoint uses another part.
         """
         packed: dict[Group, int] = defaultdict(int)
         for users in self._users.values():

@@ -1,4 +1,4 @@
-"""The facts of a report: what `ckstore report` shows of a store, as plain values; nothing is changed."""
+"""The facts that `ckstore report` shows about a store, as plain values; nothing is changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ckstore.ops.report.doctor import examine_all
 from ckstore.ops.report.usage import usage
 from ckstore.version import __version__
 
-# Each pair costs two manifests: of so many the whole report takes some seconds.
+# Each pair costs reading two manifests: with this many, the whole report takes some seconds.
 _MAP_STEPS = 12
 _MAP_RUNS = 6
 _MAP_ROWS = 30
@@ -47,18 +47,18 @@ _DURATIONS = 3000
 class ChangeMap:
     """Which tensors of a run changed from one checkpoint to the next."""
 
-    run: str  # which
+    run: str
     names: tuple[str, ...]  # the checkpoints, the oldest first; the first one is only compared with
-    # Name of a tensor -> for each later checkpoint the share of its bytes that changed, 0 also where it is not there;
-    # None: it was there the last time.
+    # Name of a tensor -> for each later checkpoint, the share of its bytes that changed, 0 also if it does not exist;
+    # None if it was just removed.
     rows: dict[str, list[float | None]]
     left_out: int  # how many more tensors changed
-    unchanged_count: int  # how many tensors are the same in the last two of them
+    unchanged_count: int  # how many tensors are equal in the last two checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPage:
-    """What a report shows."""
+    """The content of a report."""
 
     root: str
     made: str
@@ -75,13 +75,13 @@ class ReportPage:
     durations: Sequence[Event]
     holders: Sequence[Holder]
     savers: Sequence[SaverStatus]
-    now: datetime  # when it was made
-    modes: Mapping[str, Mode]  # by metric, which number is best, as rules say
-    freed_bytes: int | None  # what a prune would free; None: no rule, or it could not be determined
+    now: datetime  # when the report was made
+    modes: Mapping[str, Mode]  # metric -> which number is best, by the rules
+    freed_bytes: int | None  # what a prune would free; None without a rule, or if it could not be determined
     problems: Sequence[str] = field(default=())
 
     def data(self) -> dict[str, Any]:
-        """Return what the charts draw."""
+        """Return the data for the charts."""
         alone = {one.id: one.alone_bytes for one in self.usage.checkpoints}
         by_id = {info.id: index for index, info in enumerate(self.infos)}
         return {
@@ -103,7 +103,7 @@ class ReportPage:
                     "damaged": info.damaged,
                     "unhealthy": bool(info.unhealthy),
                     "parent": by_id.get(info.parent or ""),
-                    # NaN and infinity are not JSON, and a chart has no place for them.
+                    # NaN and infinity are not JSON, and a chart cannot show them.
                     "metrics": {name: value for name, value in info.metrics.items() if abs(value) < float("inf")},
                 }
                 for info in self.infos
@@ -112,7 +112,7 @@ class ReportPage:
 
 
 def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
-    """Look at a store for a report; `savers` are those that save to it in the background."""
+    """Gather the content of a report; `savers` are the processes that save to the store in the background."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
     used = usage(context)
@@ -147,7 +147,7 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
 def _journal(context: Context, problems: list[str]) -> list[Event]:
     try:
         return events(context)
-    except (CkstoreError, OSError) as error:  # it decides nothing, and must not cost the report
+    except (CkstoreError, OSError) as error:  # the journal is only informative, and must not fail the report
         problems.append(f"the events: {why_of(error)}")
         return []
 
@@ -173,7 +173,7 @@ def _modes(context: Context, problems: list[str]) -> Mapping[str, Mode]:
 def _freed_bytes(context: Context, plan: RetentionPlan, problems: list[str]) -> int | None:
     try:
         return freed_bytes(context, plan)
-    except (CkstoreError, OSError) as error:  # as when one of them is dropped at this moment
+    except (CkstoreError, OSError) as error:  # as when one of them is just being dropped
         problems.append(f"what a prune would free: {why_of(error)}")
         return None
 
@@ -186,13 +186,13 @@ def _maps(
         own = [info for info in listed if info.run == run][-_MAP_STEPS - 1 :]
         try:
             found += [_map(context, run, own)] if len(own) > 1 else []
-        except CkstoreError as error:  # one damaged manifest must not cost the report
+        except CkstoreError as error:  # one damaged manifest must not fail the report
             problems.append(f"what changed in the run {run}: {error.message}")
     return found
 
 
 def _map(context: Context, run: str, own: Sequence[CheckpointInfo]) -> ChangeMap:
-    """Compare each of these checkpoints of a run with the one before it; the tensors that changed most come first."""
+    """Compare each of these checkpoints of a run with the previous one; the tensors that changed most come first."""
     columns = len(own) - 1
     rows: dict[str, list[float | None]] = defaultdict(lambda: [0.0] * columns)
     weight: Counter[str] = Counter()

@@ -1,6 +1,6 @@
-"""What checkpoints take on the disk: `du`. The links of the directories say what is shared; no data is read.
+"""The disk usage of checkpoints: `du`. The links in the directories show which data is shared; no data is read.
 
-How much of a pack is used: `ckstore.ops.report.pack_uses`.
+`ckstore.ops.report.pack_uses` determines how much of a pack is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Inode = tuple[int, int]
 
 @dataclass(slots=True)
 class _File:
-    """One inode of a blob: its size, its links as the kernel counts them, and those that were found."""
+    """One inode of a blob: its size, its link count, and the links that the store has for it."""
 
     nbytes: int
     link_count: int
@@ -38,14 +38,14 @@ class _File:
 
     @property
     def is_last(self) -> bool:
-        """Whether its holders have every name that it has, but the canonical one."""
-        # A name that was not found is of trash, of a staging or of another program: dropping the holders would not
-        # free it.
+        """Whether its holders have all of its links, except the canonical one."""
+        # A link that was not found is in trash, in a staging or of another program: dropping the holders would not free
+        # the file.
         return self.names_found >= self.link_count
 
 
 def usage(context: Context) -> Usage:
-    """Return what the checkpoints take; see `ckstore.Store.du`."""
+    """Return the space that the checkpoints take; see `ckstore.Store.du`."""
     listed = infos(context, superseded=True)
     files = _files(context, {info.key.any_generation: info.key for info in listed})
     packs = PackUses(context, listed)
@@ -94,7 +94,7 @@ def usage(context: Context) -> Usage:
 
 def _compacted_bytes(context: Context) -> tuple[int, int]:
     """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files."""
-    # One that is plain as well saves nothing.
+    # A blob that is also stored plain saves nothing.
     plain, files = {}, {}
     there: set[str] = set()
     for key, _ in context.layout.published():
@@ -111,7 +111,7 @@ def _compacted_bytes(context: Context) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Sums:
-    """Whose the bytes are: alone, or a part of what is shared, of each checkpoint and of each run."""
+    """The bytes of each checkpoint and of each run: alone, and its share of shared blobs."""
 
     alone: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
     shared: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
@@ -148,9 +148,9 @@ def _by_run(checkpoints: Sequence[CheckpointUsage], sums: _Sums, packed: Mapping
 
 
 def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> list[_File]:
-    """Return every file that has the name of a blob in a published directory, in ``blobs/``, or in what waits.
+    """Return every file of a blob in a published directory, in ``blobs/``, or in a dropped checkpoint.
 
-    `listed` has the key of each checkpoint by that of its first generation: what another one has is its, too.
+    `listed` has the key of each checkpoint by that of its first generation, so that all generations count for it.
     """
     found: dict[_Inode, _File] = {}
 
@@ -168,7 +168,7 @@ def _files(context: Context, listed: Mapping[CheckpointKey, CheckpointKey]) -> l
             note(status).waits = digest in waiting
     for folder in waiting_folders(context.layout):
         for _, status in blobs_in(folder):
-            # Only what has lost its other names: the rest is counted by these.
+            # Only files that have lost their other links; the rest was counted by these.
             found.setdefault(
                 (status.st_dev, status.st_ino), _File(status.st_size, status.st_nlink, status.st_uid, waits=True)
             )

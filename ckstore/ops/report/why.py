@@ -1,4 +1,4 @@
-"""Who uses a blob or a piece: `why`. The manifests say it, and only they."""
+"""Find the users of a blob or a piece: `why`. Only the manifests show them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos
 
-# As for ids: fewer match by accident in a store of some thousand blobs.
+# As for ids: fewer digits match by accident in a store of some thousand blobs.
 _LEAST_DIGITS = 6
 _PATTERN = re.compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{6,64})\Z")
 _Found = tuple[tuple[int, str, str, int], Use]
 
 
 def why(context: Context, digest: str) -> list[Use]:
-    """Return who uses a blob or a piece; see `ckstore.Store.why`."""
+    """Return the users of a blob or a piece; see `ckstore.Store.why`."""
     wanted = _complete_pattern(context, digest)
     whole = is_digest(wanted)
     digests: set[str] = set()
@@ -50,12 +50,12 @@ def why(context: Context, digest: str) -> list[Use]:
             use = Use(
                 key.run, key.step, tuple(names), remotes, *kept, id=manifest[1], superseded=manifest[1] in superseded
             )
-            # Of one checkpoint the latest form; a former one goes with the next gc.
+            # Of one checkpoint the latest form; the next gc drops a former one.
             found[manifest[1]] = max(found.get(manifest[1], (order, use)), (order, use), key=itemgetter(0))
     digests.update(_unused(context, wanted, whole=whole))
     if len(digests) > 1:
         listed = ", ".join(sorted(digests)[:4])
-        msg = f"{digest}: {len(digests)} digests begin with these digits: {listed}{' …' if len(digests) > 4 else ''}"
+        msg = f"{digest}: {len(digests)} digests begin with these digits ({listed}{' …' if len(digests) > 4 else ''})"
         raise AmbiguousRef(msg, hint="give more digits")
     if not digests:
         msg = f"{digest}: no checkpoint uses a blob or a piece of that name, and the store has no such blob"
@@ -89,10 +89,10 @@ def _published(context: Context) -> list[CheckpointKey]:
 
 
 def _places(context: Context, digest: str) -> list[CheckpointKey]:
-    """Return the checkpoints to look at: all, or those that have a link to a large blob; smaller ones can be pieces."""
+    """Return the checkpoints to search: all, or those with a link to a large blob. Smaller blobs can be pieces."""
     try:
         status = dirfd_stat.status(context.layout.blob(digest))
-    except FileNotFoundError:  # then every manifest is looked at
+    except FileNotFoundError:  # then every manifest is searched
         return _published(context)
     # A piece of that size can lie in a pack of another name.
     if status.st_size < MEDIUM_BELOW_BYTES:
@@ -106,7 +106,7 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
 
 
 def _remotes(context: Context, key: CheckpointKey, digests: Iterable[str]) -> tuple[str, ...]:
-    """Return which remotes have what a checkpoint uses; none if it has it here."""
+    """Return which remotes have the data that a checkpoint uses; none if it is local."""
     folder = context.layout.checkpoint(key)
     if any(dirfd_stat.exists(folder / BLOBS / digest) for digest in digests):
         return ()
@@ -114,7 +114,7 @@ def _remotes(context: Context, key: CheckpointKey, digests: Iterable[str]) -> tu
 
 
 def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Manifest, str] | None:
-    """Return manifest and id of a checkpoint if it has the text in it; most are not parsed for that."""
+    """Return the manifest and id of a checkpoint if it contains the text; most manifests need not be parsed."""
     try:
         path = context.layout.checkpoint(key)
         data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
@@ -126,7 +126,7 @@ def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Man
         raise
     except CkstoreError:  # not a usable manifest
         return None
-    # A search in the text is far cheaper than parsing it, and most manifests do not have it.
+    # Searching the text is far cheaper than parsing it, and most manifests do not contain it.
     if text.encode("ascii") not in data:
         return None
     published = look(context.layout, key).published
@@ -134,8 +134,7 @@ def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Man
 
 
 def _users(manifest: Manifest, wanted: str, *, whole: bool) -> tuple[dict[str, list[str]], dict[int, UseKind]]:
-    """Return the digests of blobs and pieces that fit with the names of the leaves that use each, and its users."""
-    # The second has the indexes of the blobs of which these leaves are.
+    """Return the matching digests with the names of the leaves that use each, and the uses of blobs, by index."""
 
     def fits(digest: str) -> bool:
         return digest == wanted if whole else digest.startswith(wanted)
@@ -161,7 +160,7 @@ def _users(manifest: Manifest, wanted: str, *, whole: bool) -> tuple[dict[str, l
 
 
 def _kept(manifest: Manifest, kinds: Mapping[int, UseKind]) -> tuple[UseKind, int, int]:
-    """Return how a checkpoint has some blobs, their sizes, and the sizes of the files that they are in."""
+    """Return how a checkpoint stores some blobs, their sizes, and the sizes of their files."""
     sizes = dict(manifest.stored)
     kept_bytes = sum(sizes[file] for file in {manifest.files_of(index)[0] for index in kinds})
     ways: tuple[UseKind, ...] = get_args(UseKind)
@@ -170,7 +169,7 @@ def _kept(manifest: Manifest, kinds: Mapping[int, UseKind]) -> tuple[UseKind, in
 
 
 def _unused(context: Context, wanted: str, *, whole: bool) -> set[str]:
-    """Return the canonical blobs that fit."""
+    """Return the canonical blobs that match."""
     if whole:
         return {wanted} if dirfd_stat.exists(context.layout.blob(wanted)) else set()
     try:

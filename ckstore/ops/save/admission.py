@@ -1,4 +1,4 @@
-"""Refuse a save that the filesystem has no room for before anything is written, or make room if the store says how."""
+"""Refuse a save before anything is written if the filesystem has no room for it, or make room by the store's policy."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ckstore.ops.free.make_room import how_to_free, make_room
 from ckstore.ops.save.packing import bytes_of, find_pieces, in_pack, most_packs
 from ckstore.ops.save.recorded import RecordedSource
 
-_OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging is there already
-_FOLDERS = 256  # in ``blobs/``; made when they are needed
-_SOURCE_BYTES = 256  # what a tensor takes in the manifest, about; a blob there and in a directory takes half of it
+_OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging exists already
+_FOLDERS = 256  # in ``blobs/``; created when needed
+_SOURCE_BYTES = 256  # about what a tensor takes in the manifest; an entry for a blob, also in a directory, takes half
 _MARGIN_BYTES = 2**20
 
 
 @dataclass
 class _ChunkNeed:
-    """What the chunks of a state take: those that the store has are claimed, so that they stay."""
+    """The space that the chunks of a state need. Chunks that the store has are claimed, so that they are kept."""
 
     new: dict[str, int] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)
@@ -47,11 +47,11 @@ def check_space(context: Context, staging: Staging, captured: Captured) -> tuple
         failed: CkstoreError | None = None
     except CkstoreError as error:
         notes, failed = (), error
-    # Asked again: what was dropped may be open elsewhere and free nothing yet, and other processes write, too.
+    # Measure again: dropped blobs may be open in a process and free nothing yet, and other processes also write.
     need = context.measure(new)
     if need.fits:
         return notes
-    # Before the first blob: a save that fills the disk to the last block would take other programs with it.
+    # Refuse before the first blob: a save that fills the disk completely would make other programs fail.
     raise _refusal(context, need, notes, failed) from failed
 
 
@@ -94,7 +94,8 @@ def _look(context: Context, staging: Staging, captured: Captured) -> _ChunkNeed:
 def _claim(staging: Staging, found: _ChunkNeed, digest: str, nbytes: int) -> None:
     if digest in found.claimed or digest in found.new:
         return
-    # A claim, not a look: making room below deletes checkpoints, and would delete the blob that this save counts on.
+    # Claim instead of only checking: making room below deletes checkpoints, and would delete a blob that this save
+    # needs.
     if staging.claim(digest, nbytes):
         found.claimed.add(digest)
     else:
@@ -102,20 +103,20 @@ def _claim(staging: Staging, found: _ChunkNeed, digest: str, nbytes: int) -> Non
 
 
 def _amount(context: Context, found: _ChunkNeed, source_count: int) -> Amount:
-    """Return what the save takes on this filesystem, whose files have whole blocks."""
+    """Return the space that the save takes on this filesystem, whose files occupy whole blocks."""
     layout = context.layout
     block = dirfd_stat.free_space(layout.path).block_bytes
     blob_count = len(found.new) + len(found.claimed)
     pack_count = most_packs(found.small_bytes)
     folders = {fan_out(digest) for digest in found.new if not dirfd_stat.is_directory(layout.blob(digest).parent)}
-    own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, so its folder, is not known yet
+    own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, and so its folder, is not known yet
     own_bytes = own_inodes * block + _SOURCE_BYTES * (source_count + blob_count)
     data_bytes = sum(-(-nbytes // block) * block for nbytes in (*found.new.values(), found.small_bytes))
     return Amount(data_bytes + own_bytes, len(found.new) + pack_count + own_inodes)
 
 
 def _refusal(context: Context, need: Need, notes: Sequence[str], failed: CkstoreError | None) -> InsufficientSpace:
-    msg = f"the save needs {need} on the filesystem of {context.layout.root}; nothing was written"
+    msg = f"the save needs {need} on the filesystem of {context.layout.root}. Nothing was written"
     if notes:
         msg += f"; {'; '.join(notes)}, which was not enough"
     if failed is not None:

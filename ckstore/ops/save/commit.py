@@ -1,6 +1,6 @@
-"""Commit: take files as they are. They are cut where their tensors lie, so that equal tensors are stored once.
+"""Commit: store files as they are. They are cut at the borders of their tensors, so that equal tensors are stored once.
 
-The rest is a save: `ops/save/save` stores the bytes and publishes. A file that changes meanwhile fails the commit.
+The rest is a save: `ops/save/save` stores the bytes and publishes. A file that changes during the commit makes it fail.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ckstore.ops.save.save import Request, save_captured
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """What the caller of `commit` may choose."""
+    """The options that a caller of `commit` may choose."""
 
     times: bool = False  # keep modification times
-    allow_incomplete: bool = False  # take files that say of themselves that they are unfinished
+    allow_incomplete: bool = False  # accept files that are marked as unfinished
 
 
 def commit(context: Context, paths: Sequence[Path], request: Request, options: CommitOptions) -> CheckpointInfo:
@@ -39,7 +39,7 @@ def commit(context: Context, paths: Sequence[Path], request: Request, options: C
 def capture_files(
     context: Context, paths: Sequence[Path], request: Request, options: CommitOptions
 ) -> tuple[Request, Captured, tuple[str, ...]]:
-    """Return the request, with its step, the files as the store sees them, and what the user should know of them."""
+    """Return the request with its step, the files as the store represents them, and warnings about them."""
     is_step_given = request.step is not None
     if not is_step_given:
         request = replace(request, step=step_in_name(paths))
@@ -48,43 +48,44 @@ def capture_files(
     try:
         entries = gather(paths)
         check_apart(entries, paths, context.layout.path)
-        # With a step of the caller's the answer is given: one checkpoint of everything, on purpose.
+        # A step given by the caller means one checkpoint of all files, on purpose.
         if not is_step_given:
             check_one_checkpoint(paths, entries)
-        # Before the look for an empty directory: an empty tmp-checkpoint-5 is a save that did not end, and says so.
+        # Before the check for an empty directory: an empty tmp-checkpoint-5 is an unfinished save, and is reported as
+        # such.
         signs = signs_of_incompleteness(entries, [path.name for path in paths])
         if signs and not options.allow_incomplete:
             more = f" (and {len(signs) - 1} more)" if len(signs) > 1 else ""
-            msg = f"this checkpoint is not complete: {signs[0]}{more}; nothing was committed"
-            raise BadInput(msg, hint="wait until its writer is done, or give allow_incomplete=True")
+            msg = f"this checkpoint is not complete: {signs[0]}{more}. Nothing was committed"
+            raise BadInput(msg, hint="wait until its writer has finished, or pass allow_incomplete=True")
         if not entries:
-            msg = f"{paths[0]} is empty: there is nothing to commit"
-            raise BadInput(msg, hint="give the directory that has the files of the checkpoint")
+            msg = f"{paths[0]} is empty, so there is nothing to commit"
+            raise BadInput(msg, hint="give the directory that contains the files of the checkpoint")
         captured, warnings = _capture(entries, paths, options)
     except OSError as error:
-        msg = f"{error.filename or 'a file'} cannot be read: {error.strerror or error}; nothing was published"
+        msg = f"{error.filename or 'a file'} cannot be read: {error.strerror or error}. Nothing was published"
         raise BadInput(msg) from error
     return request, captured, warnings
 
 
 @dataclass(frozen=True)
 class _CapturedFiles(Captured):
-    """Files as the store sees them; they are looked at again before they are published."""
+    """Files as the store represents them; they are checked again before they are published."""
 
     entries: tuple[Entry, ...] = ()
     paths: tuple[Path, ...] = ()
 
     def first_changed(self) -> str | None:
-        """Return None: a change is an error here, which says which file it is."""
+        """Return None, since a changed file raises an error that names it."""
         try:
-            # A file added or renamed while others were read makes a mixture of two moments, which no digest would show.
+            # A file that is added or renamed during the commit mixes two versions, which no digest would detect.
             now = gather(self.paths)
         except (BadInput, OSError) as error:
-            msg = f"the files were changed while they were being read: {error}; nothing was published"
+            msg = f"the files were changed while they were being read: {error}. Nothing was published"
             raise StateChanged(msg, hint="commit again") from error
         before = {entry.path: entry for entry in self.entries}
         for entry in now:
-            # By inode, size and times: a rewrite of the same length changes ctime even where the writer restores mtime.
+            # Compare inode, size and times: a rewrite of equal length changes ctime even if the writer restores mtime.
             if before.pop(entry.path, None) != entry:
                 raise changed(entry.path)
         if before:
@@ -93,7 +94,7 @@ class _CapturedFiles(Captured):
 
 
 class _Segment:
-    """A part of a file: one storage. Its bytes are not in memory."""
+    """A part of a file that is one storage. Its bytes are not in memory."""
 
     __slots__ = ("_entry", "_start", "name", "nbytes")
     on_device = False
@@ -105,7 +106,7 @@ class _Segment:
         self._start = start
 
     def view(self, start: int, stop: int) -> memoryview | None:  # noqa: ARG002 - as ByteSource has it
-        """Return None: the bytes have to be read."""
+        """Return None, since the bytes must be read from the file."""
         return None
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:
@@ -113,12 +114,12 @@ class _Segment:
         self._entry.read_into(self._start + start, out[: stop - start])
 
     def changed(self) -> bool:
-        """Return False: the files are looked at as a whole."""
+        """Return False, since whole files are checked."""
         return False
 
 
 class _Reader:
-    """A file as `containers.cut` reads it."""
+    """A file in the form that `containers.cut` reads."""
 
     def __init__(self, entry: Entry) -> None:
         self.nbytes = entry.nbytes
@@ -169,7 +170,7 @@ def _capture(
 
 
 def _name_tensors(path: str, parts: Cut, first: int, leaves: list[LeafRecord]) -> Node:
-    """Add the tensors of a file to `leaves`; return their node: a dict, or a leaf where the file is one tensor."""
+    """Add the tensors of a file to `leaves`, and return their node, which is a leaf if the file is one tensor."""
     file = join_key("", path)
     members: list[Node] = []
     alone = [tensor.name for tensor in parts.tensors] == [""]

@@ -1,7 +1,7 @@
-"""A run belongs to one training: what a save continues, and what it may therefore replace.
+"""A run belongs to one training: which checkpoint a save continues, and which ones it may therefore replace.
 
-Rule: docs/format/v1.md, "Trainings"; why: docs/adr/0031-a-run-is-one-training.md. It is decided under the lock of the
-run, from the manifests that are there.
+Rule: docs/format/v1.md, "Trainings"; reasons: docs/adr/0031-a-run-is-one-training.md. The decision is made under the
+lock of the run, from the published manifests.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from ckstore.ops.refs.find import find
 
 _LOCK_TIMEOUT_S = 1.0
 _drawn: dict[tuple[str, str], str] = {}
-"""Store and run -> the training of what this process saves there without continuing a checkpoint."""
-# A forked process is another training: it must not replace what its parent saves.
+"""Store and run -> the training of saves of this process there that continue no checkpoint."""
+# A forked process is another training: it must not replace checkpoints of its parent process.
 os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def parent_at(context: Context, info: CheckpointInfo) -> Parent:
-    """Return a checkpoint of the store as what is continued."""
-    # The catalog has no trainings: of an info that came from its rows the manifest is read.
+    """Return a checkpoint of the store as a parent."""
+    # The catalog does not record trainings: for an info that came from its rows, read the manifest.
     found = info if info.training else read_info(context, info.key)
     return Parent(info.id, info.run, "" if found is None else found.training)
 
 
 def named_parent(context: Context, ref: str | None, *, must_be: bool) -> Parent | None:
-    """Return the checkpoint that a caller names as the parent; without `must_be` it may have been dropped since."""
+    """Return the checkpoint that a caller names as parent; unless `must_be`, it may have been dropped."""
     if not ref:
         return None
     try:
@@ -51,11 +51,11 @@ def named_parent(context: Context, ref: str | None, *, must_be: bool) -> Parent 
 
 
 def parent_in(context: Context, run: str) -> Parent | None:
-    """Return what the next save of a run continues, if this process knows anything of it."""
+    """Return the checkpoint that the next save of a run continues, or None if this process knows none."""
     known = context.known.last_parents
     own, last = known.get(run), known.get("")
     if own is not None and own.origin == "begun":
-        # What was loaded of another run: a fork begins from it.
+        # A checkpoint of another run was loaded: a fork begins from it.
         is_fork = last is not None and last.id and last.run != run
         return own._replace(id=last.id) if is_fork and last is not None else own
     for found in (own, last):
@@ -65,44 +65,44 @@ def parent_in(context: Context, run: str) -> Parent | None:
 
 
 def described(about: Description, parent: Parent | None) -> Description:
-    """Return what the caller says, with the checkpoint that this one continues."""
+    """Return a description with the id of the parent added."""
     return replace(about, parent=(parent.id or None) if parent is not None else None)
 
 
 def training_of(context: Context, parent: Parent | None, run: str) -> str:
-    """Return the training of a save: that of its parent in the run, or one of its own."""
+    """Return the training of a save: that of its parent in the same run, or a new one."""
     if parent is not None and parent.run == run:
         return parent.training
     return _drawn.setdefault((context.settings.uuid, run), draw_training())
 
 
 def know_training(context: Context, run: str) -> None:
-    """Fix the training of the next save of a run, before another process is asked for it."""
+    """Fix the training of the next save of a run, before another process is asked to save it."""
     training = training_of(context, None, run)
     context.known.last_parents.setdefault(run, Parent("", run, training, origin="begun"))
 
 
 def begin_training(context: Context, run: str) -> None:
-    """Let a training begin in a run: what this process has saved and loaded of it before is not continued.
+    """Begin a training in a run, so that what this process saved or loaded before is not continued.
 
-    Only what was declared (`Store.open(…, continue_from=…)`) still is.
+    A parent that was declared (`Store.open(…, continue_from=…)`) is still continued.
     """
     known, declared = context.known, context.known.declared
     _drawn.pop((context.settings.uuid, run), None)
     if declared is not None:
         known.last_parents[declared.run] = known.last_parents[""] = declared
     if declared is None or declared.run != run:
-        # With an id: a saver in the background hears of it, and a saver after that one draws no other.
+        # With an id: it is sent to a background saver, so that a restarted saver does not draw another one.
         known.last_parents[run] = Parent("", run, draw_training(), origin="begun")
 
 
 def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str]) -> None:
-    """Let this process continue in the new name of a run what it continues in the old one; `ids`: old -> new."""
+    """Move what this process continues in a run to the new name of the run; `ids` maps old ids to new ones."""
     known = context.known.last_parents
     for run, parent in [*known.items()]:
         if parent.run == old:
             known[new if run == old else run] = parent._replace(id=ids.get(parent.id, parent.id), run=new)
-    # Not removed: a saver in the background must not go on from what it knows of the old name.
+    # Do not remove the entry: a background saver must not continue what it knows under the old name.
     if old in known:
         known[old] = Parent("", old, draw_training(), origin="begun")
     if (training := _drawn.pop((context.settings.uuid, old), None)) is not None:
@@ -110,10 +110,10 @@ def rename_lineage(context: Context, old: str, new: str, ids: Mapping[str, str])
 
 
 def take_free_run(context: Context, wanted: str) -> str:
-    """Take a name for a run, made from the wanted one, that no other process has or gets; return it."""
+    """Reserve a name for a run, derived from the wanted one, that no other process has or gets, and return it."""
     context.check_writable()
     names = set(context.layout.runs())
-    # A name whose directory has nothing in it was taken by a process that has not saved yet.
+    # An empty directory is a name reserved by a process that has not saved yet.
     while True:
         name = next_name(wanted, names)
         if links.make_directory(context.layout.checkpoints / name):
@@ -122,7 +122,7 @@ def take_free_run(context: Context, wanted: str) -> str:
 
 
 def check_free(context: Context, run: str) -> None:
-    """Raise `RunInUse` if a training is about to begin in a run of another one; the save decides it again."""
+    """Raise `RunInUse` if a training would begin in the run of another training. The save checks again."""
     parent = parent_in(context, run)
     if begins(parent, run):
         other = _other_in(context, run, training_of(context, parent, run))
@@ -131,14 +131,14 @@ def check_free(context: Context, run: str) -> None:
 
 
 def changed_configuration(context: Context, manifest: Manifest, parent: Parent | None) -> str:
-    """Say how the recorded configuration differs from that of the checkpoint that was loaded; empty: it does not."""
+    """Describe how the recorded configuration differs from that of the loaded checkpoint; empty if it does not."""
     now = _configuration(manifest.description.metadata)
-    # Once: the next save continues this one.
+    # Only once: the next save continues this checkpoint.
     if now is None or parent is None or parent.origin != "loaded":
         return ""
     try:
         loaded = read_info(context, find(context, parent.id).key)
-    except CkstoreError:  # it was dropped, or is damaged: the save is durable, and this is only news
+    except CkstoreError:  # dropped or damaged: the save is durable, and this is only a note
         return ""
     before = None if loaded is None else _configuration(encode_metadata(loaded.metadata))
     if loaded is None or before is None:
@@ -150,7 +150,7 @@ def changed_configuration(context: Context, manifest: Manifest, parent: Parent |
 
 
 def _configuration(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the configuration of `ckstore.training.provenance` in metadata, flat."""
+    """Return the configuration that `ckstore.training.provenance` recorded in metadata, flattened."""
     recorded = metadata.get("provenance")
     config = recorded.get("config") if isinstance(recorded, dict) else None
     return None if not isinstance(config, dict) else dict(_flat(config, ""))
@@ -166,35 +166,35 @@ def _flat(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class RunGuard:
-    """Decides for one save whether its run is its training's; called under the lock of the run."""
+    """Decides for one save whether its run belongs to its training; called under the lock of the run."""
 
     context: Context
     manifest: Manifest  # of the save
-    parent: Parent | None  # what it continues
+    parent: Parent | None  # the checkpoint that it continues
     if_run_in_use: IfRunInUse
-    notes: list[str]  # what the user should know
+    notes: list[str]  # notes for the user
 
     def check(self, replaced: Sequence[Published]) -> None:
-        """Raise `RunInUse` unless the save may replace these checkpoints of its step, and add to the run."""
+        """Raise `RunInUse` unless the save may add to the run and replace these checkpoints of its step."""
         manifest = self.manifest
         if begins(self.parent, manifest.run):
             self._check_begin()
         elif self.if_run_in_use == "error":
             self._check_alone()
         for other in replaced:
-            # The same content again replaces nothing.
+            # Equal content replaces nothing.
             if other.manifest.training != manifest.training and other.manifest.content != manifest.content:
-                msg = f"{_named(other)} belongs to another training: only one that continues it can replace it"
+                msg = f"{_named(other)} belongs to another training; only a training that continues it can replace it"
                 raise _refused(self.context, msg, other)
         if self.if_run_in_use == "error":
             self._check_order([other for other in replaced if other.manifest.content != manifest.content])
 
     def _check_order(self, replaced: Sequence[Published]) -> None:
-        """Raise if this process goes back to a step, and has loaded nothing: then it is another training."""
+        """Raise if this process goes back to an earlier step without loading: then it is another training."""
         if not replaced:
             return
         manifest, parent = self.manifest, self.parent
-        if begins(parent, manifest.run):  # by another handle of this process, which has saved nothing yet
+        if begins(parent, manifest.run):  # in another handle of this process, which has saved nothing yet
             newest = _newest_in(self.context, manifest.run)
             last = None if newest is None else newest.key.step
         else:
@@ -202,18 +202,18 @@ class RunGuard:
         if last is None or manifest.step >= last:
             return
         other = replaced[0]
-        went_back = f"this process has saved {manifest.run}@{last}, and goes back to step {manifest.step}"
+        went_back = f"this process has saved {manifest.run}@{last}, and saves step {manifest.step}"
         msg = f"{went_back} without loading a checkpoint: that begins another training, and replaces {_named(other)}"
         raise _refused(self.context, msg, other)
 
     def _check_begin(self) -> None:
-        """Look for a checkpoint of another training in a run in which one begins."""
+        """Check for a checkpoint of another training in a run in which this one begins."""
         run = self.manifest.run
         names = _names_in(self.context, run)
         try:
             other = _other_in(self.context, run, self.manifest.training)
         except (InUse, OSError):
-            # Without an owner no save fails for a checkpoint that it does not need: it would only be told of it.
+            # With "append" no save fails because of a checkpoint that it does not need; this only affects a note.
             if self.if_run_in_use == "error":
                 raise
             return
@@ -222,7 +222,7 @@ class RunGuard:
             return
         if self.if_run_in_use == "error":
             raise _in_use(self.context, other)
-        # Of a chain only: what continued nothing in its run was appended by tools, and more may be.
+        # Only if the checkpoint has a parent in its run: separate checkpoints are appended by tools.
         if _has_in(names, other.manifest.description.parent):
             name = self.manifest.name
             note = f"{name} continues no checkpoint of its run, and is its latest now instead of {_named(other)}"
@@ -231,10 +231,10 @@ class RunGuard:
                 self.notes.append(note)
 
     def _check_alone(self) -> None:
-        """Raise if another process has saved into the run, as the same training, since this one did."""
+        """Raise if another process has saved to the run, as the same training, since this one did."""
         run, known = self.manifest.run, self.context.known
         names = _names_in(self.context, run)
-        # Only of what came since: what was there at a load may be what a rollback goes over.
+        # Only checkpoints that appeared since: a rollback may pass over those that existed at the load.
         new = names - known.seen_names.get(run, names)
         parent = self.parent
         if parent is None or parent.origin != "saved":
@@ -243,7 +243,7 @@ class RunGuard:
         for name in sorted(new):
             try:
                 found = _whole_at(self.context, key_of(run, name))
-            except InUse:  # looked at by the next save
+            except InUse:  # the next save checks it
                 locked.add(name)
                 continue
             if found is None or found.manifest.training != self.manifest.training:
@@ -251,8 +251,8 @@ class RunGuard:
             if found.manifest.sequence > parent.sequence:
                 msg = f"another process has saved {_named(found)} since this one saved to the run {run}"
                 hint = f"end one of the two; {_own_run(self.context, run)} keeps both"
-                raise RunInUse(f"{msg}: two processes train in it; nothing was published", hint=hint)
-        # Last: a save that is tried again after this error must find the same.
+                raise RunInUse(f"{msg}, so two processes train in it; nothing was published", hint=hint)
+        # Last: a save that is retried after this error must get the same result.
         known.seen_names[run] = names - locked
 
 
@@ -261,18 +261,22 @@ def _names_in(context: Context, run: str) -> frozenset[str]:
 
 
 def _has_in(names: Iterable[str], checkpoint_id: str | None) -> bool:
-    """Whether one of these names of directories is that of a checkpoint."""
+    """Whether one of these names of directories belongs to a checkpoint."""
     digits = "" if checkpoint_id is None else checkpoint_id.partition("-")[2]
     found = (name.split(".")[1:2] for name in names)
     return bool(digits) and any(part and digits.startswith(part[0]) for part in found)
 
 
 def _whole_at(context: Context, key: CheckpointKey | None) -> Published | None:
-    """Return the whole checkpoint in a directory of a run. `InUse`: another process has it locked."""
+    """Return the complete checkpoint in a directory of a run, or None.
+
+    Raises:
+        InUse: Another process has locked it.
+    """
     if key is None:
         return None
     try:
-        # Not for long: the lock of the run is held.
+        # A short timeout, since the lock of the run is held.
         lock = locks.lock_shared(context.layout.checkpoint(key), timeout_s=_LOCK_TIMEOUT_S)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
@@ -281,15 +285,15 @@ def _whole_at(context: Context, key: CheckpointKey | None) -> Published | None:
 
 
 def _other_in(context: Context, run: str, training: str) -> Published | None:
-    """Return the checkpoint of the highest step of a run that is whole, if it belongs to another training."""
+    """Return the complete checkpoint with the highest step of a run, if it belongs to another training."""
     found = _newest_in(context, run)
     return None if found is None or found.manifest.training == training else found
 
 
 def _newest_in(context: Context, run: str) -> Published | None:
-    """Return the checkpoint of the highest step of a run that is whole."""
-    # A damaged one is no training's: who found none whole begins again. The highest step decides: a process that opens
-    # the store for each save would else read thousands of manifests.
+    """Return the complete checkpoint with the highest step of a run."""
+    # A damaged one belongs to no training: a process that finds no complete one begins again. The highest step decides:
+    # a process that opens the store for each save would otherwise read thousands of manifests.
     keys = [key for name in _names_in(context, run) if (key := key_of(run, name)) is not None]
     for key in sorted(keys, reverse=True):
         found = _whole_at(context, key)
@@ -300,7 +304,7 @@ def _newest_in(context: Context, run: str) -> Published | None:
 
 def _in_use(context: Context, other: Published) -> RunInUse:
     msg = f"the run {other.key.run} has checkpoints of another training, such as {_named(other)}"
-    return _refused(context, f"{msg}, and this one continues none", other)
+    return _refused(context, f"{msg}, and this save continues none of them", other)
 
 
 def _refused(context: Context, msg: str, other: Published) -> RunInUse:

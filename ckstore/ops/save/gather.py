@@ -1,4 +1,4 @@
-"""What `commit` was asked to take: which files, under which names, at which step, and whether they are finished."""
+"""The input of `commit`: which files, under which names, at which step, and whether they are finished."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _STEP_AMONG_OTHERS = re.compile(r"(?:\A|[-_])step=([0-9]{1,16})(?:[-_]|\Z)")
 _SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]*\Z")
 _SHOWN = 3
 _INDEX_SUFFIX = ".index.json"
-# Far above the index of any model; a larger file of that name is not parsed in memory, and commits as any file.
+# Far above the index of any model. A larger file of that name is not parsed, and is committed as any other file.
 _INDEX_MOST_BYTES = 64 * 2**20
 
 
 def gather(paths: Sequence[Path]) -> list[Entry]:
-    """Return everything that is to be committed: what is in one directory, or several paths under their own names."""
-    # A path that was named may be a symlink; below it none is followed.
+    """Return all entries to commit: the content of one directory, or several paths under their own names."""
+    # A given path may be a symlink; below it, symlinks are not followed.
     if not paths:
         raise BadInput("commit takes at least one path, got none")
     roots = [_resolved(path) for path in paths]
@@ -51,7 +51,7 @@ def _resolved(path: Path) -> Path:
 
 
 def check_names(entries: Sequence[Entry]) -> None:
-    """Refuse files whose names cannot be kept, or of which two have one name."""
+    """Refuse files with names that cannot be stored, and two files with one name."""
     seen: set[str] = set()
     for entry in entries:
         try:
@@ -64,9 +64,11 @@ def check_names(entries: Sequence[Entry]) -> None:
 
 
 def step_in_name(paths: Sequence[Path]) -> int | None:
-    """Return the step in the name of a single path, as trainers write it: ``checkpoint-500``; None if there is none."""
-    # Known are also ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and ``epoch=1-step=500``
-    # (Lightning), with or without a suffix.
+    """Return the step in the name of a single path, such as ``checkpoint-500``, or None.
+
+    Also recognized are ``step-500``, ``global_step500`` (DeepSpeed), ``iter_0000500`` (Megatron) and
+    ``epoch=1-step=500`` (Lightning), with or without a suffix.
+    """
     return _step_of(Path(os.path.abspath(paths[0])).name) if len(paths) == 1 else None
 
 
@@ -77,7 +79,7 @@ def _step_of(name: str) -> int | None:
 
 
 def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> None:
-    """Refuse several checkpoints at once: one commit makes one checkpoint of them."""
+    """Refuse a directory, or paths, that hold several checkpoints, since one commit makes one checkpoint."""
     steps = {
         entry.path: step
         for entry in entries
@@ -91,41 +93,44 @@ def check_one_checkpoint(paths: Sequence[Path], entries: Sequence[Entry]) -> Non
     more = f" and {len(several) - _SHOWN} more" if len(several) > _SHOWN else ""
     of_one = len(paths) == 1
     where = f"{paths[0]} holds" if of_one else "the paths are"
-    msg = f"{where} {len(several)} checkpoints, and one commit makes one: {', '.join(several[:_SHOWN])}{more}"
+    msg = f"{where} {len(several)} checkpoints, but one commit makes one: {', '.join(several[:_SHOWN])}{more}"
     if of_one:
-        command = f"ckstore import-history {shlex.quote(str(paths[0]))} commits each by itself"
+        command = f"ckstore import-history {shlex.quote(str(paths[0]))} commits each separately"
     else:
         given = {Path(os.path.abspath(path)).name: str(path) for path in paths}
         each = [shlex.quote(given.get(name, name)) for name in several[:_SHOWN]] + ["…"] * bool(more)
-        command = f'commit each by itself: for d in {" ".join(each)}; do ckstore commit "$d"; done'
+        command = f'to commit each separately, `for d in {" ".join(each)}; do ckstore commit "$d"; done`'
     raise BadInput(
         msg,
         hint=(
-            "commit each by itself, in the order of their steps, as ckstore.training.import_history does; or give "
-            "step=, if all are to be one checkpoint"
+            "commit each separately, in the order of their steps, as ckstore.training.import_history does; or pass "
+            "step= to make one checkpoint of all"
         ),
-        command_hint=f"{command}; or give --step, if all are to be one checkpoint",
+        command_hint=f"{command}; or pass --step to make one checkpoint of all",
     )
 
 
 def check_apart(entries: Sequence[Entry], paths: Sequence[Path], store: Path) -> None:
-    """Refuse to put a store into itself."""
-    # Resolved both: a symlink into the store would let a commit read the staging that it is writing.
+    """Refuse to commit a store into itself."""
+    # Resolve both: through a symlink into the store, a commit would read the staging that it is writing.
     root = store.resolve()
     for path in paths:
         here = path.resolve()
         if here == root or root in here.parents or here in root.parents:
             inside = [entry for entry in entries if str(entry.where) == str(root)]
             if here == root or root in here.parents or inside:
-                msg = f"{path} and the store {store} overlap: a store cannot be committed into itself"
-                raise BadInput(msg, hint="commit the directories of the checkpoints by their names")
+                msg = f"{path} and the store {store} overlap, and a store cannot be committed into itself"
+                raise BadInput(msg, hint="name the directories of the checkpoints")
 
 
 def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> list[str]:
-    """Return the signs that these files were not finished, as sentences; `names` are those of the paths."""
-    # Known are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
-    # (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``), the hub (``.incomplete``), a distributed checkpoint without
-    # ``.metadata``, and an index that names files which are not there.
+    """Return a sentence for each sign that these files are unfinished; `names` are the names of the paths.
+
+    Recognized are the marks of Transformers (``checkpoint-is-incomplete.txt``, ``tmp-checkpoint-N``), NeMo
+    (``-unfinished``), Orbax (``.orbax-checkpoint-tmp-``) and the hub (``.incomplete``), a distributed checkpoint
+    without
+    ``.metadata``, and an index that names missing files.
+    """
     present = {entry.path for entry in entries}
     signs = []
     for path in (*names, *sorted(present)):
@@ -136,11 +141,11 @@ def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> l
             or name.startswith("tmp-checkpoint-")
             or ".orbax-checkpoint-tmp" in name
         ):
-            signs.append(f"{path} says that it is unfinished")
+            signs.append(f"{path} is marked as unfinished")
     for folder in sorted({parent_of(path) for path in present if path.endswith(".distcp")}):
         prefix = f"{folder}/" if folder else ""
         if not {f"{prefix}.metadata", f"{prefix}model.safetensors.index.json"} & present:
-            signs.append(f"{prefix}.metadata is missing beside the .distcp files")
+            signs.append(f"{prefix}.metadata is missing next to the .distcp files")
     for entry in entries:
         if entry.kind == "file" and entry.path.endswith(_INDEX_SUFFIX):
             signs += _missing_shards(entry, present)
@@ -148,12 +153,12 @@ def signs_of_incompleteness(entries: Sequence[Entry], names: Sequence[str]) -> l
 
 
 def _missing_shards(entry: Entry, present: set[str]) -> list[str]:
-    """Return what an index of shards, ``model.safetensors.index.json``, names and is not there."""
+    """Return a sentence about missing files of an index of shards, ``model.safetensors.index.json``."""
     if entry.nbytes > _INDEX_MOST_BYTES:
         return []
     try:
         files = set(parse_foreign(entry.content())["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # some other document of that name
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # another document of that name
         return []
     folder = parent_of(entry.path)
     lacking = sorted(

@@ -1,8 +1,8 @@
-"""What one save finds in the tensors that it stores: values that are not finite, and parts that no longer change.
+"""The health of the tensors that one save stores: values that are not finite, and parts that no longer change.
 
-Values are counted by piece, where its bytes pass anyway: a piece that was counted before is not read for it. A
-`HealthCheck` is for one save; what is known of a checkpoint stays in `Context.known.lineages`, by run, for the next
-one. The rules: `model/manifest/health`.
+Values are counted by piece while its bytes are read for another purpose. A piece that was counted before is not read
+for this. A `HealthCheck` belongs to one save. `Context.known.lineages` keeps the results by run for the next save. The
+rules are in `model/manifest/health`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _ARRAYS = ("torch", "numpy")
 _MOST_PARTS = 64
-"""A state with more values at its top level is a flat one, and counts as one part."""
+"""A state with more values at its top level counts as flat, and as one part."""
 
 
 class Counting:
-    """Counts what is not finite in the parts of one piece, or in each so many of them."""
+    """Counts values that are not finite in the parts of one piece, or in every n-th of them."""
 
     def __init__(self, check: HealthCheck, form: FloatForm, every: int, first: int) -> None:
         self._check = check
@@ -43,19 +43,19 @@ class Counting:
         self._count = FINITE
 
     def part(self, data: memoryview) -> None:
-        """Take the next part, while the processor's cache has it."""
+        """Process the next part while it is in the processor's cache."""
         if not self._until_next:
             self._count = self._count.plus(self._form.count(data))
             self._until_next = self._every
         self._until_next -= 1
 
     def end(self, piece: str) -> None:
-        """Take note of the digest of the piece."""
+        """Record the count under the digest of the piece."""
         self._check.found(self._form, piece, self._count)
 
 
 class HealthCheck:
-    """Counts what is not finite in the sources of one save; for several threads."""
+    """Counts values that are not finite in the sources of one save; usable from several threads."""
 
     def __init__(
         self, sources: Sequence[ByteSource], forms: Sequence[FloatForm | None], before: CountedPieces, every: int
@@ -69,36 +69,36 @@ class HealthCheck:
         self._counts: Counts = {}
 
     def form_of(self, source: ByteSource) -> FloatForm | None:
-        """Return the form of the numbers in a source; None: it has none, or they are not counted."""
+        """Return the number format of a source, or None if it has none or its values are not counted."""
         return self._by_source.get(id(source))
 
     def counting(self, source: ByteSource, part_count: int) -> Counting | None:
-        """Return what counts a piece of a source that comes in so many parts; None: it is not counted."""
+        """Return the counter for a piece that is read in `part_count` parts, or None if it is not counted."""
         form = self.form_of(source)
         if form is None:
             return None
-        # At least one part of each piece: a tensor that has diverged as a whole is always found.
-        # What had such values before is looked at wholly: it would seem healthy when another part has its turn.
+        # At least one part of each piece, so that a tensor that has diverged completely is always detected.
+        # A tensor that had such values before is counted completely: otherwise it would seem healthy in some saves.
         every = 1 if source.name in self._before.sick else min(self._every, part_count)
         return Counting(self, form, every, self._before.turn % every)
 
     def counting_new(self, source: ByteSource, part_count: int) -> Counting | None:
-        """As `counting`; None also if its bytes are likely known: they are hashed first, and then need no counting."""
+        """As `counting`, but None if the piece is likely known: it is hashed first, and then needs no counting."""
         return None if source.name in self._before.settled else self.counting(source, part_count)
 
     def knows(self, source: ByteSource, piece: str) -> bool:
-        """Whether nothing of a piece is to be read for this."""
+        """Whether a piece need not be read to be counted."""
         form = self.form_of(source)
         key = (piece, "" if form is None else form.name)
         return form is None or key in self._known or key in self._counts
 
     def found(self, form: FloatForm, piece: str, count: NonFiniteCount) -> None:
-        """Take note of the count of a piece."""
+        """Record the count of a piece."""
         self._counts[piece, form.name] = count
 
     def found_in_pack(self, pack: memoryview, pieces: Iterable[tuple[ByteSource, str, int, int]]) -> None:
-        """Count pieces that lie in a pack one after another, given by source, digest, start and length."""
-        # Together: tens of thousands of small tensors are not looked at one by one.
+        """Count the pieces of a pack, which are adjacent, given by source, digest, start and length."""
+        # Check them together: tens of thousands of small tensors are not checked one by one.
         for form, group in groupby(pieces, key=lambda one: self.form_of(one[0])):
             if form is None:
                 continue
@@ -110,7 +110,7 @@ class HealthCheck:
                 self.found(form, piece, FINITE if is_finite else form.count(pack[start : start + nbytes]))
 
     def complete(self, storages: Sequence[StorageRecord]) -> CountedPieces:
-        """Count what did not pass: storages are those of the sources, in order."""
+        """Count the pieces that were not counted yet; `storages` are those of the sources, in order."""
         counts: Counts = {}
         settled: set[str] = set()
         sick: set[str] = set()
@@ -120,7 +120,7 @@ class HealthCheck:
             at, is_settled = 0, True
             can_read = not isinstance(source, RecordedSource)
             keys = [(extent.piece, form.name) for extent in storage.extents]
-            # What was found in one part is counted in all of them.
+            # If one part has such values, count all parts.
             is_sick = can_read and any(self._counts.get(key, FINITE) != FINITE for key in keys)
             for key, extent in zip(keys, storage.extents, strict=True):
                 found = self._known.get(key)
@@ -132,7 +132,7 @@ class HealthCheck:
                     counts[key] = found
                 at += extent.length
             whole = (_pieces(storage), form.name)
-            # Of a storage that was taken over unread only the sum may be known.
+            # For a storage that is reused without reading it, only the sum may be known.
             if not can_read and (known := self._known.get(whole)) is not None:
                 counts[whole] = known
             if is_settled:
@@ -145,8 +145,14 @@ class HealthCheck:
 def check_of(
     captured: Captured, before: CountedPieces, share: float, cuts: Sequence[int] | None = None
 ) -> HealthCheck | None:
-    """Return what counts the values of a save; `before`: what was counted before it. None: with a share of 0."""
-    # `share`: of the values in pieces that are new and large. `cuts`: how many sources make up each storage; None: one.
+    """Return the counter for the values of a save, or None if `share` is 0.
+
+    Args:
+        captured: The state.
+        before: The counts of the previous checkpoint.
+        share: The share of the values in new, large pieces to count.
+        cuts: How many sources make up each storage. If None, one.
+    """
     if not share:
         return None
     forms = forms_of(captured.leaves, len(captured.sources) if cuts is None else len(cuts))
@@ -156,9 +162,9 @@ def check_of(
 
 
 def forms_of(leaves: Sequence[LeafRecord], storage_count: int) -> list[FloatForm | None]:
-    """Return the form of the numbers in each storage; None where its tensors have none, or several."""
+    """Return the number format of each storage, or None if its tensors have none or several."""
     found: list[FloatForm | None] = [None] * storage_count
-    if find_spec("numpy") is None:  # torch works without it, and so does a save
+    if find_spec("numpy") is None:  # torch and saves work without it
         return found
     mixed: set[int] = set()
     seen: set[int] = set()
@@ -174,7 +180,7 @@ def forms_of(leaves: Sequence[LeafRecord], storage_count: int) -> list[FloatForm
 
 
 def lineage_of(context: Context, run: str, parent: str | None) -> Lineage | None:
-    """Return what is known of the checkpoint that a save continues; None: it has none, or that is not in the store."""
+    """Return the facts about the checkpoint that a save continues, or None if the store has no parent of it."""
     if parent is None:
         return None
     known = context.known.lineages.get(run)
@@ -190,13 +196,13 @@ def _read(context: Context, parent: str) -> Lineage | None:
         with open_directory(context, parent) as directory:
             return _of_manifest(directory.manifest, directory.manifest_id)
     except (CkstoreError, OSError):
-        # It was dropped, is damaged, or is in another store: then this checkpoint begins a line. A save never fails for
-        # what is only a remark about it.
+        # It was dropped, is damaged, or is in another store: then this checkpoint begins a lineage. A save never fails
+        # because a note about it is impossible.
         return None
 
 
 def _of_manifest(manifest: Manifest, manifest_id: str) -> Lineage:
-    """Return what a manifest says of the tensors."""
+    """Return the facts about the tensors in a manifest."""
     forms = forms_of(manifest.leaves, len(manifest.storages))
     health = manifest.health
     counted = CountedPieces()
@@ -223,35 +229,33 @@ def _counts_in(manifest: Manifest, forms: Sequence[FloatForm | None], health: He
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a save knows of the tensors of its checkpoint, and of those of its parent."""
+    """The facts about the tensors of the checkpoint of a save, and about those of its parent."""
 
-    lineage: Lineage  # without its id, and its step if the store chooses that
+    lineage: Lineage  # without the id, and without the step if the store chooses it
     before: Lineage | None
 
     def of_published(self, manifest: Manifest, manifest_id: str) -> Lineage:
-        """Return what is known, for the next save."""
+        """Return the facts for the next save."""
         return replace(self.lineage, id=manifest_id, step=manifest.step)
 
     def warnings(self, name: str) -> list[str]:
-        """Return what the user should know of the checkpoint of that name, and was not so of its parent."""
+        """Return warnings about the checkpoint of that name that did not apply to its parent."""
         health = self.lineage.health or Health()
         old = Health() if self.before is None or self.before.health is None else self.before.health
         found = []
         if health.unhealthy and not old.unhealthy:
-            found.append(
-                f"{name} is unhealthy: {health.unhealthy}; latest-healthy names the newest one that is healthy"
-            )
+            found.append(f"{name} is unhealthy: {health.unhealthy}. latest-healthy names the newest healthy one")
         if new := [key for key in health.unchanged if key not in old.unchanged]:
             count = min(health.parts[key].now for key in new)
             found.append(
-                f"{name} has the same {unchanged_text(new)} as the {count} checkpoints before it, while the step "
-                "advances: does the training still change what is saved?"
+                f"{name} has the same {unchanged_text(new)} as the {count} checkpoints before it, although the step "
+                "advances. Does the training still change these tensors?"
             )
         return found
 
 
 def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step: int | None) -> Judged:
-    """Return what is known of a checkpoint that is to be published at a step; None: at one that the store chooses."""
+    """Return the facts about a checkpoint to be published at `step`, or at a step that the store chooses if None."""
     forms = forms_of(draft.leaves, len(draft.storages))
     usual = (
         {} if before is None or before.health is None else {one.name: one.usual_inf for one in before.health.nonfinite}
@@ -264,7 +268,7 @@ def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step
         count = FINITE if form is None else _count(draft.storages[storage], form, counts)
         if count == FINITE:
             continue
-        # A tensor that was finite before, or has another number of infinite values, did not always have them.
+        # A tensor that was finite before, or had another number of infinite values, did not always have them.
         was_counted = before is not None and before.health is not None and name in before.names
         found.append(NonFinite(name, count.nan, count.inf, usual.get(name, 0) if was_counted else count.inf))
     parts = _parts(draft, forms)
@@ -308,7 +312,7 @@ def _first_names(leaves: Iterable[LeafRecord]) -> dict[int, str]:
 
 
 def _parts(manifest: Manifest, forms: Sequence[FloatForm | None]) -> dict[str, int]:
-    """Return for each part what differs if one of its tensors of floating point numbers does."""
+    """Return a token for each part that differs if one of its floating-point tensors differs."""
     found: dict[str, list[object]] = defaultdict(list)
     for key, number in _by_part(manifest.state):
         leaf = manifest.leaves[number]
@@ -316,12 +320,12 @@ def _parts(manifest: Manifest, forms: Sequence[FloatForm | None]) -> dict[str, i
             extents = manifest.storages[leaf.storage].extents
             pieces = [extent.piece for extent in extents]
             found[key].append((leaf.name, leaf.dtype, leaf.shape, leaf.offset, leaf.strides, *pieces))
-    # Compared in this process only.
+    # The tokens are compared in this process only.
     return {key: hash(tuple(own)) for key, own in found.items()}
 
 
 def _by_part(state: Node) -> Iterable[tuple[str, int]]:
-    """Give the numbers of all leaves with the key of their part; that of the state itself is empty."""
+    """Yield the numbers of all leaves with the key of their part; the key is empty for the state itself."""
     from ckstore.model.manifest.nodes import DICTS, decode_key
 
     is_dict = isinstance(state, list) and state[0] in DICTS and len(state[1]) <= _MOST_PARTS

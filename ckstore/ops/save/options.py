@@ -1,4 +1,4 @@
-"""What a caller says about a checkpoint beside its content: the same for a state, at once or later, and for files."""
+"""The options of a save besides the content; the same for a state, a background save, and files."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ if TYPE_CHECKING:
 
 
 class SaveOptions(TypedDict, total=False):
-    """The options that `Store.save`, `Store.save_async` and `Store.commit` have in common; all are keywords.
+    """The options that `Store.save`, `Store.save_async` and `Store.commit` share; all are keywords.
 
     Attributes:
-        metrics: Name -> number, shown by ``ckstore log``; none is read out of files.
+        metrics: Name -> number, shown by ``ckstore log``. Metrics are not read from files.
         metadata: JSON-like values.
         message: Shown by ``ckstore log``.
-        tags: Names to give to the checkpoint; a tag that exists moves. One that could not be written is not in the
-            tags of what is returned, whose `warnings` say why: the checkpoint is saved.
-        parent: The checkpoint that this one continues; None: the one of this run that was last saved or loaded
-            here, else the one of any run that was last loaded. In `save_async` the saver looks up what is no
-            `CheckpointInfo`.
-        if_exists: What to do when the run has another checkpoint at that step: raise (``error``, the default),
-            ``replace`` it, or ``keep`` it, so that nothing is saved. The same content again is no error, and a damaged
-            checkpoint is replaced. A checkpoint that is replaced is dropped, unless a tag or a pin names it or it is
-            open: then it stays, superseded, and `warnings` say so. Only a checkpoint of the same training is replaced:
-            what this process has saved, and what the training saved whose checkpoint it loaded or names as `parent`.
-        if_run_in_use: What to do when this save continues no checkpoint of its run, and the run has checkpoints of
-            another training: raise `RunInUse` (``error``), or ``append`` to them; then `warnings` say so. None:
-            ``error`` for what `ckstore.training.capture` returned, else ``append``.
-        retries: How often to try again after a failure of the storage that can pass, each time as a new save; None: as
-            `StoreConfig.save_retries` says. The state must not change meanwhile either.
-        wait_for_space_s: How long to wait for space on a full disk; None: as `StoreConfig.wait_for_space_s` says.
-        try_for_s: Go on trying until so many seconds after the save began, however often, and no longer, for the last
-            save before the process ends; the two above do not count then. None: they do.
+        tags: Names to give to the checkpoint. An existing tag moves. If a tag cannot be written, the checkpoint is
+            saved anyway. The returned tags lack it, and `warnings` has the reason.
+        parent: The checkpoint that this one continues. If None, the one of this run that this process last saved or
+            loaded, otherwise the one of any run that it last loaded. In `save_async` the saver looks up a value that
+            is not a `CheckpointInfo`.
+        if_exists: What to do if the run has another checkpoint at that step. ``error``, the default, raises,
+            ``replace`` replaces it, and ``keep`` keeps it and saves nothing. Equal content is not an error, and a
+            damaged checkpoint is replaced. A replaced checkpoint is dropped unless it is tagged, pinned or open. In
+            that case it is kept as superseded, and `warnings` says so. Only checkpoints of the same training are
+            replaced: those that this process has saved, and those of the training whose checkpoint it loaded or names
+            as `parent`.
+        if_run_in_use: What to do if this save continues no checkpoint of its run, and the run has checkpoints of
+            another training. ``error`` raises `RunInUse`, and ``append`` adds a note to `warnings`. If None, ``error``
+            for a state from `ckstore.training.capture`, otherwise ``append``.
+        retries: How often to retry after a transient failure of the storage, each time as a new save. If None,
+            `StoreConfig.save_retries`. The state must not change between the tries.
+        wait_for_space_s: How long to wait for space on a full disk. If None, `StoreConfig.wait_for_space_s`.
+        try_for_s: Retry until this many seconds after the save began, without limit of tries, for the last save before
+            the process ends. The two options above are ignored then. If None, they apply.
     """
 
     metrics: Mapping[str, Any] | None
@@ -64,8 +65,16 @@ class SaveOptions(TypedDict, total=False):
 def request_of(  # noqa: PLR0917 - as `Request` has them
     context: Context, run: str, step: int | None, options: SaveOptions, progress: Progress | None, ref: str = ""
 ) -> Request:
-    """Return what is to be done, checked as far as it can be without the filesystem."""
-    # `step`: None: the next one. `ref`: the saver looks up this parent; empty: it is looked up here.
+    """Return the request for a save, checked as far as possible without the filesystem.
+
+    Args:
+        context: The store.
+        run: The run.
+        step: The step. If None, the next one.
+        options: The options of the caller.
+        progress: Called with the progress.
+        ref: The parent, if the saver is to look it up. If empty, it is looked up now.
+    """
     from ckstore.model.manifest.describe import describe
     from ckstore.ops.refs.find import find
     from ckstore.ops.save.continuation import parent_at
@@ -99,14 +108,14 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
 
 
 def patience_in(options: SaveOptions) -> AskedPatience:
-    """Return what a caller says of the patience with a save, checked."""
+    """Return the patience that a caller asks for, checked."""
     asked = AskedPatience(options.get("retries"), options.get("wait_for_space_s"), options.get("try_for_s"))
     asked.check()
     return asked
 
 
 def order_of(request: Request, parent: str) -> Order:
-    """Return the order of a request, which is checked; its number and its state are still to come."""
+    """Return the order for a request, after checking it; its number and state are added later."""
     request.check()
     return Order(
         number=0,

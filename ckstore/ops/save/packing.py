@@ -1,8 +1,8 @@
-"""Small tensors share blobs: find their pieces in packs of the store, put the others into new packs.
+"""Pack small tensors into shared blobs: find their pieces in existing packs, and write the others to new packs.
 
-A pack lives while one piece in it is used. So that packs do not fill with dead bytes, a piece is not taken from a
-pack of which no checkpoint, and neither this save, uses at least half: it is written again into a new pack
-(docs/adr/0002-catalog.md). Then each checkpoint's packs are at most twice its bytes.
+A pack is kept while one piece in it is used. To limit dead bytes in packs, a piece is not reused from a pack of which
+neither a checkpoint nor this save uses at least half. It is written again to a new pack (docs/adr/0002-catalog.md).
+Thus the packs of each checkpoint are at most twice its size.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ckstore.ops.context import Context
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded import DeviceChunks, state_changed
 
-# As a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
+# The size of a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 4 * 2**20
-# Packs of one save age alike: with one pack 2.17 times the live bytes at worst, with 20 packs 1.79 (docs/adr/0003).
+# Packs of one save age alike: one pack takes up to 2.17 times the live bytes, 20 packs take 1.79 times (docs/adr/0003).
 _PACKS_AT_LEAST = 16
 _BATCH_BYTES = 256 * 2**20
 ALIGNMENT = 64
@@ -62,7 +62,7 @@ With the second argument, for the last pack, it may store all of it before it re
 """
 
 CountPieces = Callable[[memoryview, Sequence[tuple[ByteSource, str, int, int]]], None]
-"""Counts values that are not finite in a pack, whose pieces are given by source, digest, start and length."""
+"""Counts values that are not finite in a pack whose pieces are given by source, digest, start and length."""
 
 HashSources = Callable[[Sequence[ByteSource]], list[str]]
 """Returns the digests of sources whose bytes are in the memory of the processor."""
@@ -222,14 +222,14 @@ def _end(pieces: Sequence[PackPiece]) -> int:
 
 
 class Placed(NamedTuple):
-    """Where small sources are."""
+    """The locations of small sources."""
 
-    # The key of each, in order: the digest, or, of further bytes with the same digest, the digest, `KEY_MARK` and a
-    # number.
+    # The key of each source, in order: its digest, or for other bytes with an equal digest, the digest, `KEY_MARK` and
+    # a number.
     keys: list[str]
-    places: dict[str, PieceLocation]  # where each piece is, by its key
-    written_bytes: int  # how many bytes of pieces were written
-    counted: Counted | None  # what the catalog said of its checkpoints when it was asked; None: it was not
+    places: dict[str, PieceLocation]  # the location of each piece, by its key
+    written_bytes: int  # total size of the pieces that were written
+    counted: Counted | None  # the count of checkpoints from the catalog; None if it was not queried
 
 
 def place_small(  # noqa: PLR0917
@@ -263,11 +263,11 @@ def place_small(  # noqa: PLR0917
         for digest, source in zip(digests, batch, strict=True):
             key = _key_of(context, digest, source, seen) if compare else digest
             keys.append(key)
-            # Tied or equal small tensors: one piece, which both storages name.
+            # Tied or equal small tensors share one piece, which both storages name.
             if key in seen:
                 continue
             seen[key] = source
-            # A hit is claimed at the end, when it is known how much of each pack this save uses.
+            # Hits are claimed at the end, when the share of each pack that this save uses is known.
             if key in found:
                 hits[key] = (found[key], source)
             else:
@@ -296,7 +296,7 @@ def _digests(context: Context, batch: Sequence[ByteSource], devices: DeviceChunk
 
 
 def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str, ByteSource]) -> str:
-    """Return the key of the piece with these bytes, and no others: that of an earlier source, or a new one."""
+    """Return the key of the piece with these bytes: that of an earlier source with equal bytes, or a new one."""
     key = digest
     for number in itertools.count(1):
         if key not in seen or _read_again(context, source, digest) == _read_again(context, seen[key], digest):
@@ -306,14 +306,14 @@ def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str
 
 
 def _pack_bytes_for(small_bytes: int) -> int:
-    """Return the size of new packs: not one for everything, since packs of one age are written again at one time."""
-    # A small sum of pieces is one pack, since each pack takes an fsync.
+    """Return the size of new packs. They are several, since packs of equal age are rewritten at the same time."""
+    # A small total becomes one pack, since each pack costs an fsync.
     nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))
     return -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES
 
 
 def _batches(sources: Sequence[ByteSource]) -> Iterator[list[ByteSource]]:
-    """Cut sources into batches: what one question to the catalog is about."""
+    """Cut sources into batches, one for each query of the catalog."""
     batch: list[ByteSource] = []
     nbytes = 0
     for source in sources:
@@ -327,7 +327,7 @@ def _batches(sources: Sequence[ByteSource]) -> Iterator[list[ByteSource]]:
 
 
 def bytes_of(source: ByteSource, start: int, stop: int) -> memoryview:
-    """Return some of the bytes of a source as they are now: of the live memory, or a copy where there is none."""
+    """Return bytes of a source as they are now: a view of live memory, or else a copy."""
     live = source.view(start, stop)
     return _copy_of(source, start, stop) if live is None else live
 
@@ -346,9 +346,11 @@ def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview
 
 
 def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, PieceLocation], Counted | None]:
-    """Return where the store says that it has pieces, given by their digests and sizes; nowhere else can they be."""
-    # The second is what the catalog said of its checkpoints; None: it was not asked.
-    # The catalog only says where to look: `_pieces_are_there` does. Places that no piece can have are left out.
+    """Return the locations of pieces by the catalog, given their digests and sizes, and its count of checkpoints.
+
+    The catalog only proposes locations, and `_pieces_are_there` checks them. Impossible locations are left out. The
+    count may be None, without a query of the catalog.
+    """
     found = {digest: place for digest in sizes if (place := context.known.pieces.get(digest)) is not None}
     unknown = sizes.keys() - found.keys()
     if not unknown:
@@ -374,8 +376,11 @@ def _take_from_packs(
     recheck: Recheck,
     compare: bool,
 ) -> tuple[dict[str, PieceLocation], list[str]]:
-    """Claim the packs that are worth it, reading a share of them again."""
-    # Return the places of their pieces, and the pieces to be written again.
+    """Claim the packs of which enough is used, and read a share of them again.
+
+    Returns:
+        The locations of the pieces in claimed packs, and the pieces to write again.
+    """
     by_pack: dict[str, dict[str, PieceLocation]] = defaultdict(dict)
     for digest, (place, _) in hits.items():
         by_pack[place.blob][digest] = place
@@ -389,7 +394,7 @@ def _take_from_packs(
     places: dict[str, PieceLocation] = {}
     again: list[str] = []
     for blob, pieces in by_pack.items():
-        # Order of the conditions: the cheap ones first, and the claim before anything is read, or gc may take the pack
+        # The cheap conditions come first, and the claim before anything is read: otherwise gc may free the pack in
         # between.
         size = sizes[blob]
         if (
@@ -405,7 +410,7 @@ def _take_from_packs(
             )
         ):
             places.update(pieces)
-        else:  # a claim that is left over is given up in the end
+        else:  # an unneeded claim is removed at the end
             again.extend(pieces)
     return places, again
 
@@ -417,9 +422,9 @@ def _raise_to_best_shares(
     if not doubtful:
         return
     try:
-        # A pack that another checkpoint uses by half stays anyway, so using it costs no dead bytes (docs/adr/0002).
+        # A pack of which another checkpoint uses half is kept anyway, so using it adds no dead bytes (docs/adr/0002).
         best = context.catalog.best_shares(doubtful)
-    except CatalogUnavailable:  # then the pieces are written again, which is always right
+    except CatalogUnavailable:  # then the pieces are written again, which is always correct
         return
     for blob, share in best.items():
         shares[blob] = max(shares[blob], share)
@@ -464,7 +469,7 @@ def _pieces_are_there(
     if not unchecked:
         return True
     size = next(iter(unchecked.values())).blob_nbytes
-    # The catalog is an index that may be wrong: bytes that are not there would be published as a tensor
+    # The catalog is an index that may be wrong: other bytes at that location would be published as a tensor
     # (docs/adr/0003).
     data = memoryview(files.read_file(staging.path_of(blob), most_bytes=size, is_blob=True))
     for digest, place in unchecked.items():
@@ -484,7 +489,7 @@ def _healed(  # noqa: PLR0917
     hits: dict[str, tuple[PieceLocation, ByteSource]],
     recheck: Recheck,
 ) -> bool:
-    """Mend a damaged pack with the pieces that this save has; False if it is not damaged or other bytes of it are."""
+    """Heal a damaged pack with the pieces of this save; return False if it is intact or other pieces are damaged."""
     if not staging.is_damaged(blob):
         return False
     try:
@@ -492,24 +497,23 @@ def _healed(  # noqa: PLR0917
             staging.path_of(blob), most_bytes=max(size, dirfd_stat.status(staging.path_of(blob)).st_size), is_blob=True
         )
     except OSError as error:
-        # EIO is what a dying sector says, and the case to mend; any other error is not about the blob's bytes.
+        # A failing sector causes EIO, which can be healed. Any other error is not about the bytes of the blob.
         if error.errno != errno.EIO:
             raise
-        data_found = b""  # then this save has all of its bytes, or it is not mended
+        data_found = b""  # then it is healed only if this save has all of its bytes
     if context.algorithm.digest(data_found) == blob:
-        if blob not in recheck.damaged:  # it is whole, and holds other bytes than the catalog or the digest say
+        if blob not in recheck.damaged:  # it is intact, and holds other bytes than the catalog or the digest says
             return False
-        staging.put(blob, memoryview(data_found))  # memory still has what the disk has no more
+        staging.put(blob, memoryview(data_found))  # the page cache still has bytes that the disk has lost
         return True
-    # A truncated pack is padded: with this save's pieces and zeros in the gaps it may be whole again, as its digest
-    # says.
+    # Pad a truncated pack: with the pieces of this save and zeros in the gaps it may be complete again. Its digest
+    # decides.
     data = memoryview(bytearray(data_found[:size].ljust(size, b"\0")))
     for digest, (place, source) in hits.items():
         if place.offset + place.length > size:
             return False
         data[place.offset : place.offset + place.length] = _read_again(context, source, digest)
-    # Other checkpoints may need pieces that this save does not have: a pack that is right only for us is not put in
-    # place.
+    # Other checkpoints may need pieces that this save does not have: install the pack only if all of it is right.
     if context.algorithm.digest(data) != blob:
         return False
     staging.put(blob, data)

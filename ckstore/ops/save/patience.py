@@ -1,7 +1,7 @@
-"""Try a save again that failed for a reason that can pass. Each try is a new save, with files of its own.
+"""Retry a save that failed for a transient reason. Each try is a new save with its own files.
 
-After a failed fsync the kernel may hold pages that it calls clean and that never reached the disk, so nothing that a
-failed try wrote is synced again: its staging directory is discarded before the pause (docs/adr/0032-patience.md).
+After a failed fsync, the kernel may mark pages as clean that never reached the disk. Therefore data that a failed try
+wrote is not synced again: its staging directory is discarded before the pause (docs/adr/0032-patience.md).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SHORT_S = 1.0
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Return how a save failed, if that can pass; None: it cannot, or is the caller's to mend."""
-    # These classes and no other: after `UnknownOutcome` the checkpoint may be published, and `SaveAbandoned` is final.
+    """Return the kind of a transient failure of a save; None if it is permanent or must be fixed by the caller."""
+    # Only these classes: after `UnknownOutcome` the checkpoint may be published, and `SaveAbandoned` is final.
     if type(error) is InsufficientSpace:
         return "space" if error.needed_bytes is None else "no room"
     cause = error.__cause__ if type(error) is SaveFailed else error
@@ -43,10 +43,10 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 class Patience:
-    """The patience with one save.
+    """Retries one save.
 
     Attributes:
-        freed_by_end: Whether the end of the try that failed freed what may have been missing.
+        freed_by_end: Whether rolling back the failed try freed space that may have been missing.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Patience:
         self._is_told = False
 
     def run(self, attempt: Callable[[], T]) -> T:
-        """Return what an attempt returns; raise the error of the last one."""
+        """Return the result of the first successful attempt; raise the error of the last attempt."""
         while True:
             try:
                 return attempt()
@@ -73,22 +73,22 @@ class Patience:
                     raise
                 self._tell(error, failure, pause_s)
                 fits = _fits_again(self._context, error)
-            # Outside `except`: the error holds the frames of the try, and these the memory of its buffers.
+            # Outside `except`: the error holds the frames of the try, and these hold the memory of its buffers.
             self._watch.pause(pause_s, fits)
 
     @property
     def count(self) -> int:
-        """How many tries have failed and were followed by another."""
+        """How many failed tries were followed by another."""
         return self._tries.count
 
     def notes(self) -> list[str]:
-        """Return what the user should know of tries that failed."""
+        """Return notes about failed tries."""
         if not self._tries.count:
             return []
         return [f"saving {_name(*self._of)} took {self._tries.count + 1} tries, since the first failed: {self._first}"]
 
     def _pause_s(self, failure: Failure) -> float | None:
-        # Its bytes are free now, so the next try is likely to have room.
+        # Its data is freed now, so the next try is likely to have room.
         if self.freed_by_end and failure == "space" and not self._tries.count:
             self._tries.count += 1
             return 0.0
@@ -97,15 +97,15 @@ class Patience:
         return self._tries.pause_s(failure, self._effective(), now_s, end_s)
 
     def _effective(self) -> SavePatience:
-        # Here and not before: a save that works must not read the settings for this.
+        # Not earlier: a successful save must not read the settings for this.
         patience = self._asked.over(save_patience_of(self._context.layout))
         if process_end_s() == math.inf or patience.try_for_s is not None:
             return patience
-        # No later save can do better, so this one goes on until the process is killed.
+        # A later save has no better chance, so this one retries until the process is killed.
         return SavePatience(try_for_s=max(0.0, process_end_s() - self._tries.began_s))
 
     def _tell(self, error: CkstoreError | OSError, failure: Failure, pause_s: float) -> None:
-        """Note a try that failed; log the first that takes long, since the others say the same."""
+        """Record a failed try, and log the first one that waits long, since the others would be the same."""
         self._context.totals.tried_again()
         cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
         why = why_of(cause)
@@ -121,7 +121,7 @@ class Patience:
 
 
 def _fits_again(context: Context, error: BaseException) -> Callable[[], bool]:
-    """Return what looks whether there is room for a save that was refused."""
+    """Return a function that checks whether there is room for a save that was refused."""
     if not isinstance(error, InsufficientSpace) or error.needed_bytes is None:
         return lambda: False
     new = Amount(error.needed_bytes, error.needed_inodes or 0)

@@ -1,11 +1,11 @@
-"""Read a share of what a save relies on again, from the disk, so that rot is found while the right bytes are in hand.
+"""Read a share of the blobs that a save reuses from the disk, to detect rot while the right bytes are available.
 
-A hit goes by size and time, which rot leaves as they are. So each save takes some of its hits, those that were read
-longest ago first (`model/settings/recheck`), and compares them; what differs is not a hit, so the save writes those
-bytes and heals the blob in every checkpoint that has it.
+A hit is accepted by size and time, which rot does not change. Therefore each save compares some of its hits, those read
+longest ago first (`model/settings/recheck`). A blob that differs is not a hit: the save writes the bytes and heals the
+blob in every checkpoint that has it.
 
-What is due is chosen before the first chunk is hashed, from the blobs of the last checkpoint of the run, so that the
-threads that hash read meanwhile; hits that were not foreseen so have their turn when all of them are known.
+The blobs to read are chosen before the first chunk is hashed, from the blobs of the last checkpoint of the run, so that
+the hashing threads read them. Hits that were not foreseen are chosen when all of them are known.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from ckstore.ops.context import Context
 from ckstore.ops.events import note
 
 _SHARE_OF_TIME = 1 / 4
-"""Of the time since the save began, for the readings of all threads together: that of one of the four that hash."""
+"""The share of the time since the save began that all threads together may read: that of one in four threads."""
 
 
 class Recheck:
-    """What one save reads again. Its methods may be called from several threads."""
+    """The blobs that one save reads again. Its methods may be called from several threads.
 
-    # `share`: of these bytes, to be read again; 0: nothing.
+    `share` is the share of the bytes of the state to read again; 0 reads nothing.
+    """
 
     def __init__(self, context: Context, staging: Staging, run: str, state_bytes: int, share: float) -> None:
-        # Digest of each blob that the save would have relied on and that is not what its name says, and why.
+        # Digest -> problem, for each blob that the save would have reused and that does not match its name.
         self.damaged: dict[str, str] = {}
         self._context = context
         self._staging = staging
         self.run = run
         self._everything = share == 1
-        # A pack may be larger than what the state has of it, so a share of 1 has no budget that could be too small.
-        # Two budgets of one size: what was foreseen must not use up the turn of hits that nothing foresaw.
+        # A pack may be larger than the pieces that the state uses, so a share of 1 has no budget that could be too
+        # small.
+        # Two budgets of one size: foreseen hits must not use up the budget of unforeseen ones.
         self._budget_bytes = self._unforeseen_bytes = (
             sys.maxsize if self._everything else recheck_bytes(state_bytes, share)
         )
@@ -61,11 +63,11 @@ class Recheck:
         self._read: dict[str, Reading] = {}
 
     def _foreseen(self) -> Iterable[Reading]:
-        """Return what this save will mostly hit: the blobs of the last checkpoint of the run."""
+        """Return the blobs that this save will mostly reuse: those of the last checkpoint of the run."""
         if not self._budget_bytes:
             return ()
         run, readings = self._context.known.relied_on
-        # Kept in this process by the save before: no question to the catalog while the trainer waits.
+        # The previous save of this process kept them, so the trainer does not wait for the catalog.
         if run == self.run:
             return readings
         try:
@@ -74,15 +76,15 @@ class Recheck:
             return ()
 
     def _to_do(self, reading: Reading) -> Reading:
-        """Return what is left of a reading under way; where everything is wanted, it begins again."""
+        """Return the rest of a partial reading; if everything is to be read, it begins again."""
         return replace(reading, read_to=0) if self._everything else reading
 
     def foresaw(self, digest: str) -> bool:
-        """Whether the blob had its chance to be chosen."""
+        """Whether the blob was considered in the first choice."""
         return not self._budget_bytes or digest in self._known
 
     def add(self, hits: Mapping[str, int], *, whole: bool) -> None:
-        """Choose among hits, digest -> size, that nothing foresaw; `whole`: their bytes are not in hand in one row."""
+        """Choose among unforeseen hits, digest -> size; `whole` if their bytes are not available in one sequence."""
         if self._unforeseen_bytes <= 0 or not hits:
             return
         readings = {digest: Reading(digest, nbytes, whole=whole) for digest, nbytes in hits.items()}
@@ -98,12 +100,16 @@ class Recheck:
     # ------------------------------------------------------------------------------------------- read
 
     def agrees(self, digest: str, bytes_of: Callable[[int, int], memoryview], *, believed: bool = False) -> bool:
-        """Whether the staged blob can be relied on: nothing of it is due, or the disk has these bytes."""
-        # `digest`: the blob; the save has claimed it. `bytes_of`: Gives the bytes that the blob should have from one
-        # offset to another. They may be those of a live tensor: if they differ, the blob is compared with its name.
-        # `believed`: only evidence says that the blob has these bytes: if they differ, it cannot be relied on for them.
+        """Whether a claimed blob can be reused: it is not due to be read, or the disk has these bytes.
+
+        Args:
+            digest: The blob.
+            bytes_of: Returns the bytes that the blob should have between two offsets. They may be those of a live
+                tensor: if they differ, the blob is compared with its digest.
+            believed: The digest was inferred from evidence. If the bytes differ, the blob cannot be used for them.
+        """
         part = self._due.get(digest)
-        # Skipping is safe: what is not read now is older at the next save, and so comes first there.
+        # Skipping is safe: an unread blob is older at the next save, and is chosen first then.
         if part is None or not self._may_go_on():
             return True
         begun_s = time.monotonic()
@@ -118,13 +124,13 @@ class Recheck:
                 go_on=self._may_go_on,
             )
         except OSError as error:
-            # No descriptors or memory is this process's trouble; to call the blob damaged for it would write it again
-            # for nothing.
+            # A lack of descriptors or memory is a problem of this process. Treating the blob as damaged would write it
+            # again for nothing.
             if error.errno in files.NO_MEANS:
                 raise
             stopped_at = None
         self._took(begun_s, (part.stop if stopped_at is None else stopped_at) - part.start)
-        # The tensor itself may have changed meanwhile, so a difference accuses the blob only after its own digest does.
+        # The tensor may have changed meanwhile, so the blob counts as damaged only if its own digest differs.
         if stopped_at is None:
             return self.is_right(digest, self._known[digest].nbytes) and not believed
         self._note(after(self._known[digest], part, stopped_at, time.time_ns()))
@@ -137,7 +143,7 @@ class Recheck:
         return self.is_right(digest, self._known[digest].nbytes)
 
     def is_right(self, digest: str, nbytes: int) -> bool:
-        """Whether the staged blob is what its name says on the disk; it is read whole. If not, no save relies on it."""
+        """Whether the staged blob on the disk matches its name, by reading all of it. If not, no save reuses it."""
         begun_s = time.monotonic()
         buffer = aligned_buffer(min(READ_BYTES, -(-nbytes // GRAIN_BYTES) * GRAIN_BYTES + GRAIN_BYTES))
         try:
@@ -157,8 +163,8 @@ class Recheck:
         return True
 
     def _may_go_on(self) -> bool:
-        """Whether reading may take more time: a disk that is slow gets less to do, never less than `LEAST_BYTES`."""
-        # A share of 1 is the wish that everything is read, however long it takes.
+        """Whether reading may take more time: a slow disk reads less, but never less than `LEAST_BYTES`."""
+        # A share of 1 means that everything is read, regardless of the time.
         with self._mutex:
             allowed_s = _SHARE_OF_TIME * (time.monotonic() - self._began_s)
             return self._everything or self._read_bytes < LEAST_BYTES or self._spent_s <= allowed_s
@@ -181,13 +187,13 @@ class Recheck:
     # ----------------------------------------------------------------------------------- when it is done
 
     def readings(self) -> dict[str, tuple[int, int]]:
-        """Return what was read, or written, which counts as read: what the catalog takes note of."""
+        """Return the readings for the catalog to record: of blobs that were read, and of written ones."""
         now_ns = time.time_ns()
         read = {digest: (reading.read_ns, reading.read_to) for digest, reading in self._read.items()}
         return {**read, **dict.fromkeys(self._staging.written, (now_ns, 0))}
 
     def remember(self, blobs: Iterable[BlobRecord], packs: set[str]) -> None:
-        """Keep in this process what the next save of the run will rely on."""
+        """Keep the blobs that the next save of the run will reuse, in this process."""
         now_ns = time.time_ns()
         kept = []
         for blob in blobs:
@@ -198,12 +204,14 @@ class Recheck:
         self._context.known.relied_on = (self.run, kept)
 
     def warnings(self) -> list[str]:
-        """Return a sentence for each damaged blob. Checkpoints with a blob that could not be healed are marked."""
-        # Call it when the save is committed; it raises nothing.
+        """Return a sentence for each damaged blob, and mark checkpoints with a blob that could not be healed.
+
+        Call it after the commit. It raises nothing.
+        """
         return [self._warning(digest, problem) for digest, problem in self.damaged.items()]
 
     def _warning(self, digest: str, problem: str) -> str:
-        # The save had the right bytes, and `put` exchanged them under every name.
+        # The save had the right bytes, and `put` replaced every link to the damaged blob.
         if digest in self._staging.written:
             note(self._context, "healed", (self.run, None), nbytes=self._staging.written[digest], why=problem)
             return (
@@ -222,14 +230,15 @@ class Recheck:
         )
 
     def _mark_users(self, digest: str) -> list[str]:
-        """Read the blob in every checkpoint that has it, and mark those that need the damaged bytes; return these."""
-        # Only where a blob is damaged: a save that finds none never loads the verifier.
+        """Read the blob in every checkpoint that has it; mark and return those that need the damaged bytes."""
+        # Imported only for a damaged blob: other saves never load the verifier.
         from ckstore.ops.check.verifier import Verifier
 
         layout = self._context.layout
         hurt = []
         with Verifier(self._context) as checker:
-            # Every checkpoint, not the catalog's list: which ones hold the damaged inode only their directories say.
+            # Check every checkpoint, not the list of the catalog: only directories say which ones link to the damaged
+            # inode.
             for key, _ in sorted(layout.published()):
                 status = dirfd_stat.find(layout.checkpoint(key) / BLOBS / digest)
                 if status is None:

@@ -1,12 +1,12 @@
-"""What a save need not read: storages that an earlier checkpoint has, and chunks on devices that are as they were.
+"""Data that a save need not read: storages of an earlier checkpoint, and unchanged chunks on devices.
 
-Storages that are said to be the same are not read again: their blobs are claimed by the names that the manifest of that
-checkpoint gives. Of some chunks the bytes are in hand, a sample: these are hashed, and if they are not what that
-checkpoint holds, nothing is saved.
+Storages that the caller names as unchanged are not read again: their blobs are claimed by the names in the manifest of
+the earlier checkpoint. A sample of the chunks is available and is hashed. If a chunk differs from that checkpoint,
+nothing is saved.
 
-A chunk on a device has the fingerprint that it had when it was last read. A fingerprint is evidence and no name: what a
-save finds so has the digest of bytes that this process has read. The share of hits that is read again each time
-compares them with the live bytes, too (`recheck`).
+A chunk on a device has a fingerprint from when it was last read. A fingerprint is evidence and not a name: if it is
+unchanged, the save uses a digest of bytes that this process has read. The share of hits that each save reads again is
+also compared with the live bytes (`recheck`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEXT = "save again: the next save copies everything"
 
 
 class RecordedChunk(NamedTuple):
-    """One piece of a storage, as the manifest of an earlier checkpoint has it."""
+    """One piece of a storage, as in the manifest of an earlier checkpoint."""
 
     start: int
     stop: int
@@ -44,7 +44,7 @@ class RecordedChunk(NamedTuple):
 
 
 class RecordedSource:
-    """A storage as an earlier checkpoint has it; a `ByteSource` whose bytes nothing asks for."""
+    """A storage of an earlier checkpoint; a `ByteSource` whose bytes are not requested."""
 
     on_device = False
 
@@ -58,46 +58,46 @@ class RecordedSource:
         *,
         is_named: bool = True,
     ) -> None:
-        # `name` and `nbytes`: As in `ByteSource`.
+        # `name` and `nbytes`: as in `ByteSource`.
         self.name = name
         self.nbytes = chunks[-1].stop
         self.chunks = chunks  # its pieces, one after another
         self.base = base  # the checkpoint, as ``RUN@STEP``
-        self.copied_in = copied_in  # the checkpoint for which the whole of it was copied last
+        self.copied_in = copied_in  # the checkpoint for which all of it was last copied
         self._samples = samples
-        self._is_named = is_named  # the caller says that it is unchanged; else the fingerprint of a device does
+        self._is_named = is_named  # whether the caller named it as unchanged, instead of its fingerprint on a device
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Raise: the bytes are not here."""
-        # The trainer never copied them: to hash whatever lies in the memory of an earlier save would store a lie.
-        raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not in hand", hint=NEXT)
+        """Raise, since the bytes are not available."""
+        # The trainer never copied them: hashing the memory of an earlier save would store wrong data.
+        raise SaveFailed(f"the bytes {start} to {stop} of {self.name} are not available", hint=NEXT)
 
     def read_into(self, start: int, stop: int, out: memoryview) -> None:  # noqa: ARG002
         """Raise, as `view`."""
         self.view(start, stop)
 
     def changed(self) -> bool:
-        """Return False; what is in hand is compared by `check`."""
+        """Return False; `check` compares the available chunks."""
         return False
 
     def check(self, chunk: RecordedChunk, algorithm: Algorithm) -> None:
-        """Compare a chunk with what its bytes are now, if these are in hand."""
+        """Compare a chunk with its current bytes, if they are available."""
         data = self._samples.get(chunk.start)
-        # One chunk in 32 is in hand, another one each time, so 32 saves compare all (docs/explanation/async.md).
+        # One chunk in 32 is available, another one each time, so 32 saves compare all (docs/explanation/async.md).
         if data is None or algorithm.digest(data) == chunk.piece:
             return
         since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may hold old bytes of it"
-        said = "was named in unchanged=" if self._is_named else "has the fingerprint on its device that it had before"
-        msg = f"{self.name} {said}, but is not as {self.base} has it; nothing was published{since}"
+        said = "was named in unchanged=" if self._is_named else "has an unchanged fingerprint on its device"
+        msg = f"{self.name} {said}, but differs from {self.base}; nothing was published{since}"
         raise NotUnchanged(msg, hint=f"do not name it as unchanged; {NEXT}" if self._is_named else NEXT)
 
     def missing(self, reason: str) -> SaveFailed:
-        """Return the error for a blob that the store does not have, or not whole."""
-        return SaveFailed(f"{self.name} cannot be taken from {self.base}: {reason}; nothing was published", hint=NEXT)
+        """Return the error for a blob that is missing or incomplete in the store."""
+        return SaveFailed(f"{self.name} cannot be reused from {self.base}: {reason}. Nothing was published", hint=NEXT)
 
 
 def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Manifest:
-    """Return the manifest of the checkpoint that storages are to be taken from."""
+    """Return the manifest of the checkpoint whose storages are to be reused."""
     for path in places_with_id(context.layout, run, step, manifest_id):
         try:
             with CheckpointDirectory.at(path, context.layout.hash_prefix) as directory:
@@ -111,15 +111,21 @@ def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Mani
 
 
 def _not_taken(run: str, step: int, reason: str) -> SaveFailed:
-    msg = f"unchanged tensors were to be taken from {run}@{step}: {reason}; nothing was published"
+    msg = f"unchanged tensors of {run}@{step} cannot be reused: {reason}. Nothing was published"
     return SaveFailed(msg, hint=NEXT)
 
 
 def recorded_sources(
     manifest: Manifest, order: Order, kept: ReusedStorage, in_hand: Mapping[int, Mapping[int, memoryview]]
 ) -> dict[int, RecordedSource]:
-    """Return the storages that an order takes from an earlier checkpoint, by their index."""
-    # `kept`: what of it is taken from there. `in_hand`: for each of these storages bytes of it, by where they start.
+    """Return the storages that an order reuses from an earlier checkpoint, by their index.
+
+    Args:
+        manifest: The manifest of that checkpoint.
+        order: The order.
+        kept: Which storages are reused.
+        in_hand: For each of these storages, available bytes by their start.
+    """
     old = {leaf.name: leaf for leaf in manifest.leaves}
     same_form = set(kept.storages)
     for leaf in order.captured.leaves:
@@ -134,18 +140,18 @@ def recorded_sources(
         lengths = {chunk.start: chunk.stop - chunk.start for chunk in chunks}
         same_chunks = all(lengths.get(start) == len(data) for start, data in samples.items())
         if not same_chunks or sum(lengths.values()) != place.nbytes:
-            raise SaveFailed(f"{place.name} is kept in another form by {base}; nothing was published", hint=NEXT)
+            raise SaveFailed(f"{base} stores {place.name} in another form; nothing was published", hint=NEXT)
         copied_in, is_named = f"{order.run}@{copied_step}", index not in kept.unnamed
         sources[index] = RecordedSource(place.name, chunks, samples, base, copied_in, is_named=is_named)
     return sources
 
 
 def _chunks(manifest: Manifest, storage: int) -> tuple[RecordedChunk, ...]:
-    """Return the pieces of a storage; none if they do not make its bytes one after another."""
+    """Return the pieces of a storage in order, or none if they do not form its bytes one after another."""
     record = manifest.storages[storage]
     chunks = []
     end = 0
-    # Tiles of ranks are not in the order of the storage, so a run of chunks cannot stand for them.
+    # Tiles of ranks are not in the order of the storage, so a sequence of chunks cannot represent them.
     for extent in () if record.tiling is not None else record.extents:
         blob = manifest.blobs[extent.blob]
         chunks.append(RecordedChunk(end, end + extent.length, extent.piece, blob.digest, blob.nbytes, extent.offset))
@@ -160,11 +166,11 @@ def state_changed(name: str) -> StateChanged:
 
 
 Key = tuple[str, int, int, int]
-"""The name of a source, how many before it have that name, and from where to where."""
+"""The name of a source, how many sources before it have that name, and its start and stop."""
 
 
 class DeviceChunks:
-    """The chunks of one save that lie on devices. Its methods may be called from several threads, but for `settle`."""
+    """The chunks of one save that are on devices. All methods except `settle` may be called from several threads."""
 
     def __init__(self, context: Context, run: str, captured: Captured) -> None:
         self.claimed_bytes = 0
@@ -174,7 +180,7 @@ class DeviceChunks:
         counts: Counter[str] = Counter()
         self._numbers: dict[int, int] = {}
         for source in on_device:
-            # Parts of one tensor, as ranks save them, have one name.
+            # Parts of one tensor, as saved by ranks, have one name.
             self._numbers[id(source)] = counts[source.name]
             counts[source.name] += 1
         chunk_bytes = context.settings.chunk_bytes
@@ -184,7 +190,7 @@ class DeviceChunks:
         ]
         self._keys = [self._key(*chunk) for chunk in self._chunks]
         self._before = self._fingerprints()
-        # Forgotten until this save has ended well: after one that failed everything is read.
+        # Removed until this save has succeeded: after a failed save everything is read.
         seen = context.known.device_seen.pop(run, {})
         pairs = zip(self._keys, self._before, strict=True) if self._before else ()
         self._known = {key: seen[key][1] for key, found in pairs if key in seen and seen[key][0] == found}
@@ -192,22 +198,22 @@ class DeviceChunks:
         self._mutex = threading.Lock()
 
     def known(self, source: ByteSource, start: int, stop: int) -> str | None:
-        """Return the digest that these bytes had when they were last read, if they are the same; else None."""
+        """Return the digest that these bytes had when they were last read, or None if they changed."""
         return self._known.get(self._key(source, start, stop))
 
     def claimed(self, source: ByteSource, start: int, stop: int, digest: str) -> None:
-        """Bytes are saved by that digest, and were not read."""
+        """Record that bytes are saved under that digest without being read."""
         self.read(source, start, stop, digest)
         with self._mutex:
             self.claimed_bytes += stop - start
 
     def read(self, source: ByteSource, start: int, stop: int, digest: str) -> None:
-        """Bytes were read, and have this digest."""
+        """Record the digest of bytes that were read."""
         with self._mutex:
             self._digests[self._key(source, start, stop)] = digest
 
     def fetched(self, batch: Sequence[ByteSource]) -> list[ByteSource]:
-        """Return small sources with those in memory that lie on a device and are not known: read in few transfers."""
+        """Return small sources with unknown ones on devices replaced by copies in memory, read in few transfers."""
         wanted = [i for i, one in enumerate(batch) if one.on_device and self.known(one, 0, one.nbytes) is None]
         if not wanted:
             return [*batch]
@@ -219,11 +225,15 @@ class DeviceChunks:
         return found
 
     def settle(self) -> None:
-        """Keep what was read for the next save; `StateChanged` if what is on the devices was changed meanwhile."""
+        """Keep the digests for the next save.
+
+        Raises:
+            StateChanged: The bytes on the devices changed during the save.
+        """
         after = self._fingerprints()
         if not (self._before and after):
             return
-        # What was read lies between two fingerprints: equal ones mean that it is what they are of.
+        # The bytes were read between two fingerprints: if these are equal, the digests belong to them.
         for key, old, new in zip(self._keys, self._before, after, strict=True):
             if old != new:
                 raise state_changed(key[0])

@@ -1,4 +1,4 @@
-"""Give a checkpoint whose bytes are at a remote its blobs again."""
+"""Restore the local blobs of a checkpoint whose data is on a remote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckstore.ops.refs.protection import held
 
 
 def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, staging: Staging) -> bool:
-    """Link the staged blobs into a checkpoint; it stays listed and readable meanwhile.
+    """Link the staged blobs into a checkpoint, which remains listed and readable meanwhile.
 
     The caller updates the catalog.
 
@@ -32,7 +32,7 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
         # of the remote that has them.
         files.sync_directory(own)
         is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
-        # First, since a kill after the next step leaves a checkpoint with names that no row counts.
+        # First, since a kill after the next step leaves a checkpoint with links that no row counts.
         touch(lock)
         if is_local:
             remove_remote_only(lock)
@@ -43,7 +43,7 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
 def _link(staged: StorePath, name: StorePath) -> None:
     """Link a staged blob into a checkpoint, unless it has the blob."""
     try:
-        if not links.try_link(staged, name):  # where it can have no more links, the checkpoint gets a copy
+        if not links.try_link(staged, name):  # if the file cannot have more links, the checkpoint gets a copy
             data = files.read_file(staged, most_bytes=dirfd_stat.status(staged).st_size, is_blob=True)
             files.create_blob(name, memoryview(data))
     except FileExistsError:

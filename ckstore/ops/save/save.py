@@ -1,15 +1,15 @@
-"""Save: the protocol of the design in one place. Format: docs/format/v1.md, "Durability".
+"""Save: the protocol of the design in one module. Format: docs/format/v1.md, "Durability".
 
-1. make and lock a staging directory; refuse early when the filesystem has no room
-2. hash each chunk, claim it by a link, or
+1. create and lock a staging directory, and refuse early if the filesystem has no room
+2. hash each chunk, and claim it by a link, or
 3. write it, make it durable, offer it by a link                    (ops.save.save.write)
-4. write the manifest; make the staging directory durable
-5. rename it to its name; make the parents durable: committed       (objects.publish)
+4. write the manifest, and make the staging directory durable
+5. rename it to its name, and make the parents durable (the commit) (objects.publish)
 6. tags, catalog
-7. retention and all else that follows; then the save returns       (ops.save.subscribers)
+7. retention and other subscribers, after which the save returns    (ops.save.subscribers)
 
-Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. From
-the rename on the save does not fail any more; what is left undone then is done by the next opener.
+Until the rename nothing is visible, and a crash leaves a staging directory that the next opener moves to trash. After
+the rename the save does not fail any more, and the next opener completes whatever is unfinished.
 """
 
 from __future__ import annotations
@@ -90,16 +90,16 @@ if TYPE_CHECKING:
     from ckstore.objects.publish import IfExists, Outcome, Rule
     from ckstore.ops.context import Origin
 
-# The save is durable already: a catalog that another process holds must not keep the trainer, the next opening adds it.
+# The save is durable already: a locked catalog must not delay the trainer, since the next opening adds the row.
 CATALOG_TIMEOUT_S = 5.0
-# Each try is lost to another process that published a step; more than this is a loop that never ends, not a race.
+# Each try is lost to another process that published a step. More tries than this are an endless loop and not a race.
 _AUTO_STEP_TRIES = 100
-_MARK_S = 8e-6  # what a look for a mark takes in one checkpoint
+_MARK_S = 8e-6  # the time to check one checkpoint for a mark
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the caller of `save` wants; checked by `check`."""
+    """The arguments of a save; `check` validates them."""
 
     run: str
     step: int | None
@@ -108,12 +108,12 @@ class Request:
     if_exists: IfExists
     progress: Progress | None = None
     patience: AskedPatience = AS_SET
-    # What the caller says that it continues, with the id in `about`; None: what the process loaded or saved last.
+    # The parent that the caller names, with the id in `about`; None for what the process last loaded or saved.
     parent: Parent | None = None
     if_run_in_use: IfRunInUse = "append"
 
     def check(self) -> None:
-        """Raise if something in it is invalid."""
+        """Raise if an argument is invalid."""
         self.patience.check()
         check_run(self.run)
         if self.step is not None:
@@ -128,7 +128,7 @@ class Request:
 
 def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     """Save `state` durably; see `ckstore.Store.save`."""
-    # First, before the state is walked and anything is staged: a wrong tag must not cost a save of minutes.
+    # First, before the state is walked and anything is staged: an invalid tag must not cost a save of minutes.
     request.check()
     context.check_writable()
     with python_gc_paused():
@@ -136,24 +136,24 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     tell_left_out(captured.left_out)
     try:
         return save_captured(context, captured, request)
-    # The usual cause in a job of several ranks is that each saves the same step on its own.
+    # In a job of several ranks, the usual cause is that each rank saves the same step by itself.
     except StepExists as error:
         error.hint = _hint_for_ranks() or error.hint
         raise
 
 
 def _hint_for_ranks() -> str:
-    """Return what to do if this is one of several ranks that save on their own; empty if it is not."""
+    """Return a hint if this is one of several ranks that save by themselves; otherwise an empty string."""
     rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    # Looked up, not imported: a save of NumPy arrays must not load torch for a hint.
+    # Looked up and not imported: a save of NumPy arrays must not load torch for a hint.
     group = sys.modules.get("torch.distributed")
     if group is not None and group.is_available() and group.is_initialized():
         rank, world_size = str(group.get_rank()), str(group.get_world_size())
     if not (rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1):
         return ""
     return (
-        f"this is rank {rank} of {world_size}: if all have the same state, save on rank 0 only; "
-        "if each has its own, give ranks=Ranks(rank, world_size)"
+        f"this is rank {rank} of {world_size}: if all have the same state, save on rank 0 only. "
+        "If each has its own, pass ranks=Ranks(rank, world_size)"
     )
 
 
@@ -164,18 +164,18 @@ def _never(_: BaseException) -> bool:
 def save_captured(
     context: Context, captured: Captured, request: Request, is_tried_again: Callable[[BaseException], bool] = _never
 ) -> CheckpointInfo:
-    """Save what was captured, a state or files; the request was checked. `is_tried_again`: as of `save_staged`."""
-    checks = cache(partial(save_checks_or_all, context.layout))  # read once, where an error is one of the save
+    """Save a captured state or captured files. The request is checked already; `is_tried_again` as in `save_staged`."""
+    checks = cache(partial(save_checks_or_all, context.layout))  # read once, where an error counts as one of the save
 
     def stage(staging: Staging, notes: list[str]) -> Staged:
         # Inside the staging, since what it finds is claimed there: gc must not take it between this look and the save.
         notes += check_space(context, staging, captured)
         state_bytes = sum(source.nbytes for source in captured.sources)
-        # Damaged settings may have asked for every check, so all are made; failing would stop a training for a config
-        # file.
+        # Damaged settings may have asked for every check, so all are made. Raising would stop a training because of a
+        # config file.
         if (error := checks().unread) is not None:
             reason = why_of(error)
-            notes.append(f"the settings cannot be read, so this save reads again all that it relies on: {reason}")
+            notes.append(f"the settings cannot be read, so this save reads again every blob that it reuses: {reason}")
         recheck = Recheck(context, staging, request.run, state_bytes, checks().recheck_share)
         staged = _stage_captured(context, staging, captured, request, recheck, health_share=checks().health_share)
         return replace(staged, least_sequence=checks().least_sequence)
@@ -188,22 +188,22 @@ def save_captured(
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What lies in a staging directory and is to be published."""
+    """The content of a staging directory that is to be published."""
 
-    draft: Manifest  # the manifest but for its step and its place in the sequence
+    draft: Manifest  # the manifest without its step and its sequence number
     texts: StateTexts  # the texts of its leaves and state
-    readings: Callable[[], dict[str, tuple[int, int]]] = dict  # when what it uses was last read, for the catalog
-    warnings: Callable[[], Sequence[str]] = tuple  # what the user should know of these readings
-    by_others: bool = False  # what it says was chosen by others, so that it is to be read again as strictly as any
-    # Bytes of it that were not read; None: that is not known, as of what several ranks staged.
+    readings: Callable[[], dict[str, tuple[int, int]]] = dict  # when its blobs were last read, for the catalog
+    warnings: Callable[[], Sequence[str]] = tuple  # warnings from these readings
+    by_others: bool = False  # its names and values come from other programs, so it is parsed strictly before publishing
+    # Bytes of it that were not read; None if that is not known, as for parts that several ranks staged.
     kept_bytes: int | None = None
-    counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for pieces
-    parent: Parent | None = None  # what it continues
-    least_sequence: int | None = None  # what the settings said of its number; None: they were not read for it
-    judged: Judged | None = None  # what is known of its tensors; None: they were not looked at
+    counted: Counted | None = None  # the count of checkpoints from the catalog, if it was queried for pieces
+    parent: Parent | None = None  # the checkpoint that it continues
+    least_sequence: int | None = None  # the least sequence number by the settings; None if they were not read for it
+    judged: Judged | None = None  # the facts about its tensors; None if they were not checked
 
     def counters(self, staging: Staging, retry_count: int) -> SaveCounters | None:
-        """Return what a save did that made this, without the times."""
+        """Return what the save that made this did, without times; None if that is not known."""
         if self.kept_bytes is None:
             return None
         written_count = sum(blob.digest in staging.written for blob in self.draft.blobs)
@@ -218,28 +218,36 @@ class Staged:
 
 def save_staged(
     context: Context,
-    request: Request,  # what the caller wants; it was checked
-    create: Callable[[], Staging],  # makes and locks the directory
+    request: Request,  # checked already
+    create: Callable[[], Staging],  # creates and locks the directory
     stage: Callable[[Staging, list[str]], Staged],
-    watch: SaveWatch | None = None,  # called as the save goes on; None: that of the store
+    watch: SaveWatch | None = None,
     *,
-    is_tried_again: Callable[[BaseException], bool] = _never,  # whether the caller does so after an error
+    is_tried_again: Callable[[BaseException], bool] = _never,
 ) -> CheckpointInfo:
-    """Make a staging directory, fill it with what `stage` puts there, publish it, and see to all that comes after."""
-    # `stage`: called with the directory and the notes to the user, to which it may add.
+    """Create a staging directory, fill it with `stage`, publish it, and do everything that follows a commit.
+
+    Args:
+        context: The store.
+        request: The arguments, checked already.
+        create: Creates and locks the directory.
+        stage: Called with the directory and the notes to the user, to which it may add.
+        watch: Called during the save. If None, that of the store.
+        is_tried_again: Whether the caller retries after an error.
+    """
     watch = watch or context.watch
-    # Before anything is written: the user learns it from the first save, not from the power cut.
+    # Before anything is written: the user learns it from the first save, and not from a power cut.
     tell_not_durable(context.not_durable_because, context.settings)
     patience = Patience(context, (request.run, request.step), request.patience, watch)
     with _telling_failure(context, request, is_tried_again):
         made = patience.run(lambda: _publish_once(context, request, create, stage, watch, patience))
-    # Outside: what is committed is never tried again, or a step that the store chose would be saved twice.
+    # Outside the retries: a committed save is never retried, or a step that the store chose would be saved twice.
     return _finish(context, request, made, watch, patience.count)
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A save that is committed, or needs no commit, and what comes after it is to know."""
+    """A save that is committed, or needs no commit, with the facts for the steps that follow."""
 
     staging: Staging
     staged: Staged
@@ -258,12 +266,12 @@ def _publish_once(  # noqa: PLR0917
     watch: SaveWatch,
     patience: Patience,
 ) -> _Made:
-    """Make one try; after an error nothing of it is left that another try would use."""
+    """Make one try; after an error, nothing is left that another try would use."""
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes = patience.notes()
     laps = PhaseTimer()
     with failing_as_save(context, act_name):
-        # Inside `failing_as_save`: a full disk shows here first, at a mkdir, and must be `InsufficientSpace`.
+        # Inside `failing_as_save`: a full disk fails at this mkdir first, and must raise `InsufficientSpace`.
         staging = create()
         try:
             watch.staged()
@@ -283,9 +291,8 @@ def _publish_once(  # noqa: PLR0917
 
 
 def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, retry_count: int) -> CheckpointInfo:
-    """Write tags and catalog rows, drop replaced checkpoints, call the subscribers: all after the commit."""
-    # From here the save does not fail any more. What fails becomes a note, since a caller that sees an error would save
-    # once more.
+    """Write tags and catalog rows, drop replaced checkpoints, and call the subscribers, all after the commit."""
+    # From here on the save does not fail. Errors become notes, since a caller that gets an error would save again.
     staging, staged, outcome, notes = made.staging, made.staged, made.outcome, made.notes
     is_own = outcome.existing is None
     published = outcome.existing or Published(
@@ -293,41 +300,38 @@ def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, r
     )
     manifest = published.manifest
     if is_own:
-        # Else the next save would list the run again: 12 ms for 10,000 checkpoints.
+        # Otherwise the next save would list the run again: 12 ms for 10,000 checkpoints.
         context.known.directories.changed(outcome.key, staging.inode, outcome.change)
     elif manifest.content != made.manifest.content:
         notes.append(
-            f"{manifest.name} of {manifest.created} holds something else, and was kept: "
-            "what was to be saved at this step is not saved"
+            f"{manifest.name} of {manifest.created} has other content and was kept, "
+            "so the state of this step is not saved"
         )
-    # Before tags and retention: if the saver dies in those, its trainer knows that the save itself counts.
+    # Before tags and retention: if the saver dies in those, its trainer knows that the save itself succeeded.
     committed = CheckpointInfo.of(manifest, published.manifest_id, directory=published.key.directory)
     try:
         watch.committed(replace(committed, durable=context.durable))
     except (CkstoreError, OSError) as error:
-        notes.append(f"{committed.name} is saved, but those who wait for it could not be told: {why_of(error)}")
+        notes.append(f"{committed.name} is saved, but waiting processes could not be notified: {why_of(error)}")
     try:
-        # Tags first: the catalog reads them from `refs/`, and retention below must see what they protect.
+        # Tags first: the catalog reads them from `refs/`, and retention below must know what they protect.
         tags = _tag(context, published, request.tags, notes, is_durable=is_own)
         info = info_of(context, manifest, published.manifest_id, tags=tags, key=published.key)
-        # After the tags: an older checkpoint that lost its tag to the new one is protected no more.
+        # After the tags: an older checkpoint that lost its tag to the new one is no longer protected.
         notes += drop_older(context, info, outcome.older)
         why_not_catalogued = _catalogue(context, (published.key, *outcome.older), published if is_own else None, staged)
     finally:
-        # The staging of equal content was not renamed; its claims would keep blobs alive until the next opener.
+        # The staging of equal content was not renamed. Its claims would keep blobs until the next opener.
         if not is_own:
             reclaim.discard(context, staging)
         # L2: held until now, so that no other process drops the checkpoint before its tags and rows exist.
         staging.lock.release()
     is_lost = context.known.last_parents.get(manifest.run, context.known.last_parents.get("")) == LOST
     if is_lost and manifest.description.parent is None:
-        notes.append(
-            f"{manifest.name} has no parent: a load before it failed when a part was in its target, "
-            "so what it continues is not known; parent= says it"
-        )
+        notes.append(f"{manifest.name} has no parent because the preceding load failed midway. Set it with parent=")
     if is_own and (news := changed_configuration(context, manifest, staged.parent)):
         notes.append(news)
-    # Not of an equal checkpoint of another training: this one is no part of it.
+    # Not for an equal checkpoint of another training, which this save does not belong to.
     if made.manifest.training == manifest.training:
         context.known.last_parents[manifest.run] = Parent.saved(info)
     if outcome.older:
@@ -335,17 +339,17 @@ def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, r
     try:
         renew_used(context, None if is_own else published.key)
     except OSError as error:
-        notes.append(f"{info.name} is saved, but times of files could not be renewed: {why_of(error)}")
+        notes.append(f"{info.name} is saved, but file times could not be renewed: {why_of(error)}")
     notes += staged.warnings()
     if is_own and staged.judged is not None:
         notes += staged.judged.warnings(manifest.name)
     if why_not_catalogued:
         notes.append(
-            f"{info.name} is saved, but not in the catalog yet: {why_not_catalogued}; the next "
+            f"{info.name} is saved, but is not in the catalog yet: {why_not_catalogued}. The next "
             "opening of the store adds it"
         )
     origin: Origin = "existing" if not is_own else "replaced" if outcome.older else "saved"
-    # Last: retention must see the new checkpoint with its tags, and may fail without harm to it.
+    # Last: retention must see the new checkpoint with its tags, and may fail without harming it.
     return tell_subscribers(
         Publication(
             context,
@@ -359,14 +363,14 @@ def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, r
 
 
 def _restored(context: Context, staging: Staging, manifest: Manifest, existing: Published) -> list[str]:
-    """Give an existing checkpoint of equal content, whose bytes are at a remote, those that were staged."""
+    """Link the staged blobs into an existing checkpoint of equal content whose data is on a remote; return notes."""
     if existing.manifest.content != manifest.content:
         return []
     info = info_of(context, existing.manifest, existing.manifest_id, tags=(), key=existing.key)
-    with suppress(PermissionError):  # another member's
+    with suppress(PermissionError):  # it belongs to another member
         if restore_blobs(context, info, existing.manifest, staging):
             return []
-    return [f"{info.name} was saved before with the same content, and its bytes are at a remote, not in this store"]
+    return [f"{info.name} was saved before with the same content, but its data is on a remote and not in this store"]
 
 
 def _stage_captured(
@@ -375,9 +379,8 @@ def _stage_captured(
     parent = request.parent or parent_in(context, request.run)
     description = described(request.about, parent)
     before = lineage_of(context, request.run, description.parent) if health_share else None
-    # Files may come from an adversary who chose their bytes so that digests collide.
-    # Digests of a file are chosen by its writer, those of a state by the training: only the first can be made to
-    # collide.
+    # Files may come from an adversary who chose bytes with colliding digests. The digests of a state are determined by
+    # the training, and are not made to collide.
     stored = store_sources(
         context,
         staging,
@@ -387,12 +390,12 @@ def _stage_captured(
         progress=request.progress,
         health=check_of(captured, CountedPieces() if before is None else before.counted, health_share),
     )
-    # The look costs 4 to 8 µs a checkpoint, so in a large store it rests between saves (`DutyCycle`).
+    # The check costs 4 to 8 µs per checkpoint, so in a large store it pauses between saves (`DutyCycle`).
     expected_s = context.known.directories.known_count * _MARK_S
     staging.heal_marked(
         context.known.marks_duty.do(lambda: [*marks.marked(context.layout)], expected_s=expected_s) or ()
     )
-    # After the last byte was read: torch's counter of writes finds a tensor that changed between two of its chunks.
+    # After the last byte was read: torch's counter of writes detects a tensor that changed between two of its chunks.
     changed = captured.first_changed()
     if changed is not None:
         raise state_changed(changed)
@@ -432,36 +435,37 @@ def _publish(  # noqa: PLR0917
 ) -> tuple[Manifest, str, Outcome]:
     step = request.step
     if step is None:
-        # The highest, not the newest: after a resume the newest may be an older number, and one more would collide.
+        # The highest, not the newest: after a resume the newest may be a lower step, and the next one would collide.
         known = context.known.directories.look(context.layout).get(request.run)
         step = _step_after(max((key.step for key in known.published), default=-1) if known else -1, request.run)
-    # Another process may publish the step between the look and the rename; each try takes the next number.
+    # Another process may publish the step between the check and the rename; each try takes the next number.
     counted = staged.counted
     least = 1
     for _ in range(_AUTO_STEP_TRIES):
         sequence = max(least, next_sequence(context, counted, staged.least_sequence))
         manifest = replace(staged.draft, step=step, sequence=sequence)
         manifest_id, data = render(manifest, context.algorithm, staged.texts)
-        # Readers refuse a larger one, so such a save would be acknowledged and never load.
+        # Readers refuse a larger manifest, so such a save would be acknowledged and never load.
         if len(data) > MANIFEST_MAX_BYTES:
             size, most = sizes_apart(len(data), MANIFEST_MAX_BYTES)
             reason = f"its manifest would have {size}, at most {most} can be read"
             raise CannotStore("", reason, hint="keep long lists of numbers in tensors or arrays")
-        # Names and values of foreign files: a manifest that the strict reader refuses must fail here, not at the load.
+        # Names and values of foreign files: a manifest that the strict parser refuses must fail now and not at the
+        # load.
         if staged.by_others:
             parse_manifest(data, where=f"the manifest of {request.run}@{step}")
-        # `seal` fsyncs the manifest, then the two directories: N1, the rename may only show a whole checkpoint.
+        # `seal` fsyncs the manifest, then the two directories: N1, the rename may only expose a complete checkpoint.
         watch.syncing()
         staging.seal(data)
-        # By its descriptor, before the rename: afterwards another process may have replaced the directory at that path.
+        # By its descriptor, before the rename: later another process may have replaced the directory at that path.
         context.known.manifests.remember(file_stamp(staging.lock.fd), manifest, manifest_id)
         if staged.judged is not None:
             context.known.remember_lineage(manifest.run, staged.judged.of_published(manifest, manifest_id))
         try:
-            # A step that the store chose never counts as the same save, equal content or not (docs/adr/0003).
+            # A step that the store chose never counts as the same save, even with equal content (docs/adr/0003).
             rule: Rule = "taken" if request.step is None else request.if_exists
             laps.end("sealing_s")
-            # The trainer is asked last: after its no, or its giving up, the rename must not happen (docs/adr/0014).
+            # The trainer is asked last: if it refuses or has given up, the rename must not happen (docs/adr/0014).
             watch.publishing(step)
             watch.sealed(staging, manifest, rule)
             synced = context.known.synced_runs
@@ -480,20 +484,20 @@ def _publish(  # noqa: PLR0917
         except StepExists as error:
             if request.step is not None:
                 raise name_saver(context, error, request.run) from None
-            step = _step_after(step, request.run)  # another process took the step that was free a moment ago
+            step = _step_after(step, request.run)  # another process has just taken the step
             counted = None
-        except publishing.Overtaken as error:  # another process took the same number for this step
+        except publishing.Overtaken as error:  # another process used the same sequence number for this step
             least, counted = error.sequence + 1, None
         else:
             return manifest, manifest_id, outcome
     msg = f"run {request.run}: {_AUTO_STEP_TRIES} steps were taken by other processes, one after another"
-    raise SaveFailed(msg, hint="give a step: step=")
+    raise SaveFailed(msg, hint="pass step=")
 
 
 def _step_after(step: int, run: str) -> int:
     if step >= MAX_STEP:
-        msg = f"the run {run} has a checkpoint at step {step}, the greatest step there is"
-        raise BadInput(msg, hint="give step=, or another run=")
+        msg = f"the run {run} has a checkpoint at step {step}, the highest possible step"
+        raise BadInput(msg, hint="pass step=, or another run=")
     return step + 1
 
 
@@ -506,7 +510,7 @@ def draft_of(  # noqa: PLR0917
     description: Description,
     parent: Parent | None = None,
 ) -> Manifest:
-    """Return the manifest of what is stored but for its step and its place in the sequence."""
+    """Return the manifest of the stored state without its step and its sequence number."""
     return Manifest(
         run=run,
         step=0,
@@ -530,24 +534,27 @@ def draft_of(  # noqa: PLR0917
 def _tag(
     context: Context, published: Published, tags: tuple[str, ...], notes: list[str], *, is_durable: bool
 ) -> tuple[str, ...]:
-    """Point the tags to a published checkpoint as far as that works; return those that it has."""
-    # A tag that could not be made durable is not among those returned, and in `notes` with the reason.
+    """Point the tags to a published checkpoint, and return the tags that it has.
+
+    A tag that could not be made durable is not returned; `notes` gets the reason.
+    """
     failed: set[str] = set()
     try:
         if tags:
             info = CheckpointInfo.of(published.manifest, published.manifest_id, directory=published.key.directory)
-            # L2: without it another process could drop the checkpoint between the look at its id and the symlink.
+            # L2: without the lock, another process could drop the checkpoint between the check of its id and the
+            # symlink.
             with held(context, info, is_durable=is_durable):
                 for tag in tags:
                     try:
                         write_tag(context.layout, tag, published.key)
-                    # One tag that fails must not take the others with it: each is tried.
+                    # Try each tag: one that fails must not prevent the others.
                     except OSError as error:
                         failed.add(tag)
                         notes.append(_untagged(published.manifest, tag, describe_os_error(error)))
         found = tags_by_checkpoint(context.layout).get(published.key.any_generation, ())
         return tuple(tag for tag in found if tag not in failed)
-    except (CkstoreError, OSError) as error:  # as when it is being dropped at this moment: a tag would name nothing
+    except (CkstoreError, OSError) as error:  # as when it is being dropped: a tag would name nothing
         reason = why_of(error)
         notes.extend(_untagged(published.manifest, tag, reason) for tag in tags if tag not in failed)
         return ()
@@ -555,15 +562,15 @@ def _tag(
 
 def _untagged(manifest: Manifest, tag: str, reason: str) -> str:
     name = manifest.name
-    return f"{name} is saved, but its tag {tag!r} is not: {reason}; to try again: ckstore tag {tag} {name}"
+    return f"{name} is saved, but its tag {tag!r} is not: {reason}. To retry: ckstore tag {tag} {name}"
 
 
 def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published | None, staged: Staged) -> str:
-    """Bring the catalog up to date within a deadline; return why that did not work, empty if it did."""
+    """Update the catalog within a deadline; return why that failed, or an empty string."""
 
     def look_at(key: CheckpointKey) -> Published | None:
         if own is not None and key == own.key and context.layout.stamp(key) == own.stamp:
-            return own  # it is as it was published: no need to read it back
+            return own  # unchanged since its publication, so it need not be read back
         return look(context.layout, key).published
 
     try:
@@ -574,11 +581,11 @@ def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published |
                 timeout_s=CATALOG_TIMEOUT_S,
                 tags=context.layout.tags,
                 readings=staged.readings(),
-                # No fsync for an index: after a power cut the directories say what there is, and the next opening adds
+                # No fsync for an index: after a power cut the directories are authoritative, and the next opening adds
                 # the row.
                 durable=False,
             )
-    except (CkstoreError, OSError) as error:  # the next opening catches up, and says so if it cannot
+    except (CkstoreError, OSError) as error:  # the next opening catches up, and reports if it cannot
         return why_of(error)
     return ""
 
@@ -587,14 +594,14 @@ def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published |
 def _telling_failure(
     context: Context, request: Request, is_tried_again: Callable[[BaseException], bool]
 ) -> Iterator[None]:
-    """Count and note that a save failed, and why; one that is tried again has not ended."""
+    """Count and record a failed save with its reason, unless it is retried."""
     try:
         yield
     except BaseException as error:
         if not is_tried_again(error):
             context.totals.not_saved("failed")
             if isinstance(error, CkstoreError):
-                # Perhaps it is published: a reader of the log must not take it for a save that left nothing.
+                # It may be published: a reader of the log must not conclude that the save left nothing.
                 kind = "unknown" if isinstance(error, UnknownOutcome) else "failed"
                 why = f"{type(error).__name__}: {error.message}"
                 events.note(context, kind, (request.run, request.step), why=why)
@@ -603,19 +610,19 @@ def _telling_failure(
 
 @contextmanager
 def failing_as_save(context: Context, act_name: str) -> Iterator[None]:
-    """Turn errors of the system into errors of the save; the cause stays attached."""
+    """Turn system errors into errors of the save, with the cause attached."""
     try:
         yield
     except CkstoreError:
         raise
     except OSError as error:
         msg = (
-            f"{act_name} failed: {describe_os_error(error)}; nothing was published, every earlier checkpoint is intact"
+            f"{act_name} failed: {describe_os_error(error)}. Nothing was published, every earlier checkpoint is intact"
         )
-        # ENOSPC and EDQUOT alike: the way out is the same, and a caller catches one class.
+        # ENOSPC and EDQUOT alike: the remedy is the same, and a caller catches one class.
         if error.errno in files.NO_SPACE:
             raise InsufficientSpace(msg, hint=how_to_free(context)) from error
-        raise SaveFailed(msg, hint="see the cause above; you can go on using the store") from error
+        raise SaveFailed(msg, hint="see the cause above; you can continue to use the store") from error
     except MemoryError as error:
-        msg = f"{act_name} failed: not enough memory for the buffers of the save; nothing was published"
+        msg = f"{act_name} failed: not enough memory for the buffers of the save. Nothing was published"
         raise SaveFailed(msg) from error

@@ -1,4 +1,4 @@
-"""Name the process that saved a checkpoint, by the journal of events: for the error about a step that is taken."""
+"""Name the process that saved a checkpoint, by the journal of events, for the error about a step that exists."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ckstore.model.words import printable
 from ckstore.ops.context import Context
 from ckstore.ops.events import events
 
-# Start times of processes have the resolution of a clock tick, times of events are those of the wall clock.
+# Start times of processes have the resolution of a clock tick, and times of events are wall-clock times.
 _TOLERANCE_S = 2.0
 _SAVES = ("saved", "replaced")
 
 
 def name_saver(context: Context, error: StepExists, run: str) -> StepExists:
-    """Return the error with the process that saved the other checkpoint; as it is if that is not known."""
+    """Return the error with the process that saved the other checkpoint, or unchanged if that is not known."""
     event = _saved(context, error.id, run)
     if event is None:
         return error
@@ -29,34 +29,34 @@ def name_saver(context: Context, error: StepExists, run: str) -> StepExists:
     if event.pid == context.own_pid:
         return StepExists(f"{error.message} by this process", hint=error.hint, id=error.id)
     who = printable(f"PID {event.pid} ({command_of(event.pid)})")
-    hint = f"give each training a run of its own (run=) if two are meant to run; or {error.hint}"
+    hint = f"give each training its own run (run=) if both are to run; or {error.hint}"
     return StepExists(f"{error.message} by {who}, which is running", hint=hint, id=error.id)
 
 
 def _saved(context: Context, id: str, run: str) -> Event | None:
-    """Return the event of the save of a checkpoint on this host; None if the journal has none."""
-    # The number of a process of another host would name a stranger.
+    """Return the event of the save of a checkpoint on this host, or None if the journal has none."""
+    # The PID of a process on another host would name the wrong process.
     if not id or context.shared:
         return None
     try:
         found = [event for event in events(context, run=run) if event.event in _SAVES and event.id == id]
-    except (CkstoreError, OSError):  # the journal decides nothing, and the error is about the step
+    except (CkstoreError, OSError):  # the journal is only informative, and the error is about the step
         return None
     return found[-1] if found and found[-1].pid else None
 
 
 def _is_running(event: Event) -> bool:
-    """Whether the process of an event has not ended, and no other one has its number."""
+    """Whether the process of an event is still running, and its PID was not reused."""
     try:
         is_older = _started(event.pid) <= time_of_text(event.time).timestamp() + _TOLERANCE_S
         return is_older and os.stat(f"/proc/{event.pid}").st_uid == event.uid
-    except (OSError, ValueError, IndexError):  # it has ended, or /proc is not there
+    except (OSError, ValueError, IndexError):  # it has ended, or there is no /proc
         return False
 
 
 def _started(pid: int) -> float:
     """Return when a process started, in seconds since the epoch."""
-    # Behind the name, which may have spaces and parentheses, the twentieth field.
+    # The twentieth field after the name, which may contain spaces and parentheses.
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)

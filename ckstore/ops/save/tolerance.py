@@ -1,4 +1,4 @@
-"""Let a training go on after a save that failed, for some saves in a row, and tell of them once more at its end."""
+"""Continue a training after a failed save, for some failures in a row, and report the failures at its end."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from ckstore.ops.pace import SaveTotals
 
 _WARNING = 30  # of `logging`
-# What another program, or the next save, may make good. All else is a mistake of the caller, or ends the training in
-# any case, as a lost rank does; and after `UnknownOutcome` it is not known that nothing was saved.
+# Errors that another program, or the next save, may resolve. All others are mistakes of the caller, or end the training
+# anyway, like a lost rank. After `UnknownOutcome` it is not known whether the checkpoint was saved.
 _OF_STORAGE = (SaveFailed, RemoteUnavailable, RemoteFull)
 _NOT_OF_STORAGE = (ReadOnlyStore, UnknownOutcome, RankError)
 
 
 def is_of_storage(error: BaseException) -> bool:
-    """Whether the storage failed a save, and not the caller: a training can go on."""
+    """Whether a save failed because of the storage and not the caller, so that a training can continue."""
     if isinstance(error, RankFailed):
         return error.of_storage or (bool(error.causes) and all(map(is_of_storage, error.causes.values())))
     if not isinstance(error, CkstoreError):
@@ -45,7 +45,7 @@ def is_of_storage(error: BaseException) -> bool:
 
 
 def tolerated(context: Context, error: CkstoreError, run: str, step: int | None) -> NotSaved | None:
-    """Return what stands for a save that failed; None: its error is to be raised."""
+    """Return the result for a tolerated failed save, or None if its error must be raised."""
     if not is_of_storage(error):
         return None
     count = context.totals.tolerate(error.message)
@@ -56,7 +56,7 @@ def tolerated(context: Context, error: CkstoreError, run: str, step: int | None)
 def or_not_saved(
     context: Context, save: Callable[[], CheckpointInfo], on_failure: OnFailure, run: str, step: int | None
 ) -> CheckpointInfo | NotSaved:
-    """Return what was saved; with ``warn``, after a warning, what stands for a save that failed."""
+    """Return the saved checkpoint; with ``warn``, warn about a failed save and return a result for it."""
     check_on_failure(on_failure)
     try:
         info = save()
@@ -68,18 +68,18 @@ def or_not_saved(
         context.totals.worked()
         return info
     warn(
-        f"{found.name} is not saved, and the program goes on ({found.in_a_row} of at most "
+        f"{found.name} is not saved, and the program continues ({found.in_a_row} of at most "
         f"{context.failed_saves_most} in a row): {found.error}"
     )
     return found
 
 
 _untold: set[SaveTotals] = set()
-"""Whose failures are to be told at the end of the process, unless that was done before."""
+"""Stores whose failed saves are reported at the end of the process, unless that was done before."""
 
 
 def tell_failures(totals: SaveTotals) -> None:
-    """Log one line about the saves that failed, if some did since this was done last: a warning scrolls away."""
+    """Log one line about failed saves since the last call, if there are any: a warning scrolls away."""
     _untold.discard(totals)
     if text := totals.take_failures():
         log(_WARNING, text)

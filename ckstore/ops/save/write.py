@@ -1,9 +1,9 @@
 """Store the bytes of a captured state: steps 2 and 3 of the save protocol of the design.
 
-Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run side by side;
-small ones share packs (`ops/save/packing`). The name of a blob is the digest of the bytes that were given to write:
-they are copied from the live tensor to private memory and hashed again there, so a tensor that changes meanwhile fails
-the save instead of storing a lie.
+Large storages are cut into chunks, which several threads hash, claim or write, so that their fsyncs run in parallel.
+Small ones share packs (`ops/save/packing`). The name of a blob is the digest of the bytes that were passed to write:
+they are copied from the live tensor to private memory and hashed again, so a tensor that changes during the save makes
+it fail instead of storing wrong data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ckstore.tensors.device.device_copies import DeviceSource
     from ckstore.tensors.device.feed import DeviceReader
 
-# Ten calls of `progress` a second are smooth for a bar, and cost nothing beside a save.
+# Ten calls of `progress` a second are smooth for a progress bar, and cost nothing compared with a save.
 _LOOK_S = 0.1
 # Hashing less than this takes no longer than starting a thread.
 _HASHED_TOGETHER_BYTES = 4 * 2**20
@@ -59,24 +59,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StorageLocations:
-    """Where the storages of a state are."""
+    """The locations of the storages of a state."""
 
-    # `blobs` and `storages`: As in the manifest.
+    # `blobs` and `storages`: as in the manifest.
     blobs: tuple[BlobRecord, ...]
     storages: tuple[StorageRecord, ...]
     logical_bytes: int  # sum of the sizes of the storages
     new_bytes: int  # sizes of the blobs that were written
     reused_bytes: int  # bytes of the storages that needed no writing
     kept_bytes: int = 0  # bytes on devices that were not read
-    counted: Counted | None = None  # what the catalog said of its checkpoints when it was asked for small pieces
-    found: CountedPieces | None = None  # how many values of its pieces are not finite; None: they were not counted
+    counted: Counted | None = None  # the count of checkpoints from the catalog, if it was queried for small pieces
+    found: CountedPieces | None = None  # the values that are not finite in each piece; None if they were not counted
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """A chunk, and where it is once it is stored: `blob` is another when that of its digest holds other bytes."""
+    """A chunk and its location once it is stored. `blob` is not its digest if the store has other bytes under that.
 
-    # `recorded`: where an earlier checkpoint has it, if its bytes are not in hand.
+    `recorded` is its location in an earlier checkpoint, if its bytes are not available.
+    """
 
     source: ByteSource
     start: int
@@ -91,7 +92,7 @@ class _Chunk:
         return self.stop - self.start
 
     def bytes_of(self, begin: int, end: int) -> memoryview:
-        """Return some of its bytes, as they are now."""
+        """Return some of its bytes as they are now."""
         return bytes_of(self.source, self.start + begin, self.start + end)
 
     def extent(self, blob_index: Callable[[str, int], int]) -> Extent:
@@ -106,8 +107,8 @@ def store_sources(
     recheck: Recheck,  # what of the store is read again
     *,
     compare: bool = False,
-    progress: Progress | None = None,  # called with the bytes that are stored and those to be stored
-    health: HealthCheck | None = None,  # counts the values that are not finite; None: they are not counted
+    progress: Progress | None = None,
+    health: HealthCheck | None = None,
 ) -> StorageLocations:
     """Put the bytes of every source of a state into `staging`, as links to blobs of the store or as new ones."""
     # `compare`: another person may have chosen the bytes: where the digest cannot rule that out, what the store has is
@@ -117,7 +118,7 @@ def store_sources(
     compare = compare and not context.algorithm.collision_resistant
     devices: DeviceChunks | None = None
     if any(source.on_device for source in sources):
-        from ckstore.ops.save.recorded import DeviceChunks  # of the others no torch is needed
+        from ckstore.ops.save.recorded import DeviceChunks  # other sources need no torch
 
         devices = DeviceChunks(context, recheck.run, captured)
     writer = _ChunkWriter(context, staging, recheck, devices, health, compare=compare)
@@ -146,11 +147,11 @@ def store_sources(
         writer.part_collisions()
         if devices is not None:
             devices.settle()
-        # Tens of thousands of records make the collector walk the whole heap of the trainer again and again.
+        # With tens of thousands of records, the collector would walk the heap of the trainer repeatedly.
         with python_gc_paused():
             blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
-        # N1: what the manifest names must be in the staging directory before that is sealed. Before `stop`, which gives
-        # away the buffers for reads from devices: a chunk that was given up is read again.
+        # N1: the blobs in the manifest must be in the staging directory before it is sealed. Before `stop`, which
+        # releases the buffers for reads from devices: a chunk that was given up is read again.
         writer.complete(blobs)
         found = None if health is None else health.complete(storages)
     # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.
@@ -160,7 +161,7 @@ def store_sources(
         writer.stop()
 
     recheck.remember(blobs, packs={place.blob for place in places.values()})
-    # A key with a number is a piece whose digest belongs to other bytes as well: never a hit for a later save.
+    # A key with a number is a piece whose digest also belongs to other bytes: it is never a hit for a later save.
     context.known.pieces = {digest: place for digest, place in places.items() if KEY_MARK not in digest}
     logical_bytes = sum(source.nbytes for source in sources)
     written_bytes = packed_bytes + writer.written_bytes
@@ -169,7 +170,7 @@ def store_sources(
         storages=tuple(storages),
         logical_bytes=logical_bytes,
         new_bytes=sum(staging.written.values()),
-        # Zeros before a collision and blobs that were healed count as written, so the difference may fall below zero.
+        # Zeros before a collision and healed blobs count as written, so the difference may be below zero.
         reused_bytes=max(0, logical_bytes - written_bytes),
         kept_bytes=0 if devices is None else devices.claimed_bytes,
         counted=counted,
@@ -183,7 +184,7 @@ def _records(
     places: Mapping[str, PieceLocation],
     chunked: Mapping[int, Sequence[_Chunk]],
 ) -> tuple[list[BlobRecord], list[StorageRecord]]:
-    """Return what the manifest says of the sources: small ones have a key and its place, large ones their chunks."""
+    """Return the blobs and storages of the manifest: small sources have a key and its location, large ones chunks."""
     index: dict[str, int] = {}
     blobs: list[BlobRecord] = []
 
@@ -207,8 +208,8 @@ def _records(
 
 
 def collision(name: str) -> CannotStore:
-    """Return the error for bytes that were made so that this store cannot tell them from others."""
-    reason = "it has other bytes with the digest of bytes in the store, which does not happen by accident"
+    """Return the error for bytes that were made to collide with others, so that this store cannot tell them apart."""
+    reason = "its bytes differ from bytes in the store with the same digest, which does not happen by accident"
     hint = "keep files from other people in a store with hash='blake3'"
     return CannotStore(name, reason, hint=hint)
 
@@ -218,11 +219,11 @@ def _part_count(nbytes: int) -> int:
 
 
 class _Stopped(Exception):
-    """The work was not done, since other work of the save failed."""
+    """The work was not done because other work of the save failed."""
 
 
 class _ChunkWriter:
-    """Threads that hash, claim and write blobs. Each has private memory for a part or a chunk, so it is bounded."""
+    """Threads that hash, claim and write blobs. Each has private memory for one part or chunk, so memory is bounded."""
 
     def __init__(
         self,
@@ -259,9 +260,9 @@ class _ChunkWriter:
         self._stopped = threading.Event()
 
     def cut(self, source: ByteSource) -> list[_Chunk]:
-        """Cut a large source into chunks, which `start_chunks` begins to store; where they are is known at the end."""
+        """Cut a large source into chunks for `start_chunks` to store; their locations are known at the end."""
         if isinstance(source, RecordedSource):
-            # Cut as the earlier checkpoint was, which may have been made with another chunk size: its blobs are claimed
+            # Cut as in the earlier checkpoint, which may have used another chunk size: its blobs are claimed as a
             # whole.
             chunks = [_Chunk(source, of.start, of.stop, of.piece, of.blob, of.offset, of) for of in source.chunks]
         else:
@@ -271,7 +272,7 @@ class _ChunkWriter:
         return chunks
 
     def start_chunks(self) -> None:
-        """Begin to store what was cut: threads take the next chunk from one list, which costs less than futures."""
+        """Begin to store the chunks: threads take the next one from a list, which costs less than futures."""
         for _ in range(min(self._context.threads, len(self._waiting))):
             self._submit(self._store_waiting)
 
@@ -279,8 +280,7 @@ class _ChunkWriter:
         while not self._stopped.is_set():
             try:
                 chunk = self._waiting.popleft()
-            # `popleft` and an empty list decide in one step; a look at the length first would race with the other
-            # threads.
+            # `popleft` is atomic; checking the length first would race with the other threads.
             except IndexError:
                 return
             self._store_chunk(chunk)
@@ -352,18 +352,21 @@ class _ChunkWriter:
         self._report()
 
     def complete(self, blobs: Sequence[BlobRecord]) -> None:
-        """Make the staging directory hold exactly these blobs."""
-        # One that a thread left to another, which then gave it up, is stored now. Raises SaveFailed: A blob is not
-        # there; it must not be published so.
+        """Make the staging directory hold exactly these blobs.
+
+        A blob that a thread left to another one, which then gave it up, is stored now.
+
+        Raises:
+            SaveFailed: A blob is missing, so the checkpoint must not be published.
+        """
         wanted = {blob.digest: blob.nbytes for blob in blobs}
-        # N1: a claim that was left over must go as well, or the checkpoint would keep a blob alive that it does not
-        # name.
+        # N1: an unneeded claim must also be removed, or the checkpoint would keep a blob that it does not name.
         lacking = self._staging.keep_exactly(wanted)
         given_up = self._skipped.keys() & lacking
         for digest in given_up:
             left = self._skipped[digest]
             data = memoryview(left) if isinstance(left, bytes) else self._copy(left.source, left.start, left.stop)[0]
-            # The tensor may have changed since it was hashed: the bytes must still be what the manifest says.
+            # The tensor may have changed since it was hashed: the bytes must still match the manifest.
             if self._context.algorithm.digest(data) != digest:
                 raise state_changed("")
             self._put(digest, data)
@@ -374,7 +377,7 @@ class _ChunkWriter:
             raise SaveFailed(msg, hint="did another program change the store? save again")
 
     def stop(self) -> None:
-        """End the threads: work that was not begun is dropped, the blobs in hand are finished."""
+        """End the threads: work that was not started is dropped, and blobs in progress are finished."""
         # Before the pool: a thread that takes another chunk now would write into a directory that is about to be
         # discarded.
         self._stopped.set()
@@ -383,7 +386,8 @@ class _ChunkWriter:
         for reader in self._readers:
             reader.close()
         self._readers.clear()
-        # An error refers by its traceback to this writer, which must not refer to it: together they keep the state.
+        # The traceback of an error refers to this writer, which must not refer to the error: the cycle would keep the
+        # state.
         self._futures.clear()
         self.first_error = None
 
@@ -393,12 +397,12 @@ class _ChunkWriter:
         return future
 
     def _guarded(self, work: Callable[..., T], *args: object) -> T:
-        # Queued work starts after the first failure, too; it must not touch a staging that is being given up.
+        # Queued work also starts after the first failure. It must not change a staging that is being discarded.
         if self._stopped.is_set():
             raise _Stopped
         try:
             return work(*args)
-        # Also KeyboardInterrupt in a thread: the save must not be published without this piece.
+        # Including KeyboardInterrupt in a thread: the save must not be published without this piece.
         except BaseException as error:
             with self._mutex:
                 self.first_error = self.first_error or error
@@ -416,9 +420,10 @@ class _ChunkWriter:
         live = source.view(start, stop)
         data, digest = self._copy(source, start, stop) if live is None else (live, self._digest(source, live))
         self._context.watch.hashed(len(data))
-        is_first = digest == chunk.piece or self.is_first(digest)  # `_claim_known` was first, and could not claim it
+        is_first = digest == chunk.piece or self.is_first(digest)  # `_claim_known` was first, but could not claim it
         chunk.piece = chunk.blob = digest
-        # Two equal chunks of one state: the second would find a half-written blob of the first, and take it for damage.
+        # Of two equal chunks of one state, the second would find a half-written blob of the first and treat it as
+        # damaged.
         if not is_first:
             self._skipped[digest] = chunk
             if self._compare:
@@ -427,15 +432,16 @@ class _ChunkWriter:
         if self._claim(digest, data):
             if not self._recheck.foresaw(digest):
                 self._unforeseen.append(chunk)
-            # `part_collisions` judges, when no thread writes any more: a difference now may be rot that another one
-            # heals.
+            # `part_collisions` decides when no thread writes any more: a difference may be rot that another thread is
+            # healing now.
             if self._compare and not self._staging.holds(digest, data):
                 self._unsure.append(chunk)
             return
-        # Nothing writes to bytes in hand: what was hashed is what is written, and a copy would take a core from the
+        # Bytes in memory are not written to: the hashed bytes are the ones written, and a copy would take a core from
+        # the
         # training (docs/adr/0014).
         is_fixed = isinstance(source, BytesSource) and is_aligned(data)
-        # Part by part, 2 MiB of memory a thread instead of a whole chunk (docs/adr/0009).
+        # In parts: this takes 2 MiB of memory per thread instead of a whole chunk (docs/adr/0009).
         if live is not None and not (is_fixed or self._compare or self._staging.reads_back):
             self._put(digest, data, self._parts(chunk))
             return
@@ -445,7 +451,7 @@ class _ChunkWriter:
             self._unsure.append(chunk)
 
     def _claim_known(self, chunk: _Chunk, devices: DeviceChunks) -> bool:
-        """Claim a chunk on a device that is as it was when it was last read; False if it is to be read."""
+        """Claim a chunk on a device that is unchanged since it was last read; return False if it must be read."""
         digest = devices.known(chunk.source, chunk.start, chunk.stop)
         if digest is None or (self._health is not None and not self._health.knows(chunk.source, digest)):
             return False
@@ -454,7 +460,7 @@ class _ChunkWriter:
         else:
             chunk.piece = digest
             claimed = self._staging.claim(digest, chunk.length)
-            # The share that is read again is compared with the live bytes: evidence that was wrong shows there.
+            # The share that is read again is compared with the live bytes, which reveals wrong evidence.
             if not (claimed and self._recheck.agrees(digest, chunk.bytes_of, believed=True)):
                 return False
             if not self._recheck.foresaw(digest):
@@ -465,38 +471,44 @@ class _ChunkWriter:
         return True
 
     def _claim_recorded(self, source: RecordedSource, chunk: RecordedChunk) -> None:
-        """Claim a chunk whose bytes are not in hand. Raises NotUnchanged: they were, as a sample, and are others."""
-        # First: a sample that differs must fail the save even where another chunk has claimed the same blob.
+        """Claim a chunk whose bytes are not available, except as a sample.
+
+        Raises:
+            NotUnchanged: The sample differs.
+        """
+        # First: a sample that differs must fail the save even if another chunk has claimed the same blob.
         source.check(chunk, self._context.algorithm)
         self._context.watch.hashed(chunk.stop - chunk.start)
         if not self.is_first(chunk.blob):
             return
         if not (self._staging.claim(chunk.blob, chunk.blob_nbytes) and self._recheck.agrees_whole(chunk.blob)):
-            raise source.missing(self._recheck.damaged.get(chunk.blob, f"blob {chunk.blob} is not there any more"))
+            raise source.missing(self._recheck.damaged.get(chunk.blob, f"blob {chunk.blob} no longer exists"))
 
     def recheck_unforeseen(self) -> None:
-        """Have the chunks that the store had, and that nothing foresaw, take their turn in being read again."""
+        """Read a share of the reused chunks that were not foreseen."""
         chunks = {chunk.piece: chunk for chunk in self._unforeseen}
-        # Now that all are known, what was read longest ago comes first (docs/adr/0010).
+        # Now all are known, and those read longest ago come first (docs/adr/0010).
         self._recheck.add({digest: chunk.length for digest, chunk in chunks.items()}, whole=False)
         for digest, chunk in chunks.items():
-            # Rot is found while the right bytes are still in hand: they are written, and heal the blob wherever it is
-            # linked.
+            # Rot is detected while the right bytes are available: they are written, which heals the blob in every
+            # checkpoint.
             if not self._recheck.agrees(digest, chunk.bytes_of, believed=chunk.source.on_device):
                 self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
-        """Compare the chunks whose digest another of this save, or the store, had; keep those that differ apart."""
-        # Their bytes are put behind some zeros, so that the blob has another digest; the piece keeps its own.
+        """Compare chunks with an equal digest in this save or the store, and store those that differ separately.
+
+        Their bytes are stored behind zeros, so that the blob has another digest. The piece keeps its own.
+        """
         for chunk in self._unsure:
             data = self._copy_again(chunk)
-            # Equal after all: the doubt was of a blob that another thread was writing at that moment.
+            # Equal after all: another thread was just writing the blob.
             if self._staging.holds(chunk.piece, data):
                 continue
-            # A blob that matches its own name and differs from these bytes is a collision; one that does not is rot.
+            # A blob that matches its name and differs from these bytes is a collision. Otherwise it is damaged.
             if self._recheck.is_right(chunk.piece, chunk.length):
                 self._store_behind_zeros(chunk, data)
-            else:  # no other bytes with its digest, but rot
+            else:  # no collision, but rot
                 self._put(chunk.piece, data)
 
     def _store_behind_zeros(self, chunk: _Chunk, data: memoryview) -> None:
@@ -504,7 +516,7 @@ class _ChunkWriter:
             offset = count * ALIGNMENT
             shifted = memoryview(bytes(offset) + data)
             digest = self._context.algorithm.digest(shifted)
-            # The shifted blob may be a collision, too; then `holds` says no, and one more row of zeros is tried.
+            # The shifted blob may also collide; then `holds` is False, and one more row of zeros is tried.
             written = not self._staging.claim(digest, len(shifted)) and self._put(digest, shifted)
             if written or self._staging.holds(digest, shifted):
                 chunk.blob, chunk.offset = digest, offset
@@ -531,8 +543,10 @@ class _ChunkWriter:
         return digest
 
     def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
-        """Whether the store has a blob that can be relied on; a share of these is read again."""
-        # `choose`: it has its chance to be read now if nothing foresaw it.
+        """Whether the store has a blob that can be reused; a share of these is read again.
+
+        With `choose`, an unforeseen blob may be chosen to be read now.
+        """
         if not self._staging.claim(digest, len(data)):
             return False
         if choose and not self._recheck.foresaw(digest):
@@ -540,31 +554,31 @@ class _ChunkWriter:
         return self._recheck.agrees(digest, lambda begin, end: data[begin:end])
 
     def _put(self, digest: str, data: memoryview, parts: Iterator[memoryview] | None = None) -> bool:
-        """Write a blob; False if another save was faster, whose blob is there now. `parts`: a copy of `data`."""
+        """Write a blob, from `parts` if given; return False if another save was faster and its blob is used."""
         self._context.watch.writing()
         if parts is None:
             written = self._staging.put(digest, data)
         else:
             written = self._staging.put_parts(digest, parts, len(data))
         self._context.watch.written()
-        # Of a blob that another save put there first nothing was written, and it counts as reused.
+        # If another save wrote the blob first, nothing was written, and it counts as reused.
         if written:
             with self._mutex:
                 self.written_bytes += len(data)
         return written
 
     def is_first(self, digest: str) -> bool:
-        """Whether no other thread of this save deals with the blob; if one does, the save waits for it anyway."""
+        """Whether no other thread of this save handles the blob; if one does, the save waits for it anyway."""
         with self._mutex:
-            # Look and note under one lock: two threads with equal chunks must not both be first.
+            # Check and record under one lock: two threads with equal chunks must not both be first.
             first = digest not in self._seen
             self._seen.add(digest)
             return first
 
     def _parts(self, chunk: _Chunk) -> Iterator[memoryview]:
-        """Copy a chunk to private memory part by part, each of them valid until the next."""
+        """Copy a chunk to private memory in parts, each of which is valid until the next."""
         if not hasattr(self._local, "part"):
-            # Kept by the thread: fresh aligned memory for each chunk would be faulted in again, 4 KiB at a time
+            # Kept for the thread: new aligned memory for each chunk would be faulted in again, 4 KiB at a time
             # (docs/adr/0006).
             self._local.part = aligned_buffer(PART_BYTES)
         running = self._context.algorithm.start()
@@ -577,14 +591,14 @@ class _ChunkWriter:
             if counting is not None:
                 counting.part(part)
             yield part
-        # The bytes given to the disk are not those that were hashed: under this name no verification would accept them.
+        # The bytes passed to the disk differ from the hashed ones: no verification would accept them under this name.
         if self._context.algorithm.digest_of_parts(running) != chunk.piece:
             raise state_changed(chunk.source.name)
         if counting is not None:
             counting.end(chunk.piece)
 
     def _digest(self, source: ByteSource, live: memoryview) -> str:
-        """Return the digest of bytes in hand, and count what is not finite in those that are written as they lie."""
+        """Return the digest of bytes in memory; count values that are not finite if they are written uncopied."""
         counting = None
         if self._health is not None and isinstance(source, BytesSource):
             counting = self._health.counting_new(source, _part_count(len(live)))
@@ -600,7 +614,7 @@ class _ChunkWriter:
         return digest
 
     def _copy(self, source: ByteSource, start: int, stop: int) -> tuple[memoryview, str]:
-        """Copy to private memory, valid until this thread's next copy; return it and its digest."""
+        """Copy to private memory, valid until this thread's next copy; return the copy and its digest."""
         # Each part is hashed while the processor's cache still has it.
         algorithm = self._context.algorithm
         running = algorithm.start()
@@ -620,7 +634,7 @@ class _ChunkWriter:
         return copy, digest
 
     def _copied_parts(self, source: ByteSource, start: int, stop: int) -> Iterator[memoryview]:
-        """Copy to private memory part by part; all of it is there in the end."""
+        """Copy to private memory in parts; at the end all of it is in the buffer."""
         if source.on_device:
             yield from self._reader().parts(cast("DeviceSource", source), start, stop, PART_BYTES)
             return
@@ -636,7 +650,7 @@ class _ChunkWriter:
         if not hasattr(self._local, "reader"):
             from ckstore.tensors.device.feed import DeviceReader
 
-            # As large as a chunk, which is written from there by direct writes.
+            # As large as a chunk, which is written from it by direct writes.
             self._local.reader = DeviceReader(self._context.settings.chunk_bytes)
             with self._mutex:
                 self._readers.append(self._local.reader)

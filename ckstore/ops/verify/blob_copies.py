@@ -1,10 +1,10 @@
-"""Find right copies of blobs: in the store itself, in other stores, in copied checkpoints, in any directory.
+"""Find right copies of blobs: in the store, in other stores, in copied checkpoints, and in any directory.
 
-Nothing is taken before its bytes were read and have the digest. A blob of which no copy is whole is put together from
-its pieces, each found by its own digest: in the damaged copies, and in whatever other blob has it.
+A copy is used only after its bytes were read and match the digest. If no copy of a blob is intact, the blob is
+assembled from its pieces. Their own digests find them in damaged copies and in other blobs.
 
-A file that cannot be read is no right copy. But an error that says nothing about the file (`files.NOT_OF_THE_FILE`) is
-raised by all that reads here: else a right copy would count as a damaged one, and be put aside as such.
+A file that cannot be read is not a right copy. Errors that are not about the file (`files.NOT_OF_THE_FILE`) are raised
+by all functions of this module. Otherwise a right copy would count as damaged, and be put into quarantine.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Wanted:
 
     digest: str
     nbytes: int
-    pieces: set[Piece] = field(default_factory=set)  # what checkpoints say is in it
+    pieces: set[Piece] = field(default_factory=set)  # its pieces, by the manifests of checkpoints
     places: list[tuple[str, int, str]] = field(default_factory=list)  # run, step and id of checkpoints that need it
-    keys: set[CheckpointKey] = field(default_factory=set)  # where these are
+    keys: set[CheckpointKey] = field(default_factory=set)  # the directories of these checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Right bytes of a blob: a file of the store's own that has them, or the bytes; and where they are from."""
+    """Right bytes of a blob: a file of the store that has them, or the bytes, and their source."""
 
     source: str
     path: StorePath | None = None
@@ -61,22 +61,22 @@ class Right:
 
 
 class Copies:
-    """Looks for right bytes; it walks each directory once."""
+    """Searches right bytes of blobs; each directory is walked once."""
 
     def __init__(self, context: Context, sources: Iterable[Path], remotes: RemoteCopySource | None = None) -> None:
         self._layout = context.layout
         self._remotes = remotes
-        self.problems: dict[str, str] = {}  # what remotes said of blobs that they do not have
+        self.problems: dict[str, str] = {}  # answers of remotes about blobs that they do not have
         self._sources = [_Tree(_check_source(path)) for path in sources]
 
     def whole(self, wanted: Wanted) -> Right | None:
-        """Return a right copy of a blob; None if there is none."""
+        """Return a right copy of a blob, or None."""
         unread: list[OSError] = []
-        # The store's own copies first: they may be linked, and others have to be copied.
+        # The store's own copies first: they can be linked, and others must be copied.
         for path in names_of(self._layout, wanted.digest):
             untouched = is_untouched(path, wanted)
             data = _read_if_right(path, wanted, unread)
-            if data is not None:  # a touched copy may not be durable: it is written again
+            if data is not None:  # a touched copy may not be durable, so it is written again
                 return Right("the store", path=path) if untouched else Right("the store", data=data)
         for tree in self._sources:
             for file in tree.may_be(wanted):
@@ -88,12 +88,12 @@ class Copies:
         return None
 
     def found(self, wanted: Wanted) -> Right | None:
-        """Return right bytes of a blob from anywhere, in whatever form; None if they are nowhere."""
+        """Return right bytes of a blob from any source and in any form, or None."""
         # Remotes before the search for pieces, which reads every manifest of the store.
         return self.whole(wanted) or self.at_remotes(wanted) or self.assembled(wanted) or self.decoded(wanted)
 
     def at_remotes(self, wanted: Wanted) -> Right | None:
-        """Return a blob that a remote has right; None if none has it, or does not answer: `problems` says which."""
+        """Return a blob from a remote, or None if no remote has it or answers; `problems` has the answers."""
         if not self._remotes or not wanted.places:
             return None
         answer = self._remotes.blob(BlobRecord(wanted.digest, wanted.nbytes), wanted.places)
@@ -101,13 +101,13 @@ class Copies:
         return None if answer.data is None else Right(f"the remote {answer.source}", data=answer.data)
 
     def decoded(self, wanted: Wanted) -> Right | None:
-        """Return a plain blob out of a compacted checkpoint that has it encoded; None if none has it right."""
+        """Return a plain blob decoded from a compacted checkpoint, or None."""
         own = (self._layout.checkpoint(key) for key, _ in self._layout.published())
         found = decoded(chain(own, *(tree.compacted for tree in self._sources)), wanted.digest, wanted.nbytes)
         return None if found is None else Right(f"its encoded form in {found[1]}", data=found[0])
 
     def assembled(self, wanted: Wanted) -> Right | None:
-        """Return a blob put together from pieces that are right; None if some are nowhere."""
+        """Return a blob assembled from right pieces, or None if some are missing."""
         same: list[File] = [
             *names_of(self._layout, wanted.digest),
             *(p for tree in self._sources for p in tree.named(wanted)),
@@ -115,17 +115,17 @@ class Copies:
         images = [image for path in dict.fromkeys(same) if (image := _read(path, 0, wanted.nbytes)) is not None]
         for manifest in (found for tree in self._sources for _, found in tree.manifests):
             add_pieces(manifest, {wanted.digest: wanted})
-        # Bytes that no checkpoint uses have no digest of their own: each damaged copy may have them, or it is zeros.
+        # Bytes that no checkpoint uses have no digest of their own: each damaged copy may have them, or they are zeros.
         for base in [*images, bytearray()]:
             whole = base[: wanted.nbytes] + bytes(max(0, wanted.nbytes - len(base)))
             sources = {source for piece in wanted.pieces if (source := self._mend(whole, piece, images))}
-            # The whole is compared, however right its pieces are: the bytes between them belong to the blob, too.
+            # The whole blob is compared even if all pieces are right, since it includes the bytes between them.
             if algorithm_of(wanted.digest).digest(whole) == wanted.digest:
                 return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
         return None
 
     def remote_manifest(self, key: CheckpointKey) -> tuple[str, bytes, str] | None:
-        """Return the id of the checkpoint that belongs into a directory, its manifest, and the remote that has it."""
+        """Return the id of the checkpoint of a directory, its manifest, and the remote that has it; or None."""
         answer = self._remotes.manifest(key) if self._remotes and not key.is_draft else None
         if answer is None or answer.data is None:
             return None
@@ -133,7 +133,7 @@ class Copies:
         return parse_manifest(data, where=f"the manifest at {answer.source}")[1], data, f"the remote {answer.source}"
 
     def manifest(self, run: str, step: int, manifest_id: str) -> tuple[bytes, str] | None:
-        """Return the manifest of a checkpoint with that id, and where it was found; None if it is nowhere."""
+        """Return the manifest of a checkpoint with that id, and its source, or None."""
         for tree in self._sources:
             for path, found in tree.manifests:
                 if (found.run, found.step) != (run, step):
@@ -144,7 +144,7 @@ class Copies:
         return None
 
     def _mend(self, whole: bytearray, piece: Piece, images: list[bytearray]) -> str:
-        """Put right bytes in the place of a piece that is wrong; return where they are from, empty if it was right."""
+        """Replace a piece if it is wrong; return the source of the right bytes, or an empty string if it was right."""
         digest, start, length = piece
         stop = start + length
         if _is(whole[start:stop], digest):
@@ -161,7 +161,7 @@ class Copies:
         return ""
 
     def _elsewhere(self, piece: Piece) -> Iterator[Range]:
-        """Return where else the bytes of a piece should be."""
+        """Yield other places where the bytes of a piece should be."""
         yield from ((path, 0) for path in names_of(self._layout, piece[0]))
         yield from self._own_pieces.get(piece[0], ())
         for tree in self._sources:
@@ -180,7 +180,7 @@ class Copies:
 
 
 class _Tree:
-    """A directory outside the store, walked once: follows no symlink and skips files that cannot be read."""
+    """A directory outside the store, walked once without following symlinks; unreadable files are skipped."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -189,7 +189,7 @@ class _Tree:
         return self.by_name.get(wanted.digest, [])
 
     def may_be(self, wanted: Wanted) -> Iterator[Path]:
-        """Return the files that may have the bytes: those of that name first, then those of that size."""
+        """Yield the files that may have the bytes: first those with that name, then those with that size."""
         yield from self.named(wanted)
         yield from self._walked[1].get(wanted.nbytes, ())
 
@@ -219,7 +219,7 @@ class _Tree:
         by_name: dict[str, list[Path]] = {}
         by_size: dict[int, list[Path]] = {}
         manifests: list[Path] = []
-        # One walk for all questions: a source may be a whole disk.
+        # One walk for all queries: a source may be a whole disk.
         for path in files_below(self._root):
             if is_digest(path.name):
                 by_name.setdefault(path.name, []).append(path)
@@ -231,7 +231,7 @@ class _Tree:
 
 
 def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
-    """Add what a manifest says is in the blobs that are wanted."""
+    """Add the pieces in a manifest to the blobs in `wanted`."""
     indexes = {i: wanted[blob.digest] for i, blob in enumerate(manifest.blobs) if blob.digest in wanted}
     if not indexes:
         return
@@ -242,15 +242,15 @@ def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
 
 
 def names_of(layout: Layout, digest: str) -> Iterator[StorePath]:
-    """Return every name that the store has for a blob, one for each inode; checkpoints on their way out have some."""
+    """Yield a link to each copy (inode) of a blob in the store, including links in staging and trash."""
     inodes = set()
     held = [layout.checkpoint(key) for key, _ in layout.published()]
     for folder in (layout.trash, layout.staging):
         held += [folder / name for name in names_in(folder)]
     for path in (layout.blob(digest), *(directory / BLOBS / digest for directory in held)):
-        with suppress(PermissionError):  # another user's
+        with suppress(PermissionError):  # it belongs to another user
             found = dirfd_stat.find(path)
-            # One name for each inode: the others have the same bytes, and a blob may have a thousand.
+            # One link for each inode: the others have the same bytes, and a blob may have a thousand.
             if found is not None and found.st_ino not in inodes:
                 inodes.add(found.st_ino)
                 yield path
@@ -262,7 +262,7 @@ def _check_source(path: Path) -> Path:
     except OSError as error:
         msg = f"{path} is not a directory that can be read: {error.strerror}"
         raise BadInput(msg, hint="give another store, or a directory with copies of checkpoints") from error
-    # Once: the user named it, and a symlink in it is followed here and nowhere below.
+    # Resolved once: the user named it, so a symlink is followed in this path, but not below it.
     return path.resolve()
 
 
@@ -276,7 +276,7 @@ def _manifest_at(path: File) -> _ManifestFile | None:
     try:
         data = files.read_file(path, most_bytes=MANIFEST_MAX_BYTES)
         return _ManifestFile(*parse_manifest(data, where=str(path)), data)
-    except CkstoreError:  # it is of no use here; a damaged one of the store is reported elsewhere
+    except CkstoreError:  # not usable; a damaged manifest of the store is reported separately
         return None
     except OSError as error:
         _raise_unless_of_the_file(error)
@@ -291,12 +291,12 @@ def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Fi
 
 
 def is_right(path: File, wanted: Wanted) -> bool:
-    """Whether a file has the bytes of a blob; they come from the disk, whatever the page cache has."""
+    """Whether a file has the bytes of a blob; it is read from the disk, not from the page cache."""
     return _read_if_right(path, wanted) is not None
 
 
 def is_untouched(path: File, wanted: Wanted) -> bool:
-    """Whether a blob is untouched, by its size and time; False also if it is gone."""
+    """Whether a blob is unmodified by its size and time; False also if it does not exist."""
     try:
         return blobs.looks_untouched(dirfd_stat.status(path), wanted.nbytes)
     except OSError:
@@ -304,7 +304,7 @@ def is_untouched(path: File, wanted: Wanted) -> bool:
 
 
 def _read_if_right(path: File, wanted: Wanted, unread: list[OSError] | None = None) -> bytearray | None:
-    """Return the bytes of a blob if a file has them; with `unread`, errors go there."""
+    """Return the bytes of a file if they are those of a blob; if `unread` is given, errors are added to it."""
     try:
         data = _read(path, 0, wanted.nbytes + 1)
     except OSError as error:
@@ -316,16 +316,16 @@ def _read_if_right(path: File, wanted: Wanted, unread: list[OSError] | None = No
 
 
 def _read(path: File, start: int, stop: int) -> bytearray | None:
-    """Return what can be read of a regular file from `start`, at most up to `stop`."""
+    """Return the readable bytes of a regular file from `start`, at most up to `stop`."""
     try:
         return direct.read_range(path, start, stop) if _size(path) is not None else None
-    except OSError as error:  # another copy may do
+    except OSError as error:  # another copy may be readable
         _raise_unless_of_the_file(error)
         return None
 
 
 def _size(path: File) -> int | None:
-    """Return the size of a regular file; None if it is something else, or gone."""
+    """Return the size of a regular file, or None if it is not one or does not exist."""
     try:
         status = dirfd_stat.status(path)
     except OSError as error:

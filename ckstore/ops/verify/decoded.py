@@ -1,4 +1,4 @@
-"""Right bytes of a plain blob out of compacted checkpoints, which have it encoded."""
+"""Decode right bytes of a plain blob from compacted checkpoints that have it in encoded form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 
 
 def decoded(directories: Iterable[AnyPath], digest: str, nbytes: int) -> tuple[bytearray, AnyPath] | None:
-    """Return the bytes of a plain blob out of the first checkpoint that has it encoded and right, and which it is."""
+    """Return the bytes of a plain blob, decoded from the first checkpoint that has it intact, and its directory."""
     for path in directories:
         try:
             with CheckpointDirectory.at(path) as directory:
@@ -21,7 +21,7 @@ def decoded(directories: Iterable[AnyPath], digest: str, nbytes: int) -> tuple[b
                     continue
                 data = bytearray(nbytes)
                 encoded.decoded(directory, digest, 0, memoryview(data), "a repair")
-        except (BadInput, DamagedBlob, InUse):  # another one may do
+        except (BadInput, DamagedBlob, InUse):  # another one may have it
             continue
         except OSError as error:
             if error.errno in files.NOT_OF_THE_FILE:

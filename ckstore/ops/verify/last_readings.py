@@ -1,4 +1,4 @@
-"""When the blobs that a checkpoint relies on were last read: by a save that relied on them, or by a verification."""
+"""When the blobs of a checkpoint were last read, by a save that reused them or by a verification."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ckstore.model.times import text_of_time
 from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.ops.context import Context
 
-# Losing the note means that it is read sooner; a verification does not wait long for it.
+# If the record is lost, the blob is read again sooner; a verification does not wait long for it.
 _TIMEOUT_S = 5.0
 
 
 def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` with the time of the oldest reading of its blobs, where the catalog knows one of each."""
+    """Return `info` with the time of the oldest reading of its blobs, if the catalog has one for each blob."""
     try:
         _, unread, oldest_ns = context.catalog.oldest_reading(info.key, now_ns=time.time_ns())
-    except CatalogUnavailable:  # the acts that need the catalog say so
+    except CatalogUnavailable:  # calls that need the catalog report it
         return info
     if unread or oldest_ns is None:
         return info
@@ -29,13 +29,13 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
 
 
 def with_remotes(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` with the names of the remotes that have what is elsewhere."""
+    """Return `info` with the names of the remotes that have the checkpoint's remote data."""
     return replace(info, remotes=holder_names_at(context.layout.checkpoint(info.key))) if info.elsewhere else info
 
 
 def record_readings(context: Context, digests: Iterable[str], read_ns: int) -> None:
-    """Take note that blobs were read whole and were right; that it does not work delays nothing but their next turn."""
+    """Record that blobs were read completely and are right. A failure only makes saves read them again sooner."""
     try:
         context.catalog.record_readings(dict.fromkeys(digests, (read_ns, 0)), timeout_s=_TIMEOUT_S)
-    except CkstoreError:  # saves read them sooner than they would have to
+    except CkstoreError:  # saves read them sooner than necessary
         return

@@ -1,4 +1,4 @@
-"""Repair of a checkpoint's manifest, and of the document that says how a compacted one is stored."""
+"""Repair the manifest of a checkpoint, and the document that describes how a compacted one is stored."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _FRESH = ".manifest-new"
 
 
 def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tuple[Repair | None, str]:
-    """Give a checkpoint its manifest back, if there is one with the id that it had; else return why not."""
-    # A compacted checkpoint gets its two documents: a plain manifest in the place of the encoding would say that blobs
-    # are missing which are there in encoded form.
+    """Restore the manifest of a checkpoint from one with its id; return the repair, or None and the reason."""
+    # A compacted checkpoint gets both documents: a plain manifest in place of the encoding would report blobs as
+    # missing that exist in encoded form.
     run, step, _ = key
     path = context.layout.checkpoint(key)
     try:
         with CheckpointDirectory.at(path):
-            return None, ""  # the manifest is right: something else is wrong with the directory
+            return None, ""  # the manifest is right, so another part of the directory is damaged
     except (DamagedBlob, InUse, FileNotFoundError, NotADirectoryError):
         pass
-    # By the id that the checkpoint had: a manifest of the same run and step alone may be of another training.
-    # The name of the directory has the first digits of the id, in all but stores of drafts.
+    # By the id of the checkpoint: a manifest with only the same run and step may belong to another training.
+    # The name of the directory has the first digits of the id, except in stores of drafts.
     ids = [id for id in _ids_of(context, run, step, path) if key.fits(run, step, id)]
-    reason = "no right manifest was found"
+    reason = "no right manifest exists"
     remote = copies.remote_manifest(key)
     if remote is not None and remote[0] not in ids:
         ids.append(remote[0])
     if not ids:
-        reason = "nothing here says which id it had; ckstore pull brings it back from a remote, or save its step again"
+        reason = "its id is not known locally; ckstore pull restores it from a remote, or save its step again"
     for manifest_id in ids:
         try:
             beside = _plain_at(path)
@@ -71,17 +71,17 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
 
 
 def _ids_of(context: Context, run: str, step: int, path: StorePath) -> list[str]:
-    """Return what the id of a checkpoint with a damaged manifest may be: by the catalog, and by what is left of it."""
+    """Return the possible ids of a checkpoint with a damaged manifest, by the catalog and by its remaining files."""
     ids: list[str] = []
     try:
         ids += [info.id for info in context.catalog.infos(run) if info.step == step]
-    except CatalogUnavailable:  # then the file itself may say it
+    except CatalogUnavailable:  # then the file itself may have it
         ids = []
     try:
         head = id_at(path)
     except (OSError, CkstoreError):
         head = None
-    # The manifest beside a lost encoding is nowhere else: only a compaction of that checkpoint put it there.
+    # The plain manifest next to a lost encoding: only a compaction of that checkpoint put it there.
     beside = _plain_at(path)
     if beside is not None and (beside[0].run, beside[0].step) == (run, step):
         ids.append(beside[1])
@@ -89,7 +89,7 @@ def _ids_of(context: Context, run: str, step: int, path: StorePath) -> list[str]
 
 
 def _plain_at(path: StorePath) -> tuple[Manifest, str, bytes] | None:
-    """Return the plain manifest that a compacted checkpoint has beside what is damaged, and its id and bytes."""
+    """Return the plain manifest of a compacted checkpoint with its id and bytes, or None."""
     try:
         data = files.read_file(path / PLAIN, most_bytes=MANIFEST_MAX_BYTES)
         return *parse_manifest(data, where=str(path / PLAIN)), data
@@ -98,7 +98,7 @@ def _plain_at(path: StorePath) -> tuple[Manifest, str, bytes] | None:
 
 
 def _documents(context: Context, path: StorePath, data: bytes) -> list[tuple[str, bytes]]:
-    """Return what to write into a directory whose manifest is `data`, by name, in this order."""
+    """Return the documents to write to a directory whose manifest is `data`, by name and in this order."""
     manifest, manifest_id = parse_manifest(data, where=f"the manifest of {path}")
     form = encoding_at(path)
     if form is None or form.checkpoint != manifest_id:
@@ -106,20 +106,20 @@ def _documents(context: Context, path: StorePath, data: bytes) -> list[tuple[str
     if not form.encoded:
         return [(MANIFEST, data)]
     text = render(form, context.algorithm)
-    # As a reader will: what does not fit is not written, and what is there stays as it is.
+    # Parse it like a reader: a wrong document is not written, and the existing one is kept.
     parse_manifest(text, where=f"the encoding of {path}", plain=lambda: data)
     return [(PLAIN, data), (MANIFEST, text)]
 
 
 def _found_encoding(path: StorePath, manifest: Manifest, manifest_id: str) -> Encoding:
-    """Return how the blobs in a directory are stored, by the files alone: an encoded one says of which blob it is."""
+    """Determine how the blobs in a directory are stored from the files: an encoded one names its plain blob."""
     plain = {blob.digest for blob in manifest.blobs}
     listed: list[BlobRecord] = []
     encoded: list[tuple[container.Header, str]] = []
     for name in sorted(filter(is_digest, names_in(path / BLOBS))):
         with files.opened_regular(path / BLOBS / name) as fd:
             nbytes = os.fstat(fd).st_size
-            # The manifest first: a user's own bytes may look like an encoded file.
+            # The manifest decides first: data of a user may look like an encoded file.
             header = None if name in plain else _header(fd, nbytes)
         listed.append(BlobRecord(name, nbytes))
         if header is not None:
@@ -145,8 +145,8 @@ def _header(fd: int, nbytes: int) -> container.Header | None:
 
 
 def write_document(lock: locks.DirectoryLock, name: str, data: bytes) -> None:
-    """Put a document into the directory of a checkpoint, durably, in one step."""
-    if _FRESH in os.listdir(lock.fd):  # of a repair that was killed
+    """Write a document into the directory of a checkpoint durably and atomically."""
+    if _FRESH in os.listdir(lock.fd):  # left by a repair that was killed
         links.unlink(_FRESH, dir_fd=lock.fd)
     files.create_file(_FRESH, data, mode=0o444, dir_fd=lock.fd)
     links.rename(_FRESH, name, dir_fd=lock.fd)

@@ -1,7 +1,7 @@
-"""Heal an encoded form that is nowhere by the plain blob.
+"""Heal a lost encoded file by storing the plain blob.
 
-An encoder of another version makes other bytes of the same blob, so an encoded form whose file is nowhere is not made
-again: each checkpoint that has it gets the plain blob, and a document that says so.
+Another version of the encoder creates different bytes for the same blob, so a lost encoded file is not encoded again.
+Instead, each checkpoint that has it gets the plain blob, and a document that says so.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
-    """Return which plain blob an encoded file is a form of, and a manifest that has it; None: of no blob."""
-    # Checkpoints that another process has locked for too long are added to `held`.
+    """Return the plain blob of which an encoded file is a form, and a manifest that has it, or None.
+
+    Checkpoints that another process has locked for too long are added to `held`.
+    """
     for key, _ in context.layout.published():
         path = context.layout.checkpoint(key)
         encoding = encoding_at(path)
@@ -44,7 +46,7 @@ def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> t
                 return found, directory.manifest
         except InUse as error:
             held[key] = error
-        except (CkstoreError, OSError):  # another one may do
+        except (CkstoreError, OSError):  # another one may have it
             continue
     return None
 
@@ -56,8 +58,10 @@ def _decoded_from(encoding: Encoding, file: str) -> BlobRecord | None:
 
 
 def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, temporary: StorePath) -> Given:
-    """Give every checkpoint that has the encoded file the plain blob in its place; return which."""
-    # What no document names any more stays in their directories, for `put_leftovers_away`.
+    """Replace an encoded file by the plain blob in every checkpoint that has it; return which were changed.
+
+    Files that no document names any more remain in their directories, for `put_leftovers_away`.
+    """
     count = 0
     held: dict[CheckpointKey, InUse] = {}
     for key, _ in context.layout.published():
@@ -68,13 +72,13 @@ def put_plain(context: Context, file: str, plain: BlobRecord, good: StorePath, t
         try:
             with locks.lock_shared(path, timeout_s=WAIT_S) as lock, marks.kept_unless_durable(lock):
                 _put_plain(context, lock, file, plain, good, temporary)
-        except FileNotFoundError:  # it is gone
+        except FileNotFoundError:  # it was removed
             continue
-        except InUse as error:  # usually it is being taken apart, and needs nothing any more
+        except InUse as error:  # usually it is being deleted, and needs nothing any more
             held[key] = error
             continue
         count += 1
-        with suppress(CkstoreError):  # what is not done in time the next opener does
+        with suppress(CkstoreError):  # the next opener reconciles it otherwise
             reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     return Given(count, held)
 
@@ -94,17 +98,17 @@ def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
     text = data = files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
     if wanted.encoded:
         text = render(wanted, context.algorithm)
-        # As a reader will: what does not fit is not written, and what is there stays as it is.
+        # Parse it like a reader: a wrong document is not written, and the existing one is kept.
         parse_manifest(text, where=f"the encoding of {path}", plain=lambda: data)
     write_document(lock, MANIFEST, text)
     marks.forget_blob(lock, file)
 
 
 def leftovers(context: Context) -> Iterator[StorePath]:
-    """Give the directories that have something which was of a compacted form and which no document names now."""
+    """Yield the directories with files of a compacted form that no document names any more."""
     for key, _ in context.layout.published():
         path = context.layout.checkpoint(key)
-        # It goes last, so a repair that was killed is found by it.
+        # The plain manifest is removed last, so it shows a repair that was killed.
         if dirfd_stat.exists(path / PLAIN) and _leftovers_in(path):
             yield path
 
@@ -117,23 +121,24 @@ def _leftovers_in(path: StorePath) -> list[StorePath]:
         found = [
             path / BLOBS / name for name in dirfd_stat.names(path / BLOBS) if is_digest(name) and name not in named
         ]
-    except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):  # it cannot be told
+    except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):  # it is not known
         return []
     return [*found, *([] if manifest.encoding else [path / PLAIN])]
 
 
 def put_leftovers_away(context: Context, staging: Staging) -> None:
-    """Move what no document of a checkpoint names any more into the staging of a repair, which goes to trash."""
-    # Not while a process has the checkpoint open: it may yet decode with them, by the document before.
+    """Move files that no document of a checkpoint names any more into the staging of a repair, which goes to trash."""
+    # Not while a process has the checkpoint open: it may still decode with them, by the previous document.
     for path in leftovers(context):
         lock = locks.try_exclusive(path)
-        if lock is None:  # the next repair does it
+        if lock is None:  # the next repair moves them
             continue
         with lock:
-            # Who wrote the document may have died, or failed, before its fsync: the one before names what goes here.
+            # The writer of the document may have died or failed before its fsync, and the previous one names these
+            # files.
             files.sync_open_directory(lock.fd)
             for name in _leftovers_in(path):
-                if name.name == PLAIN:  # by it the next repair finds the others, so they are gone for certain
+                if name.name == PLAIN:  # it marks the directory for the next repair, so remove the others durably first
                     files.sync_directory(path / BLOBS)
                 staging.put_away(name)
             files.sync_directory(path / BLOBS)
@@ -141,7 +146,7 @@ def put_leftovers_away(context: Context, staging: Staging) -> None:
 
 
 def without(encoding: Encoding, manifest: Manifest, plain: BlobRecord) -> Encoding:
-    """Return how a directory is stored that has one more blob plain, and no file that nothing is decoded with."""
+    """Return the encoding of a directory with one more plain blob, without files that are no longer needed."""
     left = {digest: form for digest, form in encoding.encoded.items() if digest != plain.digest}
     draft = Encoding(encoding.checkpoint, (), left, encoding.place)
     needed = {digest for blob in manifest.blobs for digest in draft.path(blob.digest)}

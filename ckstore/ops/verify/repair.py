@@ -1,7 +1,7 @@
-"""Repair: damaged blobs go to quarantine, right copies take their place in every checkpoint that names them.
+"""Repair: put damaged blobs into quarantine, and right copies in their place in every checkpoint that names them.
 
-A repair works in a staging directory of its own, as a save does, and heals as a save does: a process that dies leaves
-every name with the old copy or with the new one, and a staging directory that the next opener sweeps.
+A repair works in its own staging directory and heals like a save: if its process dies, every name has the old or the
+new copy, and the next opener sweeps the staging directory.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ckstore.ops.verify.manifests import repair_manifest
 from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
 
 _FRESH = ".plain-new"
-_NOWHERE = "no right copy was found"
+_NOWHERE = "no right copy exists"
 
 
 @dataclass(slots=True)
 class Repaired:
-    """What a repair did."""
+    """The result of a repair."""
 
     repaired: list[Repair] = field(default_factory=list)
     unrepaired: list[Unrepaired] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
-    # The checkpoints that another process had locked for too long, so that they were passed over.
+    # The checkpoints that were skipped because another process had locked them for too long.
     held: dict[CheckpointKey, InUse] = field(default_factory=dict)
 
     def put_aside(self, context: Context, digest: str, names: Iterable[StorePath]) -> None:
@@ -57,11 +57,15 @@ def repair(
     right: Container[tuple[int, int]] = (),
     remotes: RemoteCopySource | None = None,
 ) -> Repaired:
-    """Repair what a verification, or a load, found.
+    """Repair the damage that a verification or a load found.
 
-    `canonical`: blobs whose canonical name gives other bytes, of a copy that no checkpoint has. `right`: device and
-    inode number of what is right under another name, so that only its name is wrong. `remotes`: to be asked for what
-    the store does not have.
+    Args:
+        context: The store.
+        damage: The damage.
+        sources: Other stores and directories with copies.
+        canonical: Blobs whose canonical name has wrong bytes that no checkpoint has.
+        right: Device and inode number of files that are right under another name, so that only their name is wrong.
+        remotes: Queried for blobs that the store does not have.
     """
     done = Repaired()
     copies = Copies(context, sources, remotes)
@@ -105,8 +109,8 @@ def _repair_manifests(context: Context, copies: Copies, damage: Iterable[Damage]
 
 
 def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
-    """Return the damaged blobs of which the store has right bytes; they are read, and nothing is changed."""
-    # Of what cannot be looked at for lack of means nothing is promised.
+    """Return the damaged blobs that can be healed with bytes in the store; nothing is changed."""
+    # Blobs that cannot be read for lack of resources are left out.
     copies = Copies(context, ())
     found = []
     for blob in _wanted(context, damage, {}).values():
@@ -117,8 +121,10 @@ def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
 
 
 def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey, InUse]) -> dict[str, Wanted]:
-    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it."""
-    # Those that another process has locked for too long are added to `held`.
+    """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it.
+
+    Checkpoints that another process has locked for too long are added to `held`.
+    """
     wanted: dict[str, Wanted] = {}
     by_place: dict[CheckpointKey, set[str]] = {}
     for found in damage:
@@ -136,7 +142,7 @@ def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey
                 add_pieces(directory.manifest, {digest: wanted[digest] for digest in digests if digest in wanted})
         except InUse as error:
             held[key] = error
-        except (FileNotFoundError, NotADirectoryError, DamagedBlob):  # it is gone
+        except (FileNotFoundError, NotADirectoryError, DamagedBlob):  # it was removed
             continue
     return wanted
 
@@ -164,15 +170,15 @@ def _repair_blob(
     digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
     right = copies.found(wanted)
     names = list(names_of(context.layout, digest))
-    # Every copy is read, not only the one that was found damaged: errors of a disk seldom come alone.
+    # Every copy is read, not only the damaged one: errors of a disk rarely come alone.
     bad = [path for path in names if not is_right(path, wanted)]
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
-    # A file that is right under another name is not a damaged blob; a canonical name that stays wrong goes anyway.
+    # A right file under another name is not a damaged blob. A wrong canonical name is removed in any case.
     aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
-    # First: on a full disk nothing is put aside.
+    # First: on a full disk nothing is put into quarantine.
     if right is not None:
         _stage(staging, digest, right)
-    # Before the heal, which takes the damaged file's last name: the evidence needs another one by then.
+    # Before the heal, which removes the last link of the damaged file: the evidence must have another link by then.
     done.put_aside(context, digest, aside)
     if right is None:
         plain = _plain_form(context, copies, digest, done.held, wanted.places)
@@ -183,12 +189,12 @@ def _repair_blob(
         blob, right = plain
         _stage(staging, blob.digest, right)
         given = put_plain(context, digest, blob, staging.path_of(blob.digest), staging.path / _FRESH)
-        # Its name in `blobs/`, which may be free: another save finds it, and gc sees it.
+        # Its canonical name in `blobs/`, if it is free: another save can use it, and gc finds it.
         done.held |= given.held | staging.heal(blob.digest).held
         done.repaired.append(Repair(blob.digest, blob.nbytes, right.source, given.checkpoint_count))
         note(context, "healed", nbytes=blob.nbytes, why=f"{digest} by {blob.digest} from {right.source}")
         return
-    # Good copies keep their names: to rename over them would only make readers open another file.
+    # Good copies keep their links: replacing them would only make readers open another file.
     given = staging.heal(digest, spare={dirfd_stat.status(path).st_ino for path in spare}, lacking=wanted.keys)
     done.held |= given.held
     done.repaired.append(Repair(digest, wanted.nbytes, right.source, given.checkpoint_count))
@@ -202,7 +208,7 @@ def _plain_form(
     held: dict[CheckpointKey, InUse],
     places: Iterable[tuple[str, int, str]] = (),
 ) -> tuple[BlobRecord, Right] | None:
-    """Return the plain blob of which a file is an encoded form, and where right bytes of it are."""
+    """Return the plain blob of which a file is an encoded form, and right bytes of it, or None."""
     found = plain_of(context, digest, held)
     if found is None:
         return None

@@ -1,8 +1,8 @@
-"""Repair what a load meets: the blob that is damaged or missing, from the store itself or from a remote that has it.
+"""Repair a blob that a load finds damaged or missing, from the store itself or from a remote that has it.
 
-It is the repair of ``verify --repair``, for one blob. Where it is not possible (the store is open for reading only, the
-disk is full, the files are another user's), the load gets the bytes that came, and nothing is changed. A store without
-remotes repairs nothing by itself: a person decides what is put into its quarantine.
+This is the repair of ``verify --repair`` for one blob. If it is not possible (the store is open for reading only, the
+disk is full, the files belong to another user), the load uses the downloaded bytes, and nothing is changed. A store
+without remotes repairs nothing automatically: a person decides what is put into its quarantine.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ckstore.ops.notices import warn
 from ckstore.ops.verify.blob_copies import Copies, Wanted
 from ckstore.ops.verify.repair import repair
 
-# As long as a blob takes to come; then this process reads the bytes from the remote, and repairs nothing.
+# As long as downloading a blob takes. After that, this process reads the bytes from the remote and repairs nothing.
 _LOCK_S = 60.0
 _CATALOG_TIMEOUT_S = 5.0
 _AGAIN_S = 60.0
-# What a blob takes beside its bytes: inodes, and names in the staging and in quarantine.
+# The space that a blob takes besides its bytes: inodes, and names in the staging and in quarantine.
 _BESIDE_BYTES = 64 * 2**10
 _BESIDE_INODES = 8
-# So many manifests are searched for others that lack the same blobs; of more, `verify --repair` finds them.
+# At most this many manifests are searched for others that lack the same blobs; beyond that, use `verify --repair`.
 _SEARCHED_MOST = 1000
 _SHOWN = 5
 _DIGEST = re.compile(rb"[a-z0-9]+-[0-9a-f]{32,64}")
@@ -55,21 +55,21 @@ class Rescue:
         self._context = context
         self._remotes = remotes
         self._failed_s: dict[CheckpointKey, float] = {}
-        # The checkpoints that got a blob while one was open, and those that lack the same blobs as it does.
+        # For each open checkpoint, the checkpoints that got a blob, and those that lack the same blobs.
         self._repaired: WeakKeyDictionary[CheckpointDirectory, set[CheckpointKey]] = WeakKeyDictionary()
         self._lacking: WeakKeyDictionary[CheckpointDirectory, dict[str, list[CheckpointKey]]] = WeakKeyDictionary()
 
     def blob(
         self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
-        """Repair the file that an error is about, or return the bytes of the blob; None: read it again.
+        """Repair the file that an error is about, or return the bytes of the blob; None means to read it again.
 
-        `first`: False if the reader has read it again already.
+        `first` is False if the reader has already read it again.
 
         Raises:
-            DamagedBlob, RemoteError: `error`, with what each remote said.
+            DamagedBlob, RemoteError: `error`, with the answer of each remote.
         """
-        # Of an evicted blob the remotes were asked that should have it; only others can help.
+        # For an evicted blob, the remotes that should have it were queried already; only others can help.
         if not self._remotes or (isinstance(error, RemoteError) and len(self._remotes) < 2):
             raise error
         problem = "the checkpoint is evicted" if isinstance(error, RemoteError) else "it was damaged after the repair"
@@ -79,23 +79,23 @@ class Rescue:
             if not problem:
                 return None
             self._distrust(directory, error.blob)
-        # What came for the repair serves the load as well.
+        # The bytes that were downloaded for the repair also serve the load.
         answer = answers.get(blob.digest) or self._remotes.blob(blob, [_place_of(directory)])
         if answer.data is None:
-            error.args = (f"{error.message}; no remote has it right: {'; '.join(answer.problems)}", *error.args[1:])
+            error.args = (f"{error.message}. No remote has it right: {'; '.join(answer.problems)}", *error.args[1:])
             raise error
         directory.rescued.setdefault(blob.digest, Rescued(f"the remote {answer.source}", problem))
         return memoryview(answer.data)
 
     def checkpoint(self, key: CheckpointKey) -> bool:
-        """Repair everything that a look at a checkpoint finds missing or marked; False if something stays."""
+        """Repair every missing or marked blob of a checkpoint; return whether it is complete and unmarked now."""
         context = self._context
         if not self._remotes or context.readonly or context.writes_disabled_because:
             return False
-        # Not with each call of a training that asks for its newest checkpoint again and again.
+        # Not with each call of a training that repeatedly requests its newest checkpoint.
         if time.monotonic() - self._failed_s.get(key, -math.inf) < _AGAIN_S:
             return False
-        with suppress(CkstoreError, OSError):  # the caller says what is wrong with it
+        with suppress(CkstoreError, OSError):  # the caller reports what is wrong with it
             if self._repair_checkpoint(key, context.layout.checkpoint(key)):
                 return True
         self._failed_s[key] = time.monotonic()
@@ -122,7 +122,7 @@ class Rescue:
                 for_each(mend, damaged, threads=self._context.threads)
             finally:
                 self.tell(directory)
-        if marks.is_marked(path):  # what it says beside these blobs, only a reading of everything removes
+        if marks.is_marked(path):  # only a complete reading removes other entries of the mark
             with Verifier(self._context) as checker:
                 checker.checkpoint(key, None)
         if look(self._context.layout, key).published is None or marks.is_marked(path):
@@ -132,12 +132,12 @@ class Rescue:
         return True
 
     def tell(self, directory: CheckpointDirectory) -> None:
-        """Say, when a checkpoint is closed, which of its blobs came from where."""
+        """Report the sources of repaired blobs when a checkpoint is closed."""
         found, directory.rescued = directory.rescued, {}
         if not found:
             return
         for key in self._repaired.pop(directory, ()):
-            # A catalog that was made meanwhile does not list what lacked a blob.
+            # A catalog that was rebuilt meanwhile does not list checkpoints that lacked a blob.
             with suppress(CkstoreError, OSError):  # the next opener does it
                 reconcile_one(self._context, key, timeout_s=_CATALOG_TIMEOUT_S)
         name = directory.manifest.name
@@ -145,19 +145,19 @@ class Rescue:
         read = [f"{digest} from {one.source} ({one.problem})" for digest, one in found.items() if one.problem]
         said = [f"repaired damaged or missing blobs: {_some(healed)}"] if healed else []
         said += [f"read damaged or missing blobs without a repair: {_some(read)}"] if read else []
-        warn(f"{name}: {'; '.join(said)}; look at the disk, ckstore verify reads everything")
+        warn(f"{name}: {'; '.join(said)}. Check the disk; ckstore verify reads everything")
 
     def _distrust(self, directory: CheckpointDirectory, digest: str) -> None:
-        """Let no save rely on a file that is damaged and was not repaired."""
-        # No mark: the load goes on with the bytes of a remote, and `latest-valid` needs no older checkpoint.
+        """Keep saves from reusing a damaged file that was not repaired."""
+        # It is not marked: the load continues with bytes of a remote, and `latest-valid` needs no older checkpoint.
         if digest and not self._context.readonly:
-            with suppress(OSError):  # another user's, or it is missing
+            with suppress(OSError):  # it belongs to another user, or is missing
                 blobs.distrust(directory.lock.inside / BLOBS / digest)
 
     def _repair(self, directory: CheckpointDirectory, error: DamagedBlob, answers: dict[str, RemoteAnswer]) -> str:
-        """Repair a file of a checkpoint; return why that was not possible, empty if it was.
+        """Repair a file of a checkpoint; return why that failed, or an empty string.
 
-        `answers` gets what the remotes answered, by the digest.
+        `answers` gets the answers of the remotes, by the digest.
         """
         context, digest = self._context, error.blob
         if context.readonly:
@@ -174,11 +174,12 @@ class Rescue:
         try:
             folder = context.layout.blob(digest).parent
             links.make_directory(folder)
-            # Of several ranks and processes that meet the same damage one fetches the blob; the others find it here.
+            # If several ranks and processes find the same damage, one downloads the blob, and the others find it
+            # locally.
             with locks.lock_exclusive(folder, timeout_s=_LOCK_S):
                 return self._repair_locked(directory, key, record, error, answers)
         except InUse:
-            return "another process has been repairing it for long"
+            return "another process has been repairing it for too long"
         except (CkstoreError, OSError) as failed:
             return why_of(failed)
 
@@ -193,8 +194,8 @@ class Rescue:
         context = self._context
         remotes: RemoteCopySource = self._remotes
         right = Copies(context, ()).whole(Wanted(*record))
-        # First it is known that there are right bytes: nothing goes into quarantine for a repair that is not possible.
-        # Encoded files are at no remote; the repair asks for the plain blob.
+        # Find right bytes first: nothing goes into quarantine for a repair that is not possible.
+        # Remotes have no encoded files; the repair requests the plain blob.
         if right is None and directory.manifest.encoding is None:
             answer = answers[record.digest] = self._remotes.blob(record, [_place_of(directory)])
             if answer.data is None:
@@ -213,15 +214,15 @@ class Rescue:
         return ""
 
     def _others_lacking(self, directory: CheckpointDirectory, key: CheckpointKey) -> dict[str, list[CheckpointKey]]:
-        """Return which other checkpoints lack the blobs that an open one lacks, by the digest."""
-        # Once for all blobs of it: each manifest of the store is read.
+        """Return the other checkpoints that lack the blobs that an open one lacks, by digest."""
+        # Once for all its blobs, since each manifest of the store is read.
         if directory not in self._lacking:
             layout, lost = self._context.layout, set(_lacking(directory))
             keys = [other for other, _ in layout.published() if other != key] if lost else []
             found: dict[str, list[CheckpointKey]] = {}
             for other in keys if len(keys) <= _SEARCHED_MOST else ():
                 path = layout.checkpoint(other)
-                with suppress(CkstoreError, OSError):  # it is gone, or another user's
+                with suppress(CkstoreError, OSError):  # it was removed, or belongs to another user
                     if not dirfd_stat.exists(path / ELSEWHERE):
                         for digest in lost & _named_in(path):
                             if not dirfd_stat.exists(path / BLOBS / digest):
@@ -231,7 +232,7 @@ class Rescue:
 
 
 class _Fetched:
-    """A blob that is in memory, as the answer of the remote that it came from."""
+    """A blob in memory, as the answer of the remote that it was downloaded from."""
 
     def __len__(self) -> int:
         return 1
@@ -253,7 +254,7 @@ def _place_of(directory: CheckpointDirectory) -> tuple[str, int, str]:
 
 
 def _lacking(directory: CheckpointDirectory) -> Iterable[str]:
-    """Give the digests of the blobs that an open checkpoint lacks, or has with another size."""
+    """Yield the digests of the blobs that an open checkpoint lacks, or has with another size."""
     folder = directory.lock.inside / BLOBS
     for blob in directory.manifest.stored:
         found = dirfd_stat.find(folder / blob.digest)
@@ -262,7 +263,7 @@ def _lacking(directory: CheckpointDirectory) -> Iterable[str]:
 
 
 def _named_in(path: StorePath) -> set[str]:
-    """Return every digest that the documents of a checkpoint have in them."""
+    """Return every digest in the documents of a checkpoint."""
     found: set[str] = set()
     for name in (MANIFEST, PLAIN):
         with suppress(FileNotFoundError):

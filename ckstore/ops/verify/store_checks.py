@@ -1,6 +1,6 @@
-"""Look at a store as a whole without reading blobs: times, links, names, what is unused, the catalog, small files.
+"""Check a store as a whole without reading blobs: times, links, names, unused blobs, the catalog, small files.
 
-It repairs what needs no data: lost canonical names, and rows of the catalog.
+Repairs that need no data are made: lost canonical names, and rows of the catalog.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.verify.survey_files import catalog_findings, file_findings
 
-# Each look lists the whole store; saves that run meanwhile seldom touch one inode in all three.
+# Each pass lists the whole store; saves that run meanwhile rarely change one inode in all three.
 _LOOKS = 3
 _CATALOG_TIMEOUT_S = 10.0
 Inode = tuple[int, int]
@@ -37,26 +37,26 @@ Inode = tuple[int, int]
 
 @dataclass(slots=True)
 class Names:
-    """The names that the store has for its blobs."""
+    """The links to blobs in the store."""
 
-    counted: NameCount = field(default_factory=NameCount)  # how many names each inode has
-    # Digest -> status of what is at the canonical name.
+    counted: NameCount = field(default_factory=NameCount)  # how many links each inode has
+    # Digest -> status of the file at the canonical name.
     canonical: dict[str, os.stat_result] = field(default_factory=dict)
-    # Digest -> a name in a checkpoint for each inode.
+    # Digest -> for each inode, a link in a checkpoint.
     used: dict[str, dict[Inode, StorePath]] = field(default_factory=dict)
-    touched: list[str] = field(default_factory=list)  # the digest of each of these that has another time than a blob
-    too_deep: list[StorePath] = field(default_factory=list)  # directories that were not looked into
+    touched: list[str] = field(default_factory=list)  # digests of those whose time is not that of a blob
+    too_deep: list[StorePath] = field(default_factory=list)  # directories that were skipped
 
     @classmethod
     def of(cls, layout: Layout) -> Names:
-        """List every directory that can have names of blobs."""
+        """List every directory that can have links to blobs."""
         made = cls()
         for folder in (layout.blobs, layout.checkpoints, layout.staging, layout.trash, layout.quarantine):
             for path, status in dirfd_stat.walk(folder, made.too_deep):
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 inode, name = (status.st_dev, status.st_ino), path.name
-                # In quarantine a name is DIGEST.INODE, and counts as a link like any other.
+                # In quarantine the name is DIGEST.INODE, and counts as a link.
                 made.counted.add(name.partition(".")[0], path, status)
                 if not is_digest(name):
                     continue
@@ -70,8 +70,9 @@ class Names:
 
 
 def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
-    """Return what is to be said about the store; the checkpoints were looked at by `checker` before."""
-    # A full verification reads blobs that have a canonical name only: the next save of those bytes would link them.
+    """Yield findings about the store; `checker` has checked the checkpoints before."""
+    # A full verification reads blobs that have only a canonical name, since the next save of these bytes would use
+    # them.
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because
     if mode == "quick":
@@ -90,14 +91,14 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
 
 
 def _touched(names: Names) -> Iterator[StoreFinding]:
-    """Blobs of another time; a wrong size is damage, and reported with its checkpoint."""
+    """Yield blobs with another time; a wrong size is damage, and is reported with its checkpoint."""
     for digest in sorted(names.touched):
-        message = f"a program wrote into blob {digest}, or copied it without its modification time"
+        message = f"a program wrote to blob {digest}, or copied it without its modification time"
         yield StoreFinding("touched", f"{message}; a full verification reads it", digest, harmful=True)
 
 
 def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
-    """Link counts against names. Others may be saving: only what is still so at a second look counts."""
+    """Yield wrong link counts. Saves may be running, so a difference counts only if a second pass confirms it."""
     blobs = {inode: name for inode, name in names.counted.first.items() if is_digest(name.digest)}
     counts = names.counted.counts
     doubtful = {inode: blobs[inode] for inode, status in _statuses(blobs).items() if status.st_nlink != counts[inode]}
@@ -105,48 +106,48 @@ def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:
         digest = doubtful[inode].digest
         if link_count > name_count:
             more = link_count - name_count
-            message = f"blob {digest} has {more} name{'' if more == 1 else 's'} outside the store"
-            yield StoreFinding("outside", f"{message}; a write there damages the blob", digest)
+            message = f"blob {digest} has {more} link{'' if more == 1 else 's'} outside the store"
+            yield StoreFinding("outside", f"{message}; a write to it damages the blob", digest)
         else:
             message = f"blob {digest} (inode {inode[1]}) has {name_count} names and a link count of {link_count}"
             yield StoreFinding("links", f"{message}: check the filesystem", digest, harmful=True)
 
 
 def _counted_again(layout: Layout, names: Mapping[Inode, LastLink]) -> Iterator[tuple[Inode, int, int]]:
-    """Yield link count and number of names of the inodes for which they differ and stay so."""
+    """Yield link count and number of names for the inodes for which they differ persistently."""
     for _ in range(_LOOKS):
         if not names:
             return
         before, places = _link_counts(names), _places(layout)
         counts = Names.of(layout).counted.counts
         names = {inode: names[inode] for inode, count in before.items() if count != counts[inode]}
-        # What a save, a compaction or a delete renamed was listed twice, or not at all.
+        # Names that a save, a compaction or a delete renamed may be listed twice, or not at all.
         if _places(layout) != places:
             continue
         after = _link_counts(names)
         for inode in names:
-            # The count stood still while the names were listed, so both numbers are of one moment.
+            # The link count did not change while the names were listed, so both numbers belong together.
             if after.get(inode) == before[inode]:
                 yield inode, before[inode], counts[inode]
         names = {inode: name for inode, name in names.items() if after.get(inode) not in (before[inode], None)}
 
 
 def _places(layout: Layout) -> object:
-    """Return where directories with names of blobs are, and which."""
+    """Return the directories that can have links to blobs."""
     return trash.names_in(layout.staging), trash.names_in(layout.trash), layout.stamps()
 
 
 def _link_counts(names: Mapping[Inode, LastLink]) -> dict[Inode, int]:
-    """Return the link counts of those inodes that still have their name."""
+    """Return the link counts of the inodes that still have their name."""
     return {
         inode: status.st_nlink for inode, status in _statuses(names).items() if (status.st_dev, status.st_ino) == inode
     }
 
 
 def _statuses(names: Mapping[Inode, LastLink]) -> dict[Inode, os.stat_result]:
-    """Return the statuses of those names that are still there."""
+    """Return the statuses of the names that still exist."""
     found: dict[Inode, os.stat_result] = {}
-    # No comprehension: what it goes through would stay in the traceback of an error, and a directory open with it.
+    # Not a comprehension: its iterator would stay in the traceback of an error, and keep a directory open.
     for inode, path in with_open_parents((inode, name.path) for inode, name in names.items()):
         if (status := dirfd_stat.find(path)) is not None:
             found[inode] = status
@@ -154,7 +155,7 @@ def _statuses(names: Mapping[Inode, LastLink]) -> dict[Inode, os.stat_result]:
 
 
 def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
-    """Canonical names that are lost are given back, unless no copy can be relied on."""
+    """Yield lost canonical names, after restoring them unless no copy is reliable."""
     lost: dict[str, list[StorePath]] = {}
     for digest, paths in sorted(names.used.items()):
         if digest not in names.canonical:
@@ -168,7 +169,7 @@ def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: b
 
 
 def _given_names(layout: Layout, lost: Mapping[str, list[StorePath]]) -> set[str]:
-    """Return the digests that have their canonical name again; a checkpoint is locked once for all that it has."""
+    """Restore canonical names, and return the digests; a checkpoint is locked once for all its blobs."""
     by_checkpoint: defaultdict[StorePath, list[str]] = defaultdict(list)
     for digest, copies in lost.items():
         for copy in copies:
@@ -180,7 +181,7 @@ def _given_names(layout: Layout, lost: Mapping[str, list[StorePath]]) -> set[str
 
 
 def _wrong_names(layout: Layout, names: Names, checker: Verifier, mode: Mode) -> Iterator[StoreFinding]:
-    """Canonical names that give other bytes than they say, where no checkpoint has that copy."""
+    """Yield canonical names with wrong bytes that no checkpoint has."""
     places = ((entry, layout.blob(entry[0])) for entry in sorted(names.canonical.items()))
     for (digest, status), path in with_open_parents(places):
         problem = _wrong_name(path, status, names.used.get(digest, {}), checker, mode)
@@ -193,21 +194,21 @@ def _wrong_name(
 ) -> str:
     if (status.st_dev, status.st_ino) in used:
         return ""
-    # Anyone who may write to the store can put a sparse file of terabytes there.
+    # Anyone with write access to the store can put a sparse file of terabytes there.
     if status.st_size > BLOB_MAX_BYTES:
         return f"{path} has {status.st_size} bytes, more than a blob can have, and was not read"
     if mode == "full":
         return checker.file(path, path.name, status.st_size) or ""
-    if used and blob_time.is_stamp(status.st_mtime_ns):  # without a stamp no save relies on it unread
+    if used and blob_time.is_stamp(status.st_mtime_ns):  # without a stamp, a save reads it before using it
         sizes = {other.st_size for name in used.values() if (other := dirfd_stat.find(name)) is not None}
         if status.st_size not in sizes:
-            return f"{path} has {status.st_size} bytes, and the copies in checkpoints have another size"
+            return f"{path} has {status.st_size} bytes, but the copies in checkpoints have another size"
     return ""
 
 
 def _unused(context: Context, names: Names, checker: Verifier, *, may_write: bool) -> Iterator[StoreFinding]:
-    """Blobs that no checkpoint has. A blob that a damaged one lacks is left out: it may be the only copy."""
-    # What was dropped and can be brought back is not gc's yet.
+    """Yield a finding about blobs that no checkpoint has, except those that a damaged one lacks, as its only copy."""
+    # Dropped checkpoints that can be restored do not belong to gc yet.
     kept = names.used.keys() | trash.waiting_blobs(context.layout)
     lone = {digest: status for digest, status in names.canonical.items() if digest not in kept}
     sizes = [status.st_size for digest, status in lone.items() if digest not in checker.missing]
@@ -218,7 +219,7 @@ def _unused(context: Context, names: Names, checker: Verifier, *, may_write: boo
         try:
             list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
             listed = True
-        except CkstoreError:  # gc lists them when the catalog is well again
+        except CkstoreError:  # gc lists them when the catalog works again
             listed = False
     subject = "1 blob is" if len(sizes) == 1 else f"{len(sizes)} blobs are"
     what = f"{subject} in no checkpoint, {size_text(sum(sizes))}; ckstore gc frees them"

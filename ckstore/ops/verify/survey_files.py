@@ -1,4 +1,4 @@
-"""Look at the catalog and at the small files of a store: settings, tags, pins, annotations."""
+"""Check the catalog and the small files of a store: settings, tags, pins, annotations."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _MAX_BYTES = 16 * 2**20
 
 
 def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, thorough: bool) -> Iterator[StoreFinding]:
-    """Compare the catalog with the directories that `checker` has looked at, and make it equal to them."""
+    """Compare the catalog with the directories that `checker` has checked, and make it match them."""
     try:
-        context.catalog.listing()  # raises here if it cannot be used at all
+        context.catalog.listing()  # raises if it cannot be used at all
         problems = context.catalog.check() if thorough else []
-        # It is looked at again before it is set aside: an error of the disk that passed is no damage.
+        # It is checked again before it is set aside: a transient error of the disk is not damage.
         if problems and may_write and context.catalog.set_aside(timeout_s=_TIMEOUT_S) is not None:
             catch_up(context)
             yield StoreFinding("catalog", f"rebuilt the catalog, which was damaged: {problems[0]}", mended=True)
         elif problems:
             yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
-            catch_up(context)  # a checkpoint that another process has not entered yet is no error
-        # Twice: another process may have compacted or replaced some between the rows and the directories.
+            catch_up(context)  # a checkpoint that another process has not entered yet is not an error
+        # Twice: another process may have compacted or replaced some between reading the rows and the directories.
         stale = _differing(context, checker, sorted(checker.ids))
         stale = stale and _differing(context, checker, stale)
         if stale and may_write:
@@ -58,17 +58,17 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
 
 
 def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey]) -> list[CheckpointKey]:
-    """Return the whole checkpoints of which the catalog says something else than the manifest."""
+    """Return the complete checkpoints whose row in the catalog differs from the manifest."""
     listing = context.catalog.listing()
     rows = {info.key: info for info in context.catalog.infos()}
     found = []
     for key in keys:
         published = look(context.layout, key).published
-        if published is None or published.manifest_id != checker.ids[key]:  # not whole, or another one by now
+        if published is None or published.manifest_id != checker.ids[key]:  # incomplete, or replaced since
             continue
         row, info = rows.get(key), CheckpointInfo.of(published.manifest, published.manifest_id)
         same = row is not None and same_facts(row, info) and listing.get(key) == published.stamp
-        # The uses too: gc looks for unused blobs by them. What is elsewhere is not used here.
+        # Also compare the uses, by which gc finds unused blobs. Data on a remote is not used locally.
         here = {blob for blob in published.manifest.stored if blob.digest not in published.elsewhere}
         if not same or context.catalog.blobs_of(key) != here:
             found.append(key)
@@ -82,13 +82,13 @@ def _write_again(context: Context, keys: list[CheckpointKey]) -> None:
     def present(key: CheckpointKey) -> Published | None:
         return look(context.layout, key).published
 
-    # Rows with the right id are taken for right, so they go first. Between the two the links protect the blobs.
+    # Rows with the right id would be kept, so they are removed first. In between, the links protect the blobs.
     context.catalog.reconcile(keys, nothing, timeout_s=_TIMEOUT_S)
     context.catalog.reconcile(keys, present, timeout_s=_TIMEOUT_S, tags=context.layout.tags)
 
 
 def file_findings(context: Context) -> Iterator[StoreFinding]:
-    """Say which of the small files cannot be read, are not as they were written, or point to nothing."""
+    """Yield the small files that cannot be read, were changed, or point to nothing."""
     layout = context.layout
     for path in (layout.settings, layout.config):
         yield from _file(context, "settings", path)
@@ -111,7 +111,7 @@ def _read(path: StorePath) -> bytes | None:
 
 
 def _file(context: Context, kind: FindingKind, path: StorePath) -> Iterator[StoreFinding]:
-    """Read one file as its users do; a file that may be missing says nothing."""
+    """Check one file as its readers do; an optional file may be missing."""
     subject = path.inner
     try:
         data = _read(path)
@@ -142,14 +142,15 @@ def _tags(context: Context) -> Iterator[StoreFinding]:
         subject = f"refs/{name}"
         if name in doubtful:
             yield StoreFinding("tag", f"{doubtful[name]}; {way_out(name)}", subject, harmful=True)
-        elif text is None or (target := parse_tag(text)) is None:  # it was written since
+        elif text is None or (target := parse_tag(text)) is None:  # it was just written
             continue
         elif not any(key.any_generation == target.key.any_generation for key in layout.of_step(*target.key.run_step)):
-            message = f"the tag {name} points to {target.key.name}, which is not there; {way_out(name)}"
+            message = f"the tag {name} points to {target.key.name}, which does not exist; {way_out(name)}"
             yield StoreFinding("tag", message, subject, harmful=True)
         elif not target.twice:
             message = (
-                f"the tag {name} is of an older ckstore: it hides a flipped bit; to renew it: ckstore tag {name} {name}"
+                f"the tag {name} is of an older ckstore, so a flipped bit in it stays unnoticed. "
+                f"To renew it: ckstore tag {name} {name}"
             )
             yield StoreFinding("tag", message, subject)
 

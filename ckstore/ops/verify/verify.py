@@ -1,4 +1,4 @@
-"""Verify: look at everything, or read everything, or what was read longest ago; say what is damaged, and repair it."""
+"""Verify all data, or the data that was read longest ago, by a check or by reading it; report and repair damage."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from ckstore.ops.verify.repair import Repaired
 
 
-# A round goes through the checkpoints in their order; this size lets the disk read on, and keeps the oldest first.
+# A round visits the checkpoints in order; this size lets the disk read ahead, and keeps the oldest first.
 _ROUND_BYTES = 256 * 2**20
-# A verification of hours that is killed loses a minute of its notes.
+# A verification of hours that is killed loses a minute of its records.
 _FLUSH_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to verify."""
+    """The options of a verification."""
 
-    sample: float | None = None  # the part of the blobs to read, above 0, those read longest ago first; None: all
-    # Begin nothing that would end later; None: no limit. Those read longest ago come first.
+    sample: float | None = None  # the share of the blobs to read, above 0, those read longest ago first; None for all
+    # Start no read that would end later. None for no limit. Blobs that were read longest ago come first.
     budget_s: float | None = None
-    rate_bytes_s: float | None = None  # read at most so fast; None: as fast as the disk
+    rate_bytes_s: float | None = None  # the maximum rate; None for no limit
     quick: bool = False  # read no data
-    repair: bool = False  # put damaged blobs aside and right copies in their place
-    repair_from: tuple[Path, ...] = ()  # other stores and directories to take right bytes from
-    remotes: RemoteCopySource | None = None  # to be asked for right bytes
+    repair: bool = False  # put damaged blobs into quarantine and right copies in their place
+    repair_from: tuple[Path, ...] = ()  # other stores and directories with copies
+    remotes: RemoteCopySource | None = None  # queried for right bytes
     progress: Progress | None = None  # called now and then
 
     def __post_init__(self) -> None:
@@ -59,11 +59,11 @@ class Options:
             raise BadInput(f"budget_s must be a number of seconds above 0, got {self.budget_s!r}")
         reading = (self.sample, self.budget_s, self.rate_bytes_s)
         if self.quick and any(option is not None for option in reading):
-            raise BadInput("a quick verification reads no data: give no sample, budget_s or rate_bytes_s")
+            raise BadInput("a quick verification reads no data: pass no sample, budget_s or rate_bytes_s")
 
     @property
     def mode(self) -> Mode:
-        """What kind of verification that is."""
+        """The kind of verification."""
         if self.quick:
             return "quick"
         return "sampled" if self.budget_s is not None or (self.sample or 1) < 1 else "full"
@@ -71,7 +71,7 @@ class Options:
 
 @dataclass(slots=True)
 class Inventory:
-    """The blobs in the directories of some checkpoints; nothing of them was read."""
+    """The blobs in the directories of some checkpoints, without reading them."""
 
     sizes: dict[Unit, int] = field(default_factory=dict)  # copy of a blob -> its size
     first: dict[Unit, int] = field(default_factory=dict)  # copy of a blob -> index of the first checkpoint that has it
@@ -100,7 +100,7 @@ class Verification:
         self._everything = everything
         self._may_write = not context.readonly and not context.writes_disabled_because
         self._budget = ReadBudget(options.budget_s)
-        # By copies, not by digests: two files with one digest can rot each for itself.
+        # By copies and not by digests: two files with one digest can rot independently.
         self._inventory = Inventory.of(context, places)
         self._times: CheckedTimes = read_checked(context.layout)
         self._now_s = int(time.time())
@@ -110,7 +110,7 @@ class Verification:
         self._flushed_s = time.monotonic()
 
     def run(self) -> VerifyReport:
-        """Verify, and repair if asked to."""
+        """Verify, and repair if requested."""
         from ckstore.ops.verify.repair import Repaired, could_heal, repair
 
         options = self._options
@@ -127,7 +127,7 @@ class Verification:
             done = Repaired()
             if options.repair:
                 wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
-                # After the whole verification: where the right copy lies is known only then.
+                # After the whole verification: only then it is known where right copies are.
                 done = repair(
                     self._context,
                     self._damage(),
@@ -172,14 +172,14 @@ class Verification:
     # ------------------------------------------------------------------------------------- what is read
 
     def _chosen(self) -> list[Unit] | None:
-        """Return the copies to read, those that were read longest ago first; None: all, in any order."""
+        """Return the copies to read, those that were read longest ago first; None for all, in any order."""
         options, units = self._options, self._inventory.sizes
         if options.quick:
             return []
         if options.mode == "full":
             return None
         when = self._times.when
-        drawn = random.SystemRandom().random  # where nothing can be remembered, a sample is another one each time
+        drawn = random.SystemRandom().random  # if nothing can be remembered, each sample differs
         ordered = sorted(units, key=lambda unit: (when((unit[2], unit[1]), self._now_s), drawn()))
         return ordered[: math.ceil((options.sample or 1) * len(ordered))]
 
@@ -197,13 +197,13 @@ class Verification:
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:
                 break
-        # Manifests, missing blobs, other sizes, and the other checkpoints that have the copies found damaged.
+        # Manifests, missing blobs, wrong sizes, and the other checkpoints that have the damaged copies.
         checker.lift_budget()
         for key in self._places:
             self._visit(checker, key, checker.bad)
 
     def _rounds(self, chosen: list[Unit]) -> list[list[Unit]]:
-        """Cut the list into parts that are done one after another, so that the oldest come first."""
+        """Cut the list into rounds that are done in turn, so that the oldest come first."""
         rounds: list[list[Unit]] = [[]]
         nbytes = 0
         for unit in chosen:
@@ -248,11 +248,11 @@ class Verification:
         return [found for key in self._in_order() for found in self._found[key]]
 
     def _remember(self, checker: Verifier) -> None:
-        """Keep what was read when, for the next sample or budget."""
+        """Record when blobs were read, for the next sample or budget."""
         self._flushed_s = time.monotonic()
         if not self._may_write or not (checker.good or checker.bad):
             return
-        # Damaged ones, too: their checkpoints are marked, and the others must have their turn.
+        # Include damaged blobs: their checkpoints are marked, and the others must have their turn.
         read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good | checker.bad}
         present = {(unit[2], unit[1]) for unit in self._inventory.sizes}
         everything = self._everything
@@ -265,7 +265,7 @@ class Verification:
         record_readings(self._context, right, self._now_s * 10**9)
 
     def _age(self, checker: Verifier) -> tuple[int, str]:
-        """Return how many copies no verification has read, and when the one was read that was read longest ago."""
+        """Return how many copies were never read by a verification, and the time of the oldest reading."""
         units = self._inventory.sizes
         read = checker.good | checker.bad
         times = [self._now_s if unit in read else self._times.when((unit[2], unit[1]), self._now_s) for unit in units]
@@ -298,8 +298,8 @@ class Verification:
         return [*locked, *closed, *survey(self._context, checker, self._options.mode)]
 
     def _look_again(self, checker: Verifier, done: Repaired) -> None:
-        """Look once more at the damaged checkpoints; `checker` reads new copies only."""
-        # After a full verification a mark goes when the whole checkpoint was found right.
+        """Check the damaged checkpoints again; `checker` reads new copies only."""
+        # After a full verification, a mark is removed if the whole checkpoint is right.
         checker.lift_budget()
         healed = _CopiesOf({repair.digest for repair in done.repaired})
         for key, damage in list(self._found.items()):

@@ -298,7 +298,7 @@ def test_a_mapping_of_encoded_bytes_is_read_and_said(store: Store) -> None:
     states = saved(store, 5)
     store.compact()
 
-    with pytest.warns(ckstore.CkstoreWarning, match="of main@0 are encoded, and were decoded into memory"):
+    with pytest.warns(ckstore.CkstoreWarning, match="of main@0 are encoded, so they were decoded into memory"):
         found = store.load(0, mmap=True)
 
     assert same(found, states[0])

@@ -91,7 +91,7 @@ def test_gc_frees_the_others_and_names_the_one(
     for step in (5, 6):
         store.save(state(step), step=step)
     text = max(os.listdir(blobs_dir(store.path, "main", 5)))
-    said = f"still uses space: blobs/.*{text}: Invalid cross-device link"
+    said = f"The rest still uses space: blobs/.*{text}: Invalid cross-device link"
     if place == "superseded":
         older, _ = two_of_step(store)
         text, said = f"checkpoints/main/{older.directory}", "superseded checkpoints were not dropped.*main@1"
@@ -123,7 +123,7 @@ def test_a_dead_save_that_cannot_be_moved_does_not_keep_a_store_from_being_opene
     (one, other) = sorted(os.listdir(store.path / "staging"))
     refuse(f"staging/{one}")
 
-    with pytest.warns(CkstoreWarning, match=f"staging/{one} of a dead save stays: Invalid cross-device link"):
+    with pytest.warns(CkstoreWarning, match=f"staging/{one} of a dead save is kept: Invalid cross-device link"):
         again = Store.open(store.path)
 
     assert np.array_equal(again.load(1)["w"], state(1)["w"])

@@ -270,7 +270,7 @@ def test_a_gc_that_can_remove_nothing_says_why_and_the_next_one_goes_on(
     drop(store, 1)
     with monkeypatch.context() as patch:
         patch.setattr(links, "unlink", raising(OSError(5, "Input/output error", "x")))
-        with pytest.warns(CkstoreWarning, match="still uses space: trash/main@1.*Input/output error"):
+        with pytest.warns(CkstoreWarning, match="The rest still uses space: trash/main@1.*Input/output error"):
             assert store.gc().freed_count == 0
 
     assert store.gc().freed_count == 2

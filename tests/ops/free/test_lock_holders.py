@@ -36,7 +36,9 @@ def holding(path: Path, how: str = "LOCK_SH") -> Iterator[subprocess.Popen[str]]
         process.stdin.close()
 
 
-@pytest.mark.parametrize("how, says", [("LOCK_SH", "a process that is no gc has trash/"), ("LOCK_EX", "another gc is")])
+@pytest.mark.parametrize(
+    "how, says", [("LOCK_SH", "a process that is not a gc has trash/"), ("LOCK_EX", "another gc is")]
+)
 def test_a_gc_that_is_kept_out_names_the_process(
     store: Store, monkeypatch: pytest.MonkeyPatch, how: str, says: str
 ) -> None:

@@ -276,7 +276,7 @@ def test_what_the_mirror_has_is_let_go_before_anything_is_dropped(mirrored_store
 
     info = Store.open(store.path).save(state(9, mib=4), run="c")
 
-    assert info.warnings == ("let go of the bytes of b@0, which cold has, to make room for this save",)
+    assert info.warnings == ("evicted the local data of b@0, which cold has, to make room for this save",)
     assert names(store) == [*before, "c@0"]
     assert [one.name for one in store.checkpoints() if one.elsewhere] == ["b@0"]
     assert np.array_equal(store.load("b@0")["w"], state(0)["w"])
@@ -294,7 +294,7 @@ def test_what_is_not_enough_is_dropped_as_well_and_nothing_goes_in_vain(mirrored
 
     # b@7 is not at the mirror, and the policy keeps nothing of the run b but its newest whole one.
     info = store.save(state(9, mib=13), run="c")
-    assert "let go of the bytes of b@0, a@1, b@2, b@3" in info.warnings[0]
+    assert "evicted the local data of b@0, a@1, b@2, b@3" in info.warnings[0]
     assert names(store) == [*before, "c@0"]
 
 
@@ -308,5 +308,5 @@ def test_a_mirror_that_is_away_keeps_nothing_from_making_room(
 
     info = store.save(state(9, mib=4), run="c")
 
-    assert "nothing was let go of that cold has" in info.warnings[0]
+    assert "nothing that cold has was evicted" in info.warnings[0]
     assert info.warnings[1] == "dropped b@0 to make room for this save"

@@ -186,7 +186,7 @@ def test_a_blob_that_gets_another_name_after_the_plan_stays(
 
     report = dropped.gc()
 
-    assert report.differences == (f"{blob.name} was not freed: it has another name by now",)
+    assert report.differences == (f"{blob.name} was not freed: it has another link now",)
     assert [one.digest for one in report.linked_elsewhere] == [blob.name]
     (tmp_path / "alias").unlink()
 
@@ -203,7 +203,7 @@ def test_a_blob_that_is_gone_before_its_turn_is_said(
 
     meanwhile(take_it)
 
-    assert dropped.gc().differences == (f"{blob.name} was not freed: it is gone already",)
+    assert dropped.gc().differences == (f"{blob.name} was not freed: it has already been removed",)
 
 
 def test_a_blob_that_is_closed_after_the_plan_is_freed_and_that_is_said(
@@ -216,7 +216,7 @@ def test_a_blob_that_is_closed_after_the_plan_is_freed_and_that_is_said(
     report = dropped.gc()
 
     (said,) = report.differences
-    assert said.startswith(f"{blob.name} was freed, and was to stay: open in PID {os.getpid()} (")
+    assert said.startswith(f"{blob.name} was freed, although the plan kept it: open in PID {os.getpid()} (")
     assert report.freed_count == 1
 
 
@@ -243,10 +243,12 @@ def test_a_reader_in_trash_and_a_save_at_work_are_said(
     report = dropped.gc()
 
     assert (
-        f"staging/{Path(str(staging.path)).name} stays: its save is still running, or another process removed it"
+        f"staging/{Path(str(staging.path)).name} is kept: its save is still running, or another process removed it"
         in report.differences
     )
-    assert f"trash/{in_trash.name} stays: another process is in it, or it is another user's" in report.differences
+    assert (
+        f"trash/{in_trash.name} is kept: another process uses it, or it belongs to another user" in report.differences
+    )
     assert (report.freed_count, report.swept_stagings) == (0, 0)
     for lock in held:
         lock.release()
@@ -268,7 +270,7 @@ def test_a_dead_save_that_an_opener_sweeps_while_the_plan_is_made_stops_no_gc(
     report = store.gc()
 
     assert report.differences == (
-        f"staging/{Path(str(staging.path)).name} stays: its save is still running, or another process removed it",
+        f"staging/{Path(str(staging.path)).name} is kept: its save is still running, or another process removed it",
     )
     assert store.gc().freed_count == 1
 

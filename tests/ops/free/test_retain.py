@@ -141,7 +141,7 @@ def test_a_step_that_was_saved_again_since_the_plan_is_another_checkpoint(store:
     report = carry_out(store._context, plan)
 
     assert [info.step for info in report.dropped] == [1]
-    assert "no longer there" in report.skipped[0].reason
+    assert "no longer exists" in report.skipped[0].reason
     assert np.array_equal(store.load("main@0")["w"], state(77)["w"])
 
 
@@ -153,7 +153,7 @@ def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
     report = carry_out(store._context, plan)
 
     assert report.dropped == ()
-    assert all("still there and valid" in skipped.reason for skipped in report.skipped)
+    assert all("still exists and is valid" in skipped.reason for skipped in report.skipped)
     assert steps(store) == [0, 1]
 
 
@@ -518,7 +518,7 @@ def test_what_was_dropped_is_said_although_another_gc_keeps_its_space(
     monkeypatch.setattr(gc, "_START_TIMEOUT_S", 0.0)
 
     with store_locks.try_trash(store._context.layout) or pytest.fail("no lock"):
-        with pytest.warns(CkstoreWarning, match=r"dropped main@0, main@1; the space is not free yet"):
+        with pytest.warns(CkstoreWarning, match=r"dropped main@0, main@1, but their space is not free yet"):
             report = store.prune(RetentionPolicy(keep_last=1))
         with pytest.raises(InUse, match="another gc is running"):
             store.prune(RetentionPolicy(keep_last=1))

@@ -689,7 +689,7 @@ def test_what_was_put_in_the_place_of_a_torn_directory_meanwhile_stays(tmp_path:
     key = key_of("main", torn.name)
     assert key is not None
 
-    with pytest.raises(NoSuchRef, match="replaced meanwhile"):
+    with pytest.raises(NoSuchRef, match="replaced in the meantime"):
         drop_torn(context_of(store), key, by_hand=False)
     assert torn.exists()
     drop_torn(context_of(store), key)

@@ -63,7 +63,7 @@ def test_a_store_whose_settings_could_not_be_read_at_its_opening_keeps_what_is_d
     config.write_bytes(settings[:-9])
     with Store.open(kept.path) as blind:
         config.write_bytes(settings)
-        with pytest.warns(CkstoreWarning, match="other hosts may be"):
+        with pytest.warns(CkstoreWarning, match="Other hosts may use"):
             blind.delete(1)
     with Store.open(kept.path) as store:
         store.gc()
@@ -111,7 +111,7 @@ def test_gc_and_saves_leave_it_until_its_time_is_over(kept: Store, monkeypatch: 
     assert kept.gc().freed_count == 0
     pass_time(monkeypatch, DAY_S + 60)
     assert kept.gc().freed_bytes == 300_000
-    with pytest.raises(NoSuchRef, match="nothing of that name can be brought back"):
+    with pytest.raises(NoSuchRef, match="no dropped checkpoint of that name can be restored"):
         kept.undelete("main@1")
 
 
@@ -159,7 +159,7 @@ def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) 
     assert [one.ref for one in kept.dropped()] == ["main@2", "main@1", "main@0"]
 
     assert kept.undelete().step == 2
-    with pytest.raises(NoSuchRef, match=r"^nothing can be brought back"):
+    with pytest.raises(NoSuchRef, match=r"^nothing can be restored"):
         Store.open(kept.path, run="other").undelete()
     assert kept.undelete(0).step == 0
     assert [info.step for info in kept.checkpoints()] == [0, 2, 3]
@@ -171,7 +171,9 @@ def test_a_replaced_checkpoint_comes_back_and_is_superseded(kept: Store) -> None
     first, before = kept.info(1), files_of(kept, 1)
     save(kept, 1, seed=2, if_exists="replace")
     second = kept.info(1)
-    with pytest.warns(CkstoreWarning, match=f"main@1 has a newer checkpoint: {short_id(first.id)} names the one"):
+    with pytest.warns(
+        CkstoreWarning, match=f"main@1 has a newer checkpoint. {short_id(first.id)} names the restored one"
+    ):
         again = kept.undelete("main@1")
 
     assert (again.id, again.superseded, kept.dropped()) == (first.id, True, ())
@@ -214,9 +216,9 @@ def test_the_name_of_a_run_alone_is_refused_with_how_all_of_it_comes_back(kept: 
     save(kept, 1)
     kept.delete("main@1")
 
-    with pytest.raises(BadInput, match="ckstore undo --run main brings back all of it"):
+    with pytest.raises(BadInput, match="ckstore undo --run main restores all of it"):
         kept.undelete("main")
-    with pytest.raises(BadInput, match="ckstore undo lists it"):
+    with pytest.raises(BadInput, match="ckstore undo lists them"):
         kept.undelete("mian")
 
 
@@ -246,7 +248,7 @@ def test_what_is_missed_since_it_was_deleted_is_said_to_come_back(kept: Store) -
         kept.prune(RetentionPolicy(keep_last=1), run="gone")
 
     assert step_missed.value.command_hint == "gone@1 was deleted; ckstore undo gone@1 brings it back"
-    assert "ckstore undo --run gone brings them back" in run_missed.value.command_hint
+    assert "ckstore undo --run gone restores them" in run_missed.value.command_hint
     assert "undo" not in freed.value.command_hint + run_freed.value.command_hint + freed.value.hint
     assert run_freed.value.hint == "its runs: main"
 
@@ -279,7 +281,7 @@ def test_what_lacks_a_blob_is_listed_with_what_it_lacks_and_refused(kept: Store)
         kept.undelete("main@1")
     assert "store.gc(now=True)" in refused.value.hint
     assert kept.undelete("latest").step == 2
-    with pytest.raises(DamagedBlob, match="main@1 cannot be brought back"):
+    with pytest.raises(DamagedBlob, match="main@1 cannot be restored"):
         kept.undelete()
 
 
@@ -399,7 +401,7 @@ def test_a_step_of_several_runs_is_not_guessed(kept: Store) -> None:
         save(kept, 1, run)
         kept.delete(f"{run}@1")
 
-    with pytest.raises(BadInput, match="was dropped of several runs"):
+    with pytest.raises(BadInput, match="was dropped in several runs"):
         kept.undelete(1)
     assert Store.open(kept.path, run="a").undelete(1).run == "a"
 
@@ -421,7 +423,7 @@ def test_a_step_is_never_the_beginning_of_an_id(kept: Store) -> None:
         save(kept, 300, seed=random.randrange(10**6), if_exists="replace")
     kept.delete(300)
 
-    with pytest.raises(NoSuchRef, match="nothing of that name can be brought back"):
+    with pytest.raises(NoSuchRef, match="no dropped checkpoint of that name can be restored"):
         kept.undelete(f"main@{digit}")
     assert kept.undelete(kept.dropped()[0].id[:12]).step == 300
 

@@ -70,7 +70,7 @@ def test_a_plan_says_what_a_twin_with_right_rows_says(store: Store) -> None:
     change(store.path, "checkpoints", "metrics", '{"loss":99}', where="step = 1", forged=True)
     change(store.path, "checkpoints", "sequence", 1, where="step = 3", forged=True)
 
-    with Store.open(store.path) as opened, pytest.warns(CkstoreWarning, match="the manifest counts"):
+    with Store.open(store.path) as opened, pytest.warns(CkstoreWarning, match="the manifest is used"):
         plan = opened.plan_retention(BEST)
 
     assert [str(entry) for entry in plan.entries] == expected
@@ -81,7 +81,7 @@ def test_a_store_that_cannot_be_written_plans_by_its_manifests(store: Store) -> 
     change(store.path, "checkpoints", "metrics", '{"loss":99}', where="step = 1", forged=True)
 
     with Store.open(store.path, readonly=True) as reader:
-        with pytest.warns(CkstoreWarning, match="the manifest counts"):
+        with pytest.warns(CkstoreWarning, match="the manifest is used"):
             plan = reader.plan_retention(BEST)
         assert [entry.step for entry in plan.kept] == [1, 3]
         assert [entry.step for entry in reader.plan_retention(BEST).kept] == [1, 3]
@@ -98,7 +98,7 @@ def test_what_a_ref_names_is_opened_whatever_id_its_row_has(store: Store, ref: s
     change(store.path, "checkpoints", "manifest_id", other, where="step = 1", forged=True)
 
     with Store.open(store.path, readonly=readonly) as opened:
-        with pytest.warns(CkstoreWarning, match="disagree about main@1; the manifest counts"):
+        with pytest.warns(CkstoreWarning, match="disagree about main@1; the manifest is used"):
             assert opened.load(ref)["w"][0] == 1
         assert opened.info(ref).id == wanted
 

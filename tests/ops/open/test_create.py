@@ -427,14 +427,14 @@ def test_open_or_init_says_that_it_made_a_store_and_which_one_has_a_similar_name
     (tmp_path / "Checkpoint-1").mkdir()  # no store
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"made a new store at {tmp_path}/checkpoints-{number}" for number in (1, 2)
+        f"created a new store at {tmp_path}/checkpoints-{number}" for number in (1, 2)
     ]
     with pytest.warns(CkstoreWarning) as told:
         Store.open_or_init(tmp_path / "checkpoint-1")
     assert [str(one.message) for one in told] == [
         (
-            f"made a new store at {tmp_path}/checkpoint-1; {tmp_path}/checkpoints-1 is a store as well: if that is the "
-            "one you mean, open it"
+            f"created a new store at {tmp_path}/checkpoint-1. {tmp_path}/checkpoints-1 is also a store; if you want "
+            "that one, open it"
         )
     ]
     Store.open_or_init(tmp_path / "checkpoint-1")

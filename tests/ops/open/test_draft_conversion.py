@@ -331,8 +331,8 @@ def test_what_has_no_manifest_keeps_its_name_and_is_reported(draft: Draft) -> No
     done = command("--store", draft.root, "migrate")
 
     assert done.exit_code == 3
-    assert "checkpoints/main/3 has no manifest that can be read" in done.stderr
-    assert "checkpoints/main/77 has no manifest that can be read" in done.stderr
+    assert "checkpoints/main/3 has no readable manifest" in done.stderr
+    assert "checkpoints/main/77 has no readable manifest" in done.stderr
     assert (draft_names(draft.root), is_converted(draft.root)) == (["main/078", "main/3", "main/77"], True)
     with Store.open(draft.root) as store:
         assert not store.verify().ok
@@ -384,7 +384,7 @@ def test_a_tag_of_the_oldest_drafts_keeps_everything_until_it_is_rewritten(
 
     with Store.open(draft.root) as store:
         draft.check_read(store)
-        with pytest.raises(DamagedBlob, match="nothing is deleted while it is unknown"):
+        with pytest.raises(DamagedBlob, match="nothing is deleted while it is not known"):
             store.delete("main@2")
 
     monkeypatch.undo()

@@ -275,7 +275,7 @@ def test_without_room_for_a_second_catalog_nothing_is_changed(store: Store, monk
     before = sorted(os.listdir(store.path))
     monkeypatch.setattr(reindexing, "_MARGIN_BYTES", 2**62)
 
-    with pytest.raises(InsufficientSpace, match=r"beside the old one, needs about 4\.0 EiB, [0-9.]+ .?i?B are free"):
+    with pytest.raises(InsufficientSpace, match=r"in addition to the old one, about 4\.0 EiB, [0-9.]+ .?i?B are free"):
         store.reindex()
 
     assert sorted(os.listdir(store.path)) == before

@@ -241,7 +241,7 @@ def test_a_full_disk_is_refused_with_numbers_and_keeps_nothing(
     with pytest.raises(InsufficientSpace, match=r"needs [0-9.]+ .iB and 8 inodes, [0-9.]+ .?i?B"):
         store.checkout(3, place / "out")
     monkeypatch.setattr("ckstore.ops.read.checkout._check_space", lambda *_: None)
-    with pytest.raises(InsufficientSpace, match="is full; nothing was left behind"):
+    with pytest.raises(InsufficientSpace, match="is full, and nothing was left behind"):
         store.checkout(3, place / "out")
     assert sorted(os.listdir(place)) == ["lost+found"]
 

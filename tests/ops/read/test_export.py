@@ -425,7 +425,7 @@ def test_destinations_that_cannot_be_are_refused(store: Store, tmp_path: Path) -
     (tmp_path / "empty").mkdir()
 
     for name, why in [
-        ("model.safetensors", "is a directory"),
+        ("model.safetensors", "must be a directory"),
         ("full", "is not empty"),
         ("store/checkpoints/x", "is in the store"),
         ("no/such", "does not exist"),
@@ -439,7 +439,7 @@ def test_committed_files_are_not_exported(store: Store, tmp_path: Path) -> None:
     save_file({"w": torch.ones(3)}, tmp_path / "w.safetensors")
     store.commit(tmp_path / "w.safetensors")
 
-    with pytest.raises(BadInput, match=r"committed from files: .*ckstore checkout main@0"):
+    with pytest.raises(BadInput, match=r"committed from files, .*ckstore checkout main@0"):
         store.export_safetensors("latest", tmp_path / "out")
 
 
@@ -568,7 +568,7 @@ def test_a_full_disk_is_said_before_and_leaves_nothing(
     with pytest.raises(InsufficientSpace, match=r"needs [0-9.]+ MiB, [0-9.]+ .?i?B are free"):
         store.export_safetensors("latest", mount / "out")
     monkeypatch.setattr(export_files, "_check_space", lambda *_: None)  # as if others filled it meanwhile
-    with pytest.raises(InsufficientSpace, match=r"needs [0-9.]+ MiB, which did not fit .*; [0-9.]+ .?i?B are free"):
+    with pytest.raises(InsufficientSpace, match=r"needs [0-9.]+ MiB, which did not fit .*\. [0-9.]+ .?i?B are free"):
         store.export_safetensors("latest", mount / "out")
 
     assert sorted(os.listdir(mount)) == before

@@ -72,7 +72,7 @@ def test_what_is_added_stands_beside_and_replaces_nothing(store: Store, tmp_path
 
     assert {"tokenizer.json", "latest"} <= set(os.listdir(tmp_path / "out"))
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == WEIGHTS.keys()
-    with pytest.raises(BadInput, match=r"config\.json cannot be added: main@1 has a config\.json already"):
+    with pytest.raises(BadInput, match=r"config\.json cannot be added: main@1 already has config\.json"):
         store.export(1, tmp_path / "no", format="pretrained", add=[committed / "config.json"])
     (tmp_path / "templates").write_text("a file where the model has a directory")
     with pytest.raises(BadInput, match="templates cannot be added: main@1 has a templates already"):
@@ -87,15 +87,15 @@ def test_what_is_added_stands_beside_and_replaces_nothing(store: Store, tmp_path
     with pytest.raises(BadInput, match="add must be a list"):
         store.export(1, tmp_path / "no", format="pretrained", add=[3])  # type: ignore[list-item]
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadInput, match="no file and no directory"):
+    with pytest.raises(BadInput, match="neither a file nor a directory"):
         store.export(1, tmp_path / "no", format="pretrained", add=[tmp_path / "pipe"])
-    with pytest.raises(BadInput, match="add puts files beside a model"):
+    with pytest.raises(BadInput, match="add= copies files next to a model"):
         store.export(1, tmp_path / "no", add=[committed / "latest"])
     assert not (tmp_path / "no").exists()
 
 
 def test_a_path_to_add_with_a_nul_is_refused_by_name(store: Store, tmp_path: Path, committed: Path) -> None:
-    with pytest.raises(BadInput, match=r"'a\\x00b', which is to be added, has a NUL"):
+    with pytest.raises(BadInput, match=r"'a\\x00b', which is to be added, contains a NUL"):
         store.export(1, tmp_path / "out", format="pretrained", add=["a\0b"])
     assert not (tmp_path / "out").exists()
 
@@ -108,7 +108,7 @@ def test_a_directory_with_the_name_of_the_weights_is_refused_by_name(store: Stor
     (folder / "config.json").write_text("{}")
     store.commit(folder, step=1)
 
-    with pytest.raises(BadInput, match=r"main@1 has a model\.safetensors of its own"):
+    with pytest.raises(BadInput, match=r"main@1 has its own model\.safetensors"):
         store.export(1, tmp_path / "out", format="pretrained")
     assert not (tmp_path / "out").exists()
 
@@ -142,7 +142,7 @@ def test_what_is_added_is_what_was_looked_at_and_a_symlink_is_what_it_leads_to(
     (mine / "loop").symlink_to("loop")
     with pytest.raises(BadInput, match="blob, which is to be added, cannot be read: No such file"):
         store.export(1, tmp_path / "no", format="pretrained", add=[mine])
-    with pytest.raises(BadInput, match="loop, which is to be added, is no file and no directory"):
+    with pytest.raises(BadInput, match="loop, which is to be added, is neither a file nor a directory"):
         store.export(1, tmp_path / "no", format="pretrained", add=[mine / "loop"])
 
 
@@ -160,7 +160,7 @@ def test_an_index_without_its_files_is_no_weights_and_a_directory_no_configurati
 
     with pytest.raises(BadInput, match=r"main@1 has no model\.safetensors or pytorch_model\.bin at its top"):
         store.export(1, tmp_path / "out", format="pretrained")
-    with pytest.raises(BadInput, match=r"needs config\.json, and main@2 has none"):
+    with pytest.raises(BadInput, match=r"needs config\.json, but main@2 has none"):
         store.export(2, tmp_path / "out", format="pretrained")
     (folder / "config.json" / "inner").unlink()
     (folder / "config.json").rmdir()
@@ -170,7 +170,7 @@ def test_an_index_without_its_files_is_no_weights_and_a_directory_no_configurati
     report = store.export(3, tmp_path / "out", format="pretrained")
 
     assert paths_in(tmp_path / "out") == ["config.json", "model.safetensors"]
-    assert report.left_out == ("model.safetensors.index.json: no part of the model",)
+    assert report.left_out == ("model.safetensors.index.json: not part of the model",)
 
 
 def test_weights_in_several_files_stay_as_they_were(store: Store, tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ def test_weights_in_several_files_stay_as_they_were(store: Store, tmp_path: Path
 
     assert paths_in(tmp_path / "out") == ["config.json", *names, "model.safetensors.index.json"]
     assert report.tensor_count == 2
-    assert report.left_out == ("pytorch_model.bin: no part of the model",)
-    with pytest.raises(BadInput, match="in several files stay so"):
+    assert report.left_out == ("pytorch_model.bin: not part of the model",)
+    with pytest.raises(BadInput, match="in several files are not split again"):
         store.export(1, tmp_path / "no", format="pretrained", max_shard_bytes=100)
 
 
@@ -205,9 +205,9 @@ def test_a_state_that_is_no_state_dict_is_refused_by_name(store: Store, tmp_path
     for step, options, match in [
         (1, {"add": add}, "lr is not a tensor of one"),
         (1, {"add": add, "select": ["model", "optimizer"]}, "no common prefix"),
-        (1, {"select": "model"}, r"from_pretrained needs config\.json, and main@1 has none"),
+        (1, {"select": "model"}, r"from_pretrained needs config\.json, but main@1 has none"),
         (1, {"add": add, "select": lambda name: name.startswith("model")}, r"model\.a\.weight is not a tensor of one"),
-        (1, {"add": add, "select": "model", "strip_prefix": True}, "strip_prefix is for safetensors"),
+        (1, {"add": add, "select": "model", "strip_prefix": True}, "strip_prefix works only with safetensors"),
         (3, {"add": add}, "text is not a tensor of one"),
         (4, {"add": add}, "the state is not a tensor of one"),
     ]:
@@ -231,7 +231,7 @@ def test_files_that_are_no_model_are_refused_with_what_there_is(store: Store, tm
     for step, form, options, match in [
         (1, "peft", {}, r"no adapter_model\.safetensors or adapter_model\.bin at its top"),
         (1, "pretrained", {"select": "a"}, "select names no part"),
-        (1, "peft", {"max_shard_bytes": 5}, "does not go with peft, which is one file"),
+        (1, "peft", {"max_shard_bytes": 5}, "does not work with peft, which is one file"),
         (2, "pretrained", {}, r"model\.a\.weight is not a tensor of one"),
     ]:
         with pytest.raises(BadInput, match=match):

@@ -402,9 +402,9 @@ def test_the_statement_names_every_other_file_of_the_export(store: Store, tmp_pa
 
 def test_a_statement_is_for_directories_and_sums_are_no_other_word(store: Store, tmp_path: Path) -> None:
     store.save(model(), step=1)
-    with pytest.raises(BadInput, match="is about a directory") as refused:
+    with pytest.raises(BadInput, match="covers a directory") as refused:
         store.export(1, tmp_path / "out.pt", format="torch", sums="model-signing")
-    assert refused.value.command_hint == "give --sums"
+    assert refused.value.command_hint == "pass --sums"
     for kind in ("safetensors", "dcp"):
         with pytest.raises(BadInput, match="sums must be True, False or 'model-signing', got 'md5'"):
             store.export(1, tmp_path / "out", format=kind, sums="md5")  # type: ignore[arg-type]

@@ -273,7 +273,7 @@ def test_a_path_that_is_no_file_is_refused_with_those_that_are(store: Store, tmp
         store.load(file="below")
     with pytest.raises(BadInput, match="file must be the path"):
         store.load(file=5)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"file='a.pt' loads what that file holds"):
+    with pytest.raises(BadInput, match=r"file='a.pt' loads the state in that file"):
         store.load()
     assert store.load(file="a.pt") == {"a": 1}
     store.save({"a": 1})
@@ -328,7 +328,7 @@ def test_a_file_that_does_not_fit_is_named(store: Store, tmp_path: Path) -> None
     model, _ = trained()
     with pytest.raises(DoesNotFit, match=r"^pytorch_model.bin of main@0 does not fit the target, nothing was loaded"):
         store.load_into(model, file="pytorch_model.bin")
-    with pytest.raises(DoesNotFit, match=r"file='pytorch_model.bin' loads what that file holds"):
+    with pytest.raises(DoesNotFit, match=r"file='pytorch_model.bin' loads the state in that file"):
         store.load_into(model)
 
 

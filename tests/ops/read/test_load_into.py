@@ -108,8 +108,8 @@ def test_without_strict_what_fits_is_loaded_and_the_rest_reported(store: Store) 
     assert torch.equal(target[0].weight, saved[0].weight)  # type: ignore[arg-type]
     assert torch.equal(target[1].weight, before["1.weight"])  # type: ignore[arg-type]
     assert str(report).splitlines()[:3] == [
-        "main@1 loaded, but for:",
-        "  only in the target, left as they were (1):",
+        "main@1 loaded, except:",
+        "  only in the target, unchanged (1):",
         "    model.new",
     ]
 

@@ -45,7 +45,7 @@ def test_what_a_load_that_failed_halfway_has_left_continues_nothing_and_the_save
     after = store.save(target, step=4)
 
     assert info.parent is None
-    assert [note for note in info.warnings if "main@3 has no parent: a load before it failed" in note]
+    assert [note for note in info.warnings if "main@3 has no parent because the preceding load failed" in note]
     assert after.parent == info.id
     assert not [note for note in after.warnings if "parent" in note]
 

@@ -294,7 +294,7 @@ def test_what_was_dropped_before_it_was_evaluated_is_named_once(store: Store) ->
         save(store, 5, "bert")
         save(store, 6, "bert")
         store.annotate(info, metrics={"bleu": 1})
-        with pytest.warns(CkstoreWarning, match=r"dropped before they had bleu: gpt@1, gpt@2, gpt@3; keep more"):
+        with pytest.warns(CkstoreWarning, match=r"dropped before they had bleu: gpt@1, gpt@2, gpt@3. Keep more"):
             assert next(follower).step == 4
         store.annotate("gpt@4", metrics={"bleu": 1})
         save(store, 7)
@@ -380,7 +380,7 @@ def test_evaluations_that_end_without_the_metric_are_bounded(store: Store) -> No
     save(store, 1)
     for _ in range(3):
         assert steps(store, annotated=False) == [0, 1]
-    with pytest.warns(CkstoreWarning, match=r"left out .*: gpt@0 \(bleu, 3\), gpt@1 \(bleu, 3\); attempts=None"):
+    with pytest.warns(CkstoreWarning, match=r"skipped .*: gpt@0 \(bleu, 3\), gpt@1 \(bleu, 3\). attempts=None"):
         assert steps(store) == []
     assert steps(store, "rouge") == [0, 1]
     assert steps(store, attempts=4, annotated=False) == [0, 1]
@@ -539,7 +539,7 @@ def test_a_checkpoint_that_is_being_dropped_is_not_given(store: Store, monkeypat
         thread.join(0.5)  # it would be given by now if the evaluator did not wait
 
     monkeypatch.setattr(drop_module, "check_not_evaluated", too_early)
-    with pytest.warns(CkstoreWarning, match="dropped before they had bleu: gpt@0;"):  # noqa: PT031 - both may
+    with pytest.warns(CkstoreWarning, match="dropped before they had bleu: gpt@0. Keep"):  # noqa: PT031 - both may
         store.delete("gpt@0")
         thread.join(WAIT_S)
 
@@ -698,7 +698,7 @@ def test_one_whose_annotations_are_damaged_is_named_and_not_given(store: Store) 
     store.annotate(0, metrics={"loss": 1})
     (found,) = (store.path / "checkpoints" / "gpt").glob("0.*/annotations.json")
     found.write_bytes(found.read_bytes()[:-9])
-    with pytest.warns(CkstoreWarning, match=r"annotations of gpt@0.* not given for evaluation"):
+    with pytest.warns(CkstoreWarning, match=r"annotations of gpt@0.* not offered for evaluation"):
         assert steps(store) == [1]
     found.unlink()
     assert steps(store) == [info.step]

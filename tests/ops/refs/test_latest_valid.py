@@ -277,7 +277,7 @@ def test_when_none_is_whole_the_error_says_what_is_wrong_with_each(store: Store)
     with pytest.raises(NoWholeCheckpoint, match=said):
         store.load("latest-valid")
 
-    with pytest.raises(NoWholeCheckpoint, match="no checkpoint is whole, of 3 that exist"):
+    with pytest.raises(NoWholeCheckpoint, match=r"no checkpoint is complete. 3 exist"):
         store.latest(valid=True)
     for step in (10, 20, 30):
         store.save(two_part_state(step), step=step)
@@ -331,7 +331,7 @@ def test_one_whose_manifest_is_gone_is_said_to_be_there_and_perhaps_older(store:
     with pytest.warns(CkstoreWarning, match="Rebuilt the catalog"):
         again = Store.open(store.path)
     report = again.verify(repair=True)
-    assert "nothing here says which id it had" in str(report)
+    assert "its id is not known locally" in str(report)
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -358,7 +358,7 @@ def test_nothing_is_said_about_what_is_replaced_between_finding_and_locking_it(
 
     info = store.info(0)
     monkeypatch.setattr(locks, "lock_shared", replaced_first)
-    with pytest.raises(NoSuchRef, match="no longer there"):
+    with pytest.raises(NoSuchRef, match="no longer exists"):
         SAY[what](store, info)
     monkeypatch.undo()
 

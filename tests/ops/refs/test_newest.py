@@ -50,7 +50,7 @@ def in_trouble(store: Store, trouble: str) -> None:
 
 @pytest.mark.filterwarnings(
     "ignore:the catalog:ckstore.CkstoreWarning",
-    "ignore:(latest is|checkpoints are not whole):ckstore.CkstoreWarning",
+    "ignore:(latest is|checkpoints are incomplete or damaged):ckstore.CkstoreWarning",
 )
 @settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

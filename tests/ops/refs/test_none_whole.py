@@ -130,11 +130,13 @@ def test_every_way_to_ask_for_the_newest_raises(place: Path, tmp_path: Path, los
         for name, ask in ASKING.items():
             if how == "read-only" and name == "tag":
                 continue
-            with pytest.raises(NoWholeCheckpoint, match="no checkpoint of the run 'gpt' is whole, of 3") as caught:
+            with pytest.raises(
+                NoWholeCheckpoint, match=r"no checkpoint of the run 'gpt' is complete. 3 exist"
+            ) as caught:
                 ask(store, tmp_path)
             assert "ckstore delete --run gpt" in caught.value.hint, name
             assert not isinstance(caught.value, NoSuchRef)
-        with pytest.warns(CkstoreWarning, match="checkpoints are not whole: gpt@"):
+        with pytest.warns(CkstoreWarning, match="checkpoints are incomplete or damaged: gpt@"):
             assert store.checkpoints() == []
 
 
@@ -152,7 +154,7 @@ def test_the_command_line_says_so_and_exits_with_3(place: Path, run: Run, tmp_pa
     ):
         shown = run(*command, "--store", place)
         assert shown.exit_code == 3, command
-        assert "is whole, of 3 that exist: gpt@300: " in shown.stderr
+        assert "is complete. 3 exist: gpt@300: " in shown.stderr
         assert "ckstore verify --repair" in shown.stderr
 
 
@@ -189,7 +191,7 @@ def test_an_older_one_is_used_with_one_warning_that_names_the_newer(place: Path)
         store = Store.open(place, run="gpt")
 
     with pytest.warns(
-        CkstoreWarning, match=r"latest is gpt@200, since newer checkpoints are not whole: gpt@300: "
+        CkstoreWarning, match=r"latest is gpt@200, since newer checkpoints are incomplete or damaged: gpt@300: "
     ) as one:
         newest = store.latest()
 

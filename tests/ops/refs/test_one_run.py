@@ -66,7 +66,7 @@ def test_the_runs_of_a_store_are_listed_whatever_the_handle_is_bound_to(run: str
 @pytest.mark.parametrize("name", READS)
 def test_without_a_run_and_with_several_runs_the_newest_is_ambiguous(name: str, ref: str, path: Path) -> None:
     store = Store.open(path)
-    with pytest.raises(AmbiguousRef, match=r"has 2 runs; it may be other@9 or gpt@2") as caught:
+    with pytest.raises(AmbiguousRef, match=r"has 2 runs, so it may be other@9 or gpt@2") as caught:
         READS[name](store, ref)
     assert f"other@{ref}" in caught.value.hint
     assert "run='other'" in caught.value.hint
@@ -121,7 +121,7 @@ def test_a_run_that_has_no_checkpoint_yet_is_no_reason_to_resume_another(path: P
     assert store.latest(valid=True) is None
     with pytest.raises(LookupError, match="no run 'new'"):
         store.load("latest")
-    with pytest.raises(LookupError, match="no checkpoint of the run 'new'"):
+    with pytest.raises(LookupError, match="the run 'new' has no checkpoints"):
         store.load("latest-valid")
 
 

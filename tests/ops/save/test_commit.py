@@ -143,7 +143,7 @@ def test_a_checkpoint_of_files_without_tensors_says_so_when_it_is_loaded(store: 
     (tmp_path / "notes").write_text("x")
     store.commit(tmp_path / "notes")
 
-    with pytest.raises(BadInput, match="holds files, but no tensors that are known by name"):
+    with pytest.raises(BadInput, match="holds files, but no tensors that can be loaded by name"):
         store.load()
 
 
@@ -198,13 +198,13 @@ def several(folder: Path, names: list[str]) -> list[Path]:
 def test_several_checkpoints_are_not_one(store: Store, tmp_path: Path, names: list[str]) -> None:
     out = tmp_path / "my out"
     paths = several(out, names)
-    with pytest.raises(BadInput, match=rf"out holds 2 checkpoints, and one commit makes one: {names[0][:5]}") as of_one:
+    with pytest.raises(BadInput, match=rf"out holds 2 checkpoints, but one commit makes one: {names[0][:5]}") as of_one:
         store.commit(out)
     assert f"ckstore import-history '{out}' commits each" in of_one.value.command_hint
-    with pytest.raises(BadInput, match="the paths are 2 checkpoints, and one commit makes one") as of_several:
+    with pytest.raises(BadInput, match="the paths are 2 checkpoints, but one commit makes one") as of_several:
         store.commit(paths)
     assert (
-        "commit each by itself, in the order of their steps, as ckstore.training.import_history does"
+        "commit each separately, in the order of their steps, as ckstore.training.import_history does"
         in of_several.value.hint
     )
     ordered = sorted(

@@ -97,7 +97,7 @@ def test_a_loop_that_starts_again_in_one_process_replaces_nothing(store: Store, 
     before = ids(store)
     handle = opened(store) if again else store
 
-    with handle, pytest.raises(RunInUse, match=r"has saved gpt@3, and goes back to step 1 without") as refused:
+    with handle, pytest.raises(RunInUse, match=r"has saved gpt@3, and saves step 1 without") as refused:
         saving(handle, 7, 1)
 
     assert "run='gpt-2', or run=\"auto\"" in refused.value.hint

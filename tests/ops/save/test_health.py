@@ -201,7 +201,7 @@ def test_the_first_unhealthy_save_is_a_warning_and_the_next_ones_have_no_warning
     ]
 
     assert [len(one) for one in said] == [0, 0, 1, 0, 0, 1]
-    assert said[2] == ("main@2 is unhealthy: w has 1 NaN value; latest-healthy names the newest one that is healthy",)
+    assert said[2] == ("main@2 is unhealthy: w has 1 NaN value. latest-healthy names the newest healthy one",)
 
 
 def test_what_was_counted_before_is_not_read_for_it_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,9 @@ def test_a_part_that_stopped_to_change_is_a_warning_at_the_second_save_in_a_row_
 
     assert [info.unchanged for info in found] == [(), (), (), (), ("model",), ("model",)]
     assert [len(info.warnings) for info in found] == [0, 0, 0, 0, 1, 0]
-    assert found[4].warnings[0].startswith("main@4 has the same model as the 2 checkpoints before it, while the step")
+    assert (
+        found[4].warnings[0].startswith("main@4 has the same model as the 2 checkpoints before it, although the step")
+    )
     assert [info.unhealthy for info in found] == [""] * 6
 
 
@@ -307,7 +309,7 @@ def test_where_no_checkpoint_is_healthy_latest_healthy_says_so(store: Store) -> 
         store.info("latest-healthy")
     diverged(store, healthy=0)
 
-    with pytest.raises(NoSuchRef, match="each checkpoint is unhealthy, such as main@3: w has 1 NaN value"):
+    with pytest.raises(NoSuchRef, match=r"every checkpoint is unhealthy, such as main@3 .w has 1 NaN value"):
         store.info("latest-healthy")
     with pytest.raises(NoSuchRef, match="with a number for the metric loss is unhealthy, such as main@3"):
         store.info("best:loss")

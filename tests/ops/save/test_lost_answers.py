@@ -146,7 +146,7 @@ def test_a_rename_that_was_not_done_is_an_error(store: Store, monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(links, "rename", failing)
-        with pytest.raises(SaveFailed, match="nothing was published"):
+        with pytest.raises(SaveFailed, match="Nothing was published"):
             store.save(FIRST, step=1)
 
     assert store.checkpoints() == []

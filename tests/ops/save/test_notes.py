@@ -13,7 +13,7 @@ import pytest
 
 from ckstore import Best, CkstoreWarning, RetentionPolicy, Store
 
-KEPT = "holds something else, and was kept: what was to be saved at this step is not saved"
+KEPT = "has other content and was kept, so the state of this step is not saved"
 
 
 def state(value: float) -> dict[str, object]:

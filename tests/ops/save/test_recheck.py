@@ -69,7 +69,7 @@ def test_rot_in_a_small_state_is_found_by_the_next_save_and_healed_everywhere(
 
     info = store.save(small(), run="b")
 
-    (warning,) = (one for one in info.warnings if "while the step advances" not in one)
+    (warning,) = (one for one in info.warnings if "although the step advances" not in one)
     assert f"blob {victim.name} is damaged" in warning
     assert "put the right bytes in place in every checkpoint" in warning
     assert len(inodes_of(store, victim.name)) == 1
@@ -171,7 +171,7 @@ def test_a_save_that_cannot_read_the_share_reads_everything(store: Store, monkey
     monkeypatch.undo()
 
     assert any("is damaged" in warning for warning in warnings)
-    assert any("cannot be read, so this save reads again all that it relies on" in warning for warning in warnings)
+    assert any("cannot be read, so this save reads again every blob that it reuses" in warning for warning in warnings)
     assert store.verify().ok
 
 
@@ -229,7 +229,7 @@ def test_a_blob_that_the_disk_cannot_read_is_a_miss_and_written_again(
         for path in blobs_by_size(store, 0):
             stack.enter_context(path.open("rb"))  # so that no other file gets its inode number
         found = [warning for _ in range(12) for warning in store.save(state).warnings]
-    warnings = [warning for warning in found if "while the step advances" not in warning]
+    warnings = [warning for warning in found if "although the step advances" not in warning]
 
     assert len(warnings) == len(victims)
     assert all("the disk cannot read byte 0" in warning for warning in warnings)

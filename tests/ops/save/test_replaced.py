@@ -69,7 +69,7 @@ def test_what_is_protected_stays_beside_what_supersedes_it_and_it_is_said(
     store.gc(now=True)
 
     (warning,) = info.warnings
-    assert re.fullmatch(r"the older checkpoint of main@3 stays: main@3 (has the tag best|is pinned: .*)", warning)
+    assert re.fullmatch(r"the older checkpoint of main@3 is kept: main@3 (has the tag best|is pinned: .*)", warning)
     assert directory.stat().st_ino == inode
     assert store.info(3).id == info.id
     assert np.array_equal(x_of(store, 3), np.ones(3000))
@@ -102,7 +102,7 @@ def test_what_is_left_of_a_protected_checkpoint_without_a_manifest_stays(
 
     info = store.save({"x": np.ones(3000)}, 3)
 
-    assert "the older checkpoint of main@3 stays" in info.warnings[0]
+    assert "the older checkpoint of main@3 is kept" in info.warnings[0]
     assert directory.is_dir()
     assert store.info(3) == info
     assert all(pin.dangling for pin in store.pins())

@@ -54,7 +54,7 @@ def test_why_the_catalog_does_not_know_a_save_is_in_the_warnings(store: Store, m
 
     assert not info.catalogued
     (warning,) = info.warnings
-    assert warning.startswith("main@0 is saved, but not in the catalog yet: ")
+    assert warning.startswith("main@0 is saved, but is not in the catalog yet: ")
     assert "is locked by another process" in warning
     assert store.save({"w": 2}).warnings == ()
 

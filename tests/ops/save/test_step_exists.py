@@ -56,7 +56,7 @@ def test_the_other_process_is_named_while_it_runs_and_when_it_has_ended(path: Pa
     for error in (running, in_background):
         assert f" by PID {other.pid} ({sys.executable} -c" in error.message
         assert error.message.endswith("which is running")
-        assert error.hint.startswith("give each training a run of its own (run=) if two are meant to run; or choose")
+        assert error.hint.startswith("give each training its own run (run=) if both are to run; or choose")
     assert ended.message.endswith(f" by PID {other.pid}, which has ended")
     assert "is running" not in ended.message
     assert "two are meant" not in ended.hint

@@ -75,7 +75,7 @@ def test_an_older_checkpoint_that_is_needed_stays_and_is_named_by_its_id(
         (warning,) = new.warnings
         store.gc(now=True)
 
-        assert warning.startswith("the older checkpoint of main@1 stays: main@1 ")
+        assert warning.startswith("the older checkpoint of main@1 is kept: main@1 ")
         assert store.checkpoints() == [new]
         both = store.checkpoints(superseded=True)
         assert [(info.id, info.superseded) for info in both] == [(old.id, True), (new.id, False)]

@@ -1,1 +1,1 @@
-"""The other formats of an export: those of torch, and directories of models. `ops/read/export` has safetensors."""
+"""The other export formats: those of torch, and model directories. `ops/read/export` writes safetensors."""

@@ -1,7 +1,7 @@
-"""Write a saved state as a directory that `torch.distributed.checkpoint` loads, with its own file format.
+"""Write a saved state as a directory in the format of `torch.distributed.checkpoint`.
 
-Tensors lie row-major in chunks of rows, each an archive of torch.save, since its reader takes a chunk into memory
-whole. Names are those that flattening the state gives there.
+Tensors are stored row-major in chunks of rows. Each chunk is an archive of torch.save, since the reader of torch loads
+a whole chunk into memory. Names are those of flattening the state.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from ckstore.tensors.state_restore import build_with, is_empty, make_leaf
 from ckstore.tensors.walks import DICTS, leaf_numbers, value_names
 
 CHUNK_MOST_BYTES = 256 * 2**20
-_ARCHIVE_BYTES = 2**10  # about what an archive takes beside its tensor
+_ARCHIVE_BYTES = 2**10  # about the size of an archive without its tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """What is written at once: a chunk of a tensor, or a value."""
+    """A unit of writing: a chunk of a tensor, or a value."""
 
     name: str  # of the tensor or the value
     content: StateValue | LeafRows  # the value, or the bytes of the chunk
-    # `shape` and `offsets`: Of the chunk.
+    # `shape` and `offsets`: of the chunk.
     shape: tuple[int, ...] = ()
     offsets: tuple[int, ...] = ()
-    held_bytes: int = 0  # of the parts of a value that is a tensor of several
+    held_bytes: int = 0  # size of the parts, for a value that is a tensor of several parts
 
     @property
     def nbytes(self) -> int:
-        """About what it takes."""
+        """The approximate size on disk."""
         return (
             _ARCHIVE_BYTES
             + self.held_bytes
@@ -61,7 +61,7 @@ class _Item:
 
 @dataclass(slots=True)
 class _Plan:
-    """What will be written."""
+    """The content of an export."""
 
     items: list[_Item] = field(default_factory=list)
     paths: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
@@ -137,19 +137,19 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
 
 
 def _refuse_parts_of_lists(entries: Mapping[str, StateValue], wanted: Mapping[str, StateValue]) -> None:
-    """Raise if only some elements of a list are wanted: torch loads no list that has gaps."""
+    """Raise if only some elements of a list are selected: torch cannot load a list with gaps."""
     elements = {found.path[: i + 1] for found in wanted.values() for i in _places_in_lists(found.path)}
     lists = {path[:-1] for path in elements}
     for found in entries.values():
         for i in _places_in_lists(found.path):
             if found.path[:i] in lists and found.path[: i + 1] not in elements:
                 where = ".".join(map(str, found.path[:i])) or "the state itself"
-                msg = f"{where} is a list, and a directory of torch.distributed.checkpoint has it whole or not at all"
+                msg = f"{where} is a list, and a directory of torch.distributed.checkpoint has all of it or nothing"
                 raise BadInput(msg, hint=f"select all of it, or export as torch: {found.name} was not selected")
 
 
 def _is_streamed(node: Node) -> bool:
-    """Whether a value is a tensor that only holds others: it may be large, and is not read into memory."""
+    """Whether a value is a tensor that only holds others: it may be large, and is streamed."""
     return isinstance(node, list) and node[0] == "parts" and node[2] not in SPARSE_KINDS
 
 
@@ -158,14 +158,14 @@ def _places_in_lists(path: tuple[str | int, ...]) -> list[int]:
 
 
 def _lost(node: Node, path: str) -> Iterator[tuple[str, str]]:
-    """Give the names of the dicts that lose something, of those that become names, and what they lose."""
+    """Yield the name and the loss of each dict that loses something when it is flattened to names."""
     tag = node[0] if isinstance(node, list) else None
     if tag == "odict" and node[2] is not None:
         yield path, "the attributes of this dict"
     if tag in DICTS:
         keys = [decode_key(own) for own, _ in node[1]]
         if not all(isinstance(key, str) for key in keys):
-            yield path, "that keys of this dict are no strings: torch reads them as text"
+            yield path, "the keys of this dict that are not strings: torch reads them as text"
         for key, (_, item) in zip(keys, node[1], strict=True):
             yield from _lost(item, join(path, key))
 
@@ -178,7 +178,7 @@ def _tensor(directory: CheckpointDirectory, found: StateValue) -> LeafRecord | N
 
 
 def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
-    """Cut a tensor into rows; one that lies otherwise is one chunk, with its strides."""
+    """Cut a tensor into rows; a tensor with strides is one chunk."""
     item_bytes = TORCH_ITEMSIZE[leaf.dtype]
     strides = strides_of(leaf)
     nothing = (0,) * len(leaf.shape)
@@ -201,13 +201,13 @@ def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
 
 @dataclass
 class _Work(Work):
-    """Writes the files of one export, one after another."""
+    """Writes the files of one export in turn."""
 
-    keep: Callable[[str], bool] | None  # which names were selected; None: all
-    placed: dict[str, list[WrittenChunk]] = field(default_factory=dict)  # where everything lies, by name
+    keep: Callable[[str], bool] | None  # which names were selected; None for all
+    placed: dict[str, list[WrittenChunk]] = field(default_factory=dict)  # the place of every item, by name
 
     def file(self, name: str, items: list[_Item]) -> ExportedFile:
-        """Write a file of values and tensors, one behind another."""
+        """Write a file of values and tensors, one after another."""
         from ckstore.tensors.files.dcp_metadata import WrittenChunk
 
         with self.tree.create_file(name) as fd:
@@ -233,7 +233,7 @@ class _Work(Work):
                 at += nbytes
             self.read_back(fd, name, at, parts, regions)
         begun = sum(isinstance(item.content, LeafRows) and not any(item.offsets) for item in items)
-        return ExportedFile(name, at, begun)  # a tensor counts where its first chunk is
+        return ExportedFile(name, at, begun)  # a tensor counts in the file of its first chunk
 
     def _archive(self, item: _Item) -> Archive:
         from ckstore.tensors.files.pickled import pickle_tensor

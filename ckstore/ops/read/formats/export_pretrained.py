@@ -1,7 +1,7 @@
-"""Write what `from_pretrained` opens: weights as safetensors, with the configuration and the tokenizer beside them.
+"""Write a directory for `from_pretrained`: weights as safetensors, with the configuration and the tokenizer.
 
-The weights are tensors of a saved state, or files that a trainer wrote. Those are copied as they are, unless they are
-a pickle, or one file that has to be cut.
+The weights are tensors of a saved state, or files that a trainer wrote. Such files are copied unchanged, unless they
+are a pickle or one file that must be split.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _ABOUT = (RECORD_NAME, SUMS_NAME, STATEMENT_NAME)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What will be written."""
+    """The content of an export."""
 
     copied: tuple[FileRecord, ...]  # committed files that are copied
     added: tuple[Added, ...]  # files of the user
-    left_out: tuple[str, ...]  # what is not written, a sentence each
-    # The checkpoint, or the file of it, that tensors are taken of, with what is taken; None: copied as well.
+    left_out: tuple[str, ...]  # a sentence for each file that is not written
+    # The checkpoint, or the view of a file in it, with the tensors to write; None if weights are copied as files.
     weights: tuple[CheckpointDirectory, ExportPlan, tuple[ShardFile, ...]] | None
 
 
@@ -116,11 +116,11 @@ def _of_files(
 ) -> _Plan:
     form, other = forms
     if select is not None:
-        msg = f"{directory.manifest.name} was committed from files: select names no part of it"
+        msg = f"{directory.manifest.name} was committed from files, so select names no part of it"
         raise BadInput(msg, hint="leave select= out")
     chosen = choose(directory.manifest, form, other)
-    left_out = tuple(f"{path}: no part of the model" for path in chosen.left_out)
-    # An earlier export that was committed: its sums are those of other files.
+    left_out = tuple(f"{path}: not part of the model" for path in chosen.left_out)
+    # A committed export: its sums are about the files of that export.
     left_out += tuple(f"{file.path}: about an earlier export" for file in chosen.beside if file.path in _ABOUT)
     beside = tuple(file for file in chosen.beside if file.path not in _ABOUT)
     (first, *more) = chosen.weights
@@ -136,18 +136,18 @@ def _of_files(
 
 
 def _check_shards(directory: CheckpointDirectory, chosen: Chosen, most_bytes: int) -> None:
-    """Raise if weights that were committed in several files should be cut smaller."""
+    """Raise if weights that were committed in several files would have to be split further."""
     large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
     if most_bytes != MAX_SHARD_BYTES and large:
         found = f"{large[0]} has more than {exact_size(most_bytes)}"
-        msg = f"{found}, and weights that were committed in several files stay so"
+        msg = f"{found}, and weights that were committed in several files are not split again"
         raise BadInput(msg, hint="leave max_shard_bytes= out")
 
 
 def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
-    """Raise unless the tensors are a state dict: `from_pretrained` draws random values for what it does not find."""
+    """Raise unless the tensors are a state dict: `from_pretrained` fills missing weights with random values."""
     if plan.metadata:
-        msg = f"{form.call} takes quantized tensors only from a directory that the library itself has written"
+        msg = f"{form.call} reads quantized tensors only from a directory that the library itself has written"
         raise BadInput(msg, hint="export as safetensors, which torchao's own loader reads, or as torch")
     others = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values + plan.values.attributes]
     deep = (
@@ -158,44 +158,44 @@ def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
         _check_names_of_peft(plan, form)
         return
     msg = f"{form.call} reads the state dict of a model"
-    msg += ", and there is no tensor" if path is None else f", and {plain(path) or 'the state'} is not a tensor of one"
-    raise BadInput(msg, hint="select the state dict: select='model' for example")
+    msg += ", but there is no tensor" if path is None else f", but {plain(path) or 'the state'} is not a tensor of one"
+    raise BadInput(msg, hint="select the state dict, such as select='model'")
 
 
 def _check_names_of_peft(plan: ExportPlan, form: ModelForm) -> None:
-    """Raise if names are those in a model with its adapters, which both calls would take for no weights at all."""
+    """Raise for names of a model with adapters, which both calls would ignore."""
     inside = (".base_layer.", ".lora_A.default.", ".modules_to_save.default.")
     found = next((tensor.name for tensor in plan.tensors if any(part in tensor.name for part in inside)), None)
     if found is not None:
-        msg = f"{form.call} does not know the name {found}: it is one in a model with adapters in it"
+        msg = f"{form.call} does not know the name {found}, which belongs to a model with adapters in it"
         raise BadInput(msg, hint="save peft.get_peft_model_state_dict(model), or the state dict of the merged model")
 
 
 def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: Sums) -> None:
-    """Raise if two files would have one name, or the configuration is missing."""
+    """Raise if two files would have the same name, or the configuration is missing."""
     paths = [name for file in plan.copied for name in {file.path, file.path.partition("/")[0]}]
     if plan.weights is not None:
         shards = plan.weights[2]
         made = [shard.name for shard in shards] + ([INDEX_NAME] if len(shards) > 1 else [])
         taken = next((one for one in made if one in paths), None)
         if taken is not None:
-            msg = f"{name} has a {taken} of its own, and the weights are to be written as that"
-            raise BadInput(msg, hint="ckstore checkout REF DEST writes what was committed, as it is")
+            msg = f"{name} has its own {taken}, and the weights would be written under that name"
+            raise BadInput(msg, hint="ckstore checkout REF DEST writes the committed files unchanged")
         paths += made
     for one in plan.added:
         if sums and one.name in _ABOUT:
-            msg = f"{one.path} cannot be added: the export gets a {one.name} of its own"
+            msg = f"{one.path} cannot be added, since the export writes its own {one.name}"
             raise BadInput(
                 msg,
                 hint="leave it out of add=, or leave sums= out",
                 command_hint="leave its --add out, or leave --sums out",
             )
         if one.name in paths:
-            raise BadInput(f"{one.path} cannot be added: {name} has a {one.name} already", hint="leave it out of add=")
+            raise BadInput(f"{one.path} cannot be added: {name} already has {one.name}", hint="leave it out of add=")
     if form.config not in (*(file.path for file in plan.copied), *(one.name for one in plan.added)):
-        msg = f"{form.call} needs {form.config}, and {name} has none"
+        msg = f"{form.call} needs {form.config}, but {name} has none"
         raise BadInput(
-            msg, hint=f"add=[path] puts it beside the weights: that of {form.config}, or a directory with it"
+            msg, hint=f"add=[path] copies it to the export: the path of {form.config}, or a directory with it"
         )
 
 
@@ -230,7 +230,7 @@ def _bytes_of(directory: CheckpointDirectory, file: FileRecord) -> int:
 
 @dataclass
 class _Beside(Work):
-    """Copies files, one after another."""
+    """Copies files in turn."""
 
     made: set[str] = field(default_factory=lambda: {""})  # directories of the export that exist
 
@@ -252,7 +252,7 @@ class _Beside(Work):
             yield from self.reader.parts(0, nbytes, file.path)
 
     def _regions(self, file: FileRecord) -> Iterator[FileRegion]:
-        """Give the parts of a committed file that belong to a tensor."""
+        """Yield the parts of a committed file that belong to a tensor."""
         names, at = names_of(self.directory), 0
         for storage in file.storages:
             stop = at + self.directory.manifest.storages[storage].nbytes
@@ -269,7 +269,7 @@ class _Beside(Work):
 
 
 def _read(one: Added) -> Iterator[memoryview]:
-    """Give a file of the user in parts."""
+    """Yield a file of the user in parts."""
     nbytes = one.entry.nbytes
     try:
         for at in range(0, max(nbytes, 1), _READ_BYTES):
@@ -278,6 +278,6 @@ def _read(one: Added) -> Iterator[memoryview]:
             yield part
     except StateChanged as error:
         msg = f"{one.path}, which is to be added, was changed while it was being read"
-        raise BadInput(msg, hint="export again when the program that writes it is done") from error
+        raise BadInput(msg, hint="export again when the program that writes it has finished") from error
     except OSError as error:
         raise BadInput(f"{one.path}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error

@@ -1,6 +1,6 @@
-"""Write a saved state as one file that `torch.load` reads, with tied and strided tensors as they were.
+"""Write a saved state as one file that `torch.load` reads, preserving tied and strided tensors.
 
-The pickle is made over storages that take no memory; their bytes are streamed into the archive behind it.
+The pickle is made over storages without memory; their bytes are streamed into the archive after it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class LeafRows:
     """Consecutive bytes of the storage of a tensor."""
 
     leaf: LeafRecord  # the tensor
-    # `start` and `stop`: Which, from its first element on.
+    # `start` and `stop`: the byte range, relative to its first element.
     start: int
     stop: int
 
 
 Source = int | bytes | LeafRows
-"""What a record of an archive is: a storage of the checkpoint, bytes, or a part of a storage."""
+"""The source of a record of an archive: a storage of the checkpoint, bytes, or a part of a storage."""
 
 
 class Archive:
-    """One archive that is to be written."""
+    """One archive to write."""
 
     def __init__(self, directory: CheckpointDirectory, pickled: bytes, storages: Sequence[Source]) -> None:
         self._directory = directory
@@ -58,11 +58,11 @@ class Archive:
             VERSION_RECORD,
         ]
         sizes = [self._size(source) for _, source in self._records]
-        # Where everything goes, from its beginning.
+        # The place of every record, relative to its beginning.
         self.layout: ArchiveLayout = lay_out([name for name, _ in self._records], sizes)
 
     def write(self, fd: int, start: int, reader: RangeReader, meter: Meter) -> Iterator[WrittenPart]:
-        """Write it from byte `start` of a file on."""
+        """Write the archive at byte `start` of a file."""
         crcs = []
         for i, (_, source) in enumerate(self._records):
             crc = 0
@@ -81,7 +81,7 @@ class Archive:
         meter.add(len(tail))
 
     def regions(self) -> list[FileRegion]:
-        """Return where the tensors lie."""
+        """Return the regions of the tensors."""
         return [
             FileRegion(self._name(source), start, start + self._size(source))
             for (_, source), start in zip(self._records, self.layout.starts, strict=True)
@@ -114,8 +114,8 @@ class Archive:
 
 
 VALUES_MOST_BYTES = 32 * 2**20
-"""What lies in the pickle itself, as arrays of NumPy do, and the parts of sparse tensors, go through memory."""
-_NUMBERS_TIMES = 5  # A number in a list takes so much more memory than in the store
+"""Maximum size of values that are read into memory: NumPy arrays in the pickle, and parts of sparse tensors."""
+_NUMBERS_TIMES = 5  # a number in a list takes this many times more memory than in the store
 _SHOWN = 5
 
 
@@ -158,10 +158,10 @@ def export_torch(
 def pickled_node(
     directory: CheckpointDirectory, state: Node, chosen: Sequence[LeafRecord], keep: Callable[[str], bool] | None
 ) -> PickledState:
-    """Pickle the value of a node, with the leaves that are `chosen`; the bytes of tensors are not read for it."""
+    """Pickle the value of a node, with the leaves that are `chosen`; the bytes of tensors are not read."""
     leaves = directory.manifest.leaves
     parts = {leaves[i].name: node[2] for _, node in parts_in(state) for i in leaf_numbers(node)}
-    # The indices of a sparse tensor are looked at when it is made; a subclass, as a rule, only holds its parts.
+    # The indices of a sparse tensor are checked when it is created. A subclass usually only holds its parts.
     read = [leaf for leaf in chosen if leaf.kind != "torch" or parts.get(leaf.name) in SPARSE_KINDS]
     pickled = _pickled(directory, state, read, keep)
     streamed = {leaf.storage for leaf in chosen if not is_empty(leaf)} - {leaf.storage for leaf in read}
@@ -190,7 +190,11 @@ def _pickled(
 
 
 def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
-    """Raise if values that go through memory are too large for it. Raises BadInput: they are; it names the largest."""
+    """Raise if values that must be read into memory are too large.
+
+    Raises:
+        BadInput: They are too large. The message names the largest.
+    """
     sizes = {
         leaf.name: leaf_bytes(manifest, leaf) * (_NUMBERS_TIMES if leaf.kind == "numbers" else 1) for leaf in leaves
     }
@@ -200,13 +204,13 @@ def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
     listed = "; ".join(f"{plain(name) or 'the state itself'}: {size_text(sizes[name])}" for name in largest)
     total, most = sizes_apart(sum(sizes.values()), VALUES_MOST_BYTES)
     msg = (
-        f"values that are no plain tensors lie in the pickle, and would take {total} of memory, at most {most} may: "
-        f"{listed}"
+        f"values that are not plain tensors are stored in the pickle, and would take {total} of memory, "
+        f"at most {most} are allowed: {listed}"
     )
     raise BadInput(
         msg,
-        hint="select what to export without them, select='model' for example; or torch.save what load returns",
-        command_hint="select what to export without them, --select model for example",
+        hint="select what to export without them, such as select='model'; or torch.save the result of load",
+        command_hint="select what to export without them, such as --select model",
     )
 
 

@@ -1,7 +1,7 @@
-"""Which files make a model that `from_pretrained` opens: of a directory that a trainer wrote, and of the user's own.
+"""Select the files of a model that `from_pretrained` opens, from a directory that a trainer wrote and from the user.
 
-A trainer writes what it resumes from beside the model: optimizers, random states, its own state. That is known by name;
-everything else belongs to the model, since there may be code and templates under any name.
+A trainer writes files for resuming next to the model: optimizers, random states, its own state. These are recognized
+by name. All other files belong to the model, since code and templates may have any name.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _WEIGHTS = re.compile(r"[^/]*\.(?:safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|on
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """A kind of directory."""
+    """A kind of model directory."""
 
     name: str  # of the format
-    stem: str  # how the name of its weights begins
-    pickled_stem: str  # the same where they are a pickle
-    config: str  # the file that has to be there
-    call: str  # what opens it
+    stem: str  # the beginning of the name of its weights
+    pickled_stem: str  # the same for pickled weights
+    config: str  # the file that must exist
+    call: str  # the function that opens it
     other: str  # the other kind
     is_cut: bool  # whether its weights may be several files
 
     def is_weights(self, path: str) -> bool:
-        """Whether a file holds the weights, or a part of them, or the list of the parts."""
+        """Whether a file holds the weights, a part of them, or the list of the parts."""
         stems = f"{re.escape(self.stem)}|{re.escape(self.pickled_stem)}"
         return bool(re.fullmatch(rf"(?:{stems})(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?", path))
 
@@ -60,15 +60,15 @@ PEFT = ModelForm(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is taken of committed files."""
+    """The selection among committed files."""
 
     weights: tuple[FileRecord, ...]  # the files of the weights, with their index
-    beside: tuple[FileRecord, ...]  # what else is taken
-    left_out: tuple[str, ...]  # paths of what is not
+    beside: tuple[FileRecord, ...]  # the other files that are exported
+    left_out: tuple[str, ...]  # paths of the files that are not
 
 
 def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
-    """Return which committed files are the model's; a symlink stands for the file that it leads to."""
+    """Return which committed files belong to the model; a symlink stands for its target."""
     weights: list[str] = []
     beside: list[str] = []
     left_out: list[str] = []
@@ -92,12 +92,12 @@ def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
             msg,
             hint=f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files",
         )
-    left_out += [path for path in weights if path not in taken]  # once more as a pickle, or an index alone
+    left_out += [path for path in weights if path not in taken]  # the same weights as a pickle, or only an index
     return Chosen(tuple(files[path] for path in taken), tuple(files[path] for path in beside), tuple(sorted(left_out)))
 
 
 def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
-    """Return the file that a record stands for, under its own path."""
+    """Return the file that a record stands for, under the path of the record."""
     if record.kind != "symlink":
         return record if record.kind == "file" else None
     try:
@@ -108,16 +108,19 @@ def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A file of the user's that is put beside the weights."""
+    """A file of the user that is copied next to the weights."""
 
     name: str  # in the export
-    path: Path  # as it was given
-    entry: Entry  # the file that it leads to, as it was when it was looked at
+    path: Path  # as the user gave it
+    entry: Entry  # the file at that path, when it was checked
 
 
 def added_files(add: object) -> tuple[Added, ...]:
-    """Return the files that `add` names; of a directory those at its top that are no weights."""
-    # Raises BadInput: it is no list of paths, or one is neither a file nor a directory, or two have the same name.
+    """Return the files that `add` names; for a directory, the files at its top that are not weights.
+
+    Raises:
+        BadInput: It is not a list of paths, a path is neither a file nor a directory, or two have the same name.
+    """
     if isinstance(add, (str, os.PathLike)) or not isinstance(add, Sequence):
         raise BadInput(f"add must be a list of paths, got {add!r}")
     found: dict[str, Added] = {}
@@ -134,7 +137,7 @@ def _files_of(add: Iterable[object]) -> Iterator[Added]:
             raise BadInput(f"add must be a list of paths, got {item!r} in it")
         name = os.fsdecode(item)
         if "\0" in name:
-            msg = f"{name!r}, which is to be added, has a NUL in it, and no file has"
+            msg = f"{name!r}, which is to be added, contains a NUL character"
             raise BadInput(msg, hint="give the path of a file or a directory without it")
         path = Path(os.path.abspath(os.path.expanduser(name)))
         try:
@@ -147,7 +150,7 @@ def _files_of(add: Iterable[object]) -> Iterator[Added]:
 def _files_at(path: Path) -> Iterator[Added]:
     entry = _entry(path)
     if entry is None:
-        raise BadInput(f"{path}, which is to be added, is no file and no directory")
+        raise BadInput(f"{path}, which is to be added, is neither a file nor a directory")
     if entry.kind == "file":
         yield Added(path.name, path, entry)
         return
@@ -158,9 +161,9 @@ def _files_at(path: Path) -> Iterator[Added]:
 
 
 def _entry(path: Path) -> Entry | None:
-    """Return what a path leads to; None if that is neither a file nor a directory."""
+    """Return the target of a path, or None if it is neither a file nor a directory."""
     try:
         entry = look_at(foreign(os.path.realpath(path)), str(path))
     except CannotStore:
         return None
-    return None if entry.kind == "symlink" else entry  # one that leads to itself
+    return None if entry.kind == "symlink" else entry  # a symlink to itself
