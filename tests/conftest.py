@@ -71,7 +71,7 @@ class _Everything(set[str]):
 # `test_infos.py` tries both.
 notices._warned_not_durable = _Everything()
 _given = os.environ.get("PYTHONWARNINGS")
-os.environ["PYTHONWARNINGS"] = f"{f'{_given},' if _given else ''}ignore:a power cut may lose what is saved here"
+os.environ["PYTHONWARNINGS"] = f"{f'{_given},' if _given else ''}ignore:a power cut may lose checkpoints in this store"
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,5 +1,5 @@
-"""The verbs of the store, one a module.
+"""The operations of the store, one per module.
 
-Errors of `ckstore.errors` and `OSError` pass through; `ops/api_calls.py` makes errors of the system typed ones. A
-docstring names an error where it says more than its class: what was done before, or what the caller does next.
+Errors of `ckstore.errors` and `OSError` are passed on; `ops/api_calls.py` converts system errors to typed ones. A
+docstring names an error if it adds facts to the class, such as the state after it, or the next action of the caller.
 """

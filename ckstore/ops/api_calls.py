@@ -1,8 +1,8 @@
-"""Acts: the calls of the public methods, and what their errors say; in one thread one act of a store at a time.
+"""Calls of the public methods: their errors, and the rule that a thread makes one call of a store at a time.
 
-A signal handler, a ``__del__`` or a callback can call a store while its own thread is in the middle of another act of
-it. The locks that the new act would wait for are held by the thread that waits, so it is refused at once, before it
-takes any. Acts of other threads are waited for as those of other processes.
+A signal handler, a ``__del__`` or a callback can call a store while its thread is inside another call of it. The locks
+that the new call would wait for are held by the waiting thread, so it is refused at once, before it takes any. Calls of
+other threads are waited for like those of other processes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HINT = "in a signal handler only set a flag; when it is set, call save from the
 
 
 class _Act:
-    """A call of a public method; its identity is the object's."""
+    """A call of a public method, identified by the object itself."""
 
     __slots__ = ("args", "kwargs", "method", "places", "thread")
 
@@ -39,8 +39,8 @@ class _Act:
         self.places: tuple[object, ...] = ()
 
     def __str__(self) -> str:
-        # Only for an error: every act makes an `_Act`, and a save of 8 KB takes some milliseconds in all.
-        import inspect  # seldom needed, and slow to import
+        # Only for an error: every call creates an `_Act`, and a save of 8 KB takes only some milliseconds.
+        import inspect  # rarely needed, and slow to import
 
         act_name = _name(self.method)
         given = inspect.signature(self.method).bind(*self.args, **self.kwargs)
@@ -53,13 +53,13 @@ class _Act:
 
 
 _under_way: dict[_Act, None] = {}
-"""Entered and left by single calls of C code, between which no signal handler runs."""
+"""The calls under way. Added and removed by single calls of C code, between which no signal handler runs."""
 
 
 def _forget_in_child() -> None:
     for act in tuple(_under_way):
-        # Its own act goes on in the child: a fork in the middle of a save returns into that save.
-        if act.thread != get_ident():  # of a thread that the child does not have
+        # The call of this thread continues in the child: a fork during a save returns into that save.
+        if act.thread != get_ident():  # of a thread that does not exist in the child
             _under_way.pop(act, None)
 
 
@@ -67,46 +67,47 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def api_call(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a public function one act of its first argument, and all its errors ckstore's.
+    """Make a public function one call of its first argument, and convert its errors to those of ckstore.
 
-    That argument is a path, or has `_act_places()`, which gives what two acts must not have in common.
+    That argument is a path, or has `_act_places()`, which returns the keys that two calls must not share.
 
     The function raises:
-        InUse: This thread is in another act of the same store.
-        UnsafePlace: Something else has the place of a directory of the store.
-        CkstoreError: The system refused something, there is not enough memory, or the interpreter is ending.
+        InUse: This thread is inside another call of the same store.
+        UnsafePlace: A directory of the store was replaced by another file.
+        CkstoreError: The system refused a request, there is not enough memory, or the interpreter is exiting.
     """
     return _as_act(method, _places)
 
 
 def api_call_in_memory(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a method of a store an act that asks the filesystem nothing: stores are told apart by their paths alone."""
+    """Make a method of a store a call that makes no system call: stores are distinguished only by their paths."""
     return _as_act(method, lambda first: (first.path,))
 
 
 def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Made before `try`: the `finally` below must know what to take out whatever a signal handler raises.
+        # Created before `try`: the `finally` below must know what to remove, even if a signal handler raises.
         own_act = _Act(method, args, kwargs)
         try:
             try:
                 _begin(own_act, places)
                 return method(*args, **kwargs)
-            # Before `OSError`, of which it is one: a symlink in the place of a directory is an attack or an accident,
-            # no I/O error.
+            # Before `OSError`, its base class: a symlink in place of a directory is an attack or an accident, and not
+            # an
+            # I/O error.
             except NotInStore as error:
                 raise unsafe(_failed(method), error) from error
-            except CkstoreError as error:  # first: one of them is an OSError, too
+            except CkstoreError as error:  # first, since one of them is also an OSError
                 shorten(error)
                 raise
             except OSError as error:
                 msg = f"{_failed(method)}: {describe_os_error(error)}"
-                hint = "the operating system reported the cause above; nothing in the store is lost"
+                hint = "the operating system reported the cause above. Nothing in the store is lost"
                 if isinstance(error, PermissionError):
-                    hint = "it belongs to another user, or its permissions were changed; nothing in the store is lost"
+                    hint = "it belongs to another user, or its permissions were changed. Nothing in the store is lost"
                 raise of_the_system(error, msg, hint=hint) from error
-            # Asked only after Python refused the call: checking each call's words first would cost every act.
+            # Only after Python refused the call: checking the arguments of each call first would slow down every call.
             except TypeError as error:
                 if msg := unknown_argument(method, kwargs):
                     raise TypeError(msg) from error
@@ -115,23 +116,23 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
                 msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
                 raise CkstoreError(msg, hint="nothing in the store is lost") from error
         except CkstoreError as error:
-            drop_frames(error)  # that of `call`, in which an error of the system was translated
-            raise  # bare, as in `short_tracebacks`
+            drop_frames(error)  # the frame of `call`, in which a system error was converted
+            raise  # without an argument, as in `short_tracebacks`
         finally:
-            # One call of C code, as the entry: a handler that raises in between would leave the thread refused for
-            # ever.
+            # One call of C code, as at the entry: a handler that raises in between would make the thread be refused
+            # forever.
             _under_way.pop(own_act, None)
 
     return call
 
 
 def places_of(root: Path) -> tuple[object, ...]:
-    """Return the identity of the store at a path: the path, and the device and inode behind it."""
+    """Return the identity of the store at a path: the path, and its device and inode."""
     try:
         status = os.stat(root)
-    except OSError:  # there is none yet, or the act says what is wrong with it
+    except OSError:  # it does not exist yet, or the call reports what is wrong with it
         return (root,)
-    # Both: the path stays the same when a store is replaced, the inode when it is reached by another path or a symlink.
+    # Both: the path is unchanged if a store is replaced, and the inode if it is reached by another path or a symlink.
     return root, (status.st_dev, status.st_ino)
 
 
@@ -141,12 +142,12 @@ def _places(first: Any) -> tuple[object, ...]:
 
 
 def _begin(own_act: _Act, places: Callable[[Any], tuple[object, ...]]) -> None:
-    # Threads and locks of the interpreter are being taken down: an act would hang or fail in the middle.
+    # Threads and locks of the interpreter are being removed, so a call would hang or fail midway.
     if sys.is_finalizing():
         msg = f"{_failed(own_act.method)}: the interpreter is shutting down"
-        raise CkstoreError(msg, hint="an atexit handler is the last place from which a store can be used")
+        raise CkstoreError(msg, hint="an atexit handler is the last place in which a store can be used")
     own_act.places = places(own_act.args[0])
-    # A copy: acts of other threads come and go while this one looks.
+    # A copy, since other threads add and remove calls meanwhile.
     for other in tuple(_under_way):
         if other.thread == own_act.thread and not set(own_act.places).isdisjoint(other.places):
             msg = f"{_failed(own_act.method)}: {other} is running in this same thread"
@@ -158,7 +159,7 @@ def _name(method: Callable[..., Any]) -> str:
     name = method.__name__.strip("_").replace("_", " ")
     if method.__qualname__.startswith("StoreConfig."):
         return f"config.{method.__name__}"
-    return {"open": "opening the store", "create": "making the store", "getitem": "reading a tensor"}.get(name, name)
+    return {"open": "opening the store", "create": "creating the store", "getitem": "reading a tensor"}.get(name, name)
 
 
 def _failed(method: Callable[..., Any]) -> str:
@@ -177,7 +178,7 @@ _MEANT = {
     "overwrite": "if_exists",
     "dtype": "cast",
 }
-"""Words of torch and of trainers -> the argument that is meant."""
+"""Names used by torch and trainers -> the equivalent argument."""
 _LEAVE_OUT = {
     "map_location": "the tensors of the target stay on their devices",
     "weights_only": "a load never executes anything",
@@ -188,11 +189,11 @@ _LEAVE_OUT = {
     "allow_partial_load": "strict=False loads what fits",
     "no_dist": "without ranks= there is one process",
 }
-"""Words of torch that no method has -> why they are not needed."""
+"""Names used by torch that no method has -> why they are not needed."""
 
 
 def unknown_argument(method: Callable[..., Any], given: Mapping[str, Any]) -> str:
-    """Return the message for the first argument that a method does not have; empty if it has all of them."""
+    """Return the message for the first argument that a method does not have, or an empty string."""
     import inspect
 
     parameters = inspect.signature(method).parameters
@@ -203,7 +204,7 @@ def unknown_argument(method: Callable[..., Any], given: Mapping[str, Any]) -> st
 
 
 def message_for(method: Callable[..., Any], word: str, options: Iterable[str] = ()) -> str:
-    """Return the message for an argument that a method does not have, neither in its signature nor in its options."""
+    """Return the message for an argument that is neither in the signature of a method nor among its options."""
     import difflib
     import inspect
 
@@ -219,20 +220,19 @@ def message_for(method: Callable[..., Any], word: str, options: Iterable[str] = 
 
 
 def check_options(method: Callable[..., Any], options: Mapping[str, Any], allowed: type) -> None:
-    """Refuse what is no option, as Python does where the names stand in the signature."""
-    # `allowed`: a `TypedDict`, whose annotations are the options.
+    """Refuse unknown options, as Python does for arguments; `allowed` is a `TypedDict` of the options."""
     for word in options.keys() - allowed.__annotations__.keys():
         raise TypeError(message_for(method, word, allowed.__annotations__))
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return what the system said and about which file, for a message."""
+    """Return the message of a system error and its file."""
     if isinstance(error, NotInStore):
         return f"{error.filename} {error.strerror}, wanted a directory of the store"
     reason = os.strerror(error.errno) if error.errno else str(error)
     where = f" ({os.fsdecode(error.filename)})" if isinstance(error.filename, (str, bytes)) else ""
     if error.errno == errno.EXDEV:
-        from ckstore.fs.host.crossing import cause_of  # seldom needed
+        from ckstore.fs.host.crossing import cause_of  # rarely needed
 
         paths = (error.filename, error.filename2)
         cause = cause_of(path for path in paths if isinstance(path, (str, bytes)))
@@ -241,23 +241,23 @@ def describe_os_error(error: OSError) -> str:
 
 
 def describe_error(error: OSError | CkstoreError) -> str:
-    """Return what went wrong, in a sentence that names one failure among others."""
+    """Return the description of one error among several, in a sentence."""
     return describe_os_error(error) if isinstance(error, OSError) else str(error)
 
 
 def of_the_system(error: OSError, message: str, *, hint: str) -> CkstoreError:
-    """Return the error of ckstore for one of the system: of a full disk, or a quota, it is `InsufficientSpace`."""
+    """Return the error of ckstore for a system error: `InsufficientSpace` for a full disk or quota."""
     if error.errno not in files.NO_SPACE:
         return CkstoreError(message, hint=hint)
     return InsufficientSpace(message, hint=f"free space on the filesystem, or raise the quota; {hint}")
 
 
 def why_of(error: CkstoreError | OSError) -> str:
-    """Return what an error of the store or of the system says, for a message."""
+    """Return the message of an error of the store or the system."""
     return error.message if isinstance(error, CkstoreError) else describe_os_error(error)
 
 
 def unsafe(act_name: str, error: NotInStore) -> UnsafePlace:
-    """Return the error of an act in whose way something was that is not a directory of the store."""
-    hint = "nothing behind it was touched: find out who put it there, and move it away"
+    """Return the error for a call that found another file in place of a directory of the store."""
+    hint = "nothing behind it was changed: find out who created it, and move it away"
     return UnsafePlace(f"{act_name}: {describe_os_error(error)}", hint=hint)

@@ -1,7 +1,7 @@
-"""A few threads for the time of one call; where the interpreter gives none any more, the caller's own.
+"""Threads for the duration of one call; if no thread can be started, the thread of the caller does the work.
 
-They are started by `_thread` itself: what `threading` and `concurrent.futures` do around it takes locks of the whole
-process, and a signal handler that saves may have interrupted its thread while that held one of them.
+They are started directly by `_thread`: `threading` and `concurrent.futures` take locks of the whole process, and a
+signal handler that saves may have interrupted its thread while that held one of them.
 """
 
 from __future__ import annotations
@@ -22,90 +22,92 @@ R = TypeVar("R")
 T = TypeVar("T")
 # How often the caller's thread may report progress while it waits.
 _LOOK_S = 0.1
-# Four keep a disk busy, sixteen one of 26 GB/s by what each costs; on 16 cores sixteen are no faster than eight
-# (docs/adr/0025).
+# Four keep a disk busy, and sixteen one of 26 GB/s, by their measured costs; on 16 cores sixteen are no faster than
+# eight (docs/adr/0025).
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 _PATIENCE = 3
-"""So many times Ctrl-C, or what another signal handler raises, comes before threads are waited for no more."""
+"""After this many interruptions by Ctrl-C, or by exceptions of signal handlers, threads are no longer waited for."""
 _Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 def default_threads(cores: int) -> int:
-    """Return how many threads a call works with on so many cores, if the settings do not say."""
-    # Four on up to eight: fewer leave a disk waiting, more gained less than a tenth (docs/adr/0009). Half of the cores
-    # above, since training goes on beside a save.
+    """Return how many threads a call uses on this many cores, without a setting."""
+    # Four on up to eight cores: fewer do not keep a disk busy, and more gained less than a tenth (docs/adr/0009). Half
+    # of the cores beyond that, since training continues during a save.
     return max(_LEAST_THREADS, min(cores // 2, _MOST_THREADS))
 
 
-# The affinity, not the machine's cores: a rank that is bound to four of 64 would else start sixteen threads on them.
+# The affinity, not all cores of the machine: a rank bound to four of 64 would otherwise start sixteen threads on them.
 DEFAULT_THREADS = default_threads(len(os.sched_getaffinity(0)))
 
 
 class _Life:
-    """An object that only the interpreter refers to while a thread runs: it is freed when the thread has ended."""
+    """An object that only the interpreter refers to while a thread runs, so that it is freed when the thread ends."""
 
     __slots__ = ("__weakref__",)
 
 
 class Workers:
-    """Works off what is submitted, by at most `count` threads.
+    """Executes submitted work in at most `count` threads.
 
-    It also works in `atexit` handlers, where no thread can be started, and where threads die because memory is used up:
-    then the caller does what they left. `stop` must follow.
+    It also works in `atexit` handlers, in which no thread can be started, and if threads die for lack of memory: then
+    the caller does the remaining work. `stop` must be called at the end.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        # A forked child has none of the threads: waiting for them there would never end.
+        # A forked child has none of the threads, and waiting for them there would never end.
         self._pid = os.getpid()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # as `_ended`: it takes no lock that a handler could meet
+        self._jobs: SimpleQueue[_Job | None] = (
+            SimpleQueue()
+        )  # like `_ended`, it takes no lock that a handler could need
         self._ended: SimpleQueue[weakref.ref[_Life]] = SimpleQueue()
         self._threads: list[weakref.ref[_Life]] = []
-        self._next: list[_Life] = []  # of the thread that is being started
+        self._next: list[_Life] = []  # that of the thread that is being started
 
     def submit(self, work: Callable[..., R], *args: Any) -> Future[R]:
-        """Begin `work`, in a thread if there can be one, else now and here."""
+        """Start `work` in a thread if possible; otherwise do it now in this thread."""
         future: Future[R] = Future()
         self._begin(future, work, *args)
         return future
 
     def _begin(self, future: Future[R], work: Callable[..., R], *args: Any) -> None:
-        # One by one as work comes: a call with one item starts one thread.
+        # One by one as work arrives: a call with one item starts one thread.
         if len(self._threads) < self._count:
             self._start_one()
         if self._is_any_alive():
             self._jobs.put((future, work, args))
         else:
-            # No thread can be started (a limit of processes, or interpreter shutdown): slower, but the save is made.
+            # No thread can be started (a limit of processes, or interpreter shutdown): do the work more slowly.
             _do(future, work, args)
 
     def map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
-        """Begin `work` for each item; yield what it returns, or raise what it raises, in the order of the items.
+        """Start `work` for each item; yield its results, or raise its errors, in the order of the items.
 
-        Nothing of it runs any more when this ends, also by an error. Who leaves early closes it.
+        No work runs any more when the generator ends, even by an error. A caller that leaves early must close it.
         """
         begun: list[Future[R]] = []
         try:
             for item in items:
-                begun.append(Future())  # first, so that it is waited for whatever a signal handler raises
+                begun.append(Future())  # first, so that it is waited for even if a signal handler raises
                 self._begin(begun[-1], work, item)
             for future in begun:
                 yield self.result(future)
         finally:
-            # Also after an error: work that still runs would write into a directory that its caller discards.
+            # Even after an error: work that still runs would write to a directory that its caller discards.
             if os.getpid() == self._pid:
                 _patiently(lambda: _drop(begun), lambda: self._is_any_alive() and not all(map(Future.done, begun)))
 
     def result(self, future: Future[R]) -> R:
-        """Return what submitted work returned, or raise what it raised."""
+        """Return the result of submitted work, or raise its error."""
         while not future.done():
-            with suppress(FutureTimeout):  # the work may raise it as well; then the future is done
+            with suppress(FutureTimeout):  # the work may also raise it; then the future is done
                 future.result(timeout=_LOOK_S)
             self.help_out()
         return future.result()
 
     def help_out(self) -> None:
-        """Do what is queued, if every thread has died: who waits for work calls this now and then."""
+        """Do queued work if every thread has died; callers that wait for work call this now and then."""
         if self._is_any_alive():
             return
         with suppress(Empty):
@@ -115,7 +117,7 @@ class Workers:
                     _do(*job)
 
     def stop(self) -> None:
-        """Drop what was not begun, and wait for the rest. In a child that was forked since there are no threads."""
+        """Drop work that was not started, and wait for the rest. A forked child has no threads to wait for."""
         if os.getpid() == self._pid:
             _patiently(self._end, lambda: bool(self._threads))
 
@@ -128,16 +130,16 @@ class Workers:
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
-            # One end for each thread, behind the work in hand; each thread takes exactly one.
+            # One end mark per thread, after the work in the queue; each thread takes exactly one.
             self._jobs.put(None)
-        # By C code alone: a signal handler that raises comes before an end is taken, or after it is counted.
+        # By C code only: a signal handler that raises runs before an end mark is taken, or after it is counted.
         ends = islice(iter(self._ended.get, None), len(self._threads))
         deque(map(self._threads.remove, ends), 0)
 
     def _start_one(self) -> None:
-        # Counted before it is started: whatever a signal handler raises in between, its life ends, and so it is waited
-        # for. No variable refers to its life: the traceback of what the handler raises would keep that.
-        # The end is noted by C code alone: a thread without memory can run no line of Python, not even its first.
+        # Counted before it is started: if a signal handler raises in between, its `_Life` ends, so it is waited for. No
+        # variable refers to its `_Life`, since the traceback of the handler's error would keep it.
+        # C code records the end: a thread without memory cannot run even its first line of Python.
         self._next[:] = [_Life()]
         self._threads.append(weakref.ref(self._next[0], self._ended.put))
         # RuntimeError: "can't start new thread", "can't create new thread at interpreter shutdown".
@@ -145,18 +147,20 @@ class Workers:
             _thread.start_new_thread(self._work, (self._next.pop(),))
 
     def _work(self, life: _Life) -> None:
-        del life  # the interpreter has it until this thread has ended; here, the traceback of an error would keep it
+        del (
+            life
+        )  # the interpreter has it until this thread ends; in a variable, the traceback of an error would keep it
         while (job := self._jobs.get()) is not None:
             try:
                 _do(*job)
             except BaseException:
-                self._jobs.put(job)  # there was no memory to begin it: another thread does it, or the caller
+                self._jobs.put(job)  # there was no memory to start it: another thread, or the caller, does it
                 raise
-            del job  # what it refers to is not kept until the next comes
+            del job  # its objects must not be kept until the next job
 
 
 def _drop(begun: Sequence[Future[Any]]) -> None:
-    """Cancel what was not begun, and wait for the rest."""
+    """Cancel work that was not started, and wait for the rest."""
     for future in begun:
         future.cancel()
     for future in begun:
@@ -165,9 +169,9 @@ def _drop(begun: Sequence[Future[Any]]) -> None:
 
 
 def _patiently(end: Callable[[], object], is_more: Callable[[], bool]) -> None:
-    """Do `end` until there is no more; what a signal handler raises meanwhile, as at Ctrl-C, is raised afterwards."""
-    # Else threads would go on in a directory that is taken apart, or whose lock was released. The third time ends the
-    # wait: a disk that hangs must not keep the user who means it.
+    """Call `end` until `is_more` is False; raise exceptions of signal handlers, as at Ctrl-C, only afterwards."""
+    # Otherwise threads would continue in a directory that is being deleted, or whose lock was released. The third
+    # exception ends the wait: a hanging disk must not keep the user from ending the program.
     raised: list[BaseException] = []
     while is_more() and len(raised) < _PATIENCE:
         try:
@@ -186,10 +190,10 @@ def for_each(
     say: Callable[[], None] | None = None,
     stopping: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do the work for each item, in their order, by `threads`; nothing of it runs any more when this ends.
+    """Do the work for each item, in order, in `threads` threads; no work runs any more when this returns.
 
-    `say` is called in the caller's thread now and then; `stopping` after the first error, here or in a thread, before
-    the others are waited for. Items not begun are dropped then.
+    `say` is called in the caller's thread now and then. `stopping` is called after the first error in any thread,
+    before the others are waited for. Items that were not started are dropped then.
     """
     waiting = deque(items)
 
@@ -197,20 +201,20 @@ def for_each(
         while True:
             try:
                 item = waiting.popleft()
-            except IndexError:  # there are no more
+            except IndexError:  # no items are left
                 return
             try:
                 work(item)
             except BaseException:
-                # First, so that no other thread begins an item while `stopping` runs.
+                # First, so that no other thread starts an item while `stopping` runs.
                 waiting.clear()
                 stopping()
                 raise
-            # With one thread no one else can say it: the caller's own thread does the work.
+            # With one thread, the caller's own thread does the work and must also report.
             if threads == 1 and say is not None:
                 say()
 
-    # No pool: starting and joining a thread costs more than a small load.
+    # Without a pool: starting and joining a thread costs more than a small load.
     if threads == 1:
         go_on()
         return
@@ -229,10 +233,10 @@ def for_each(
 
 
 def waited_for(future: Future[Any], help_out: Callable[[], None]) -> Iterator[None]:
-    """Wait for one piece of work: give None now and then until it is done, and once more then; raise what it raised."""
+    """Wait for one piece of work, yielding now and then, and once more when it is done; raise its error."""
     while not future.done():
         try:
-            future.exception(timeout=_LOOK_S)  # which returns what the work raised
+            future.exception(timeout=_LOOK_S)  # returns the error of the work
         except FutureTimeout:
             help_out()
             yield
@@ -247,6 +251,6 @@ def _do(future: Future[R], work: Callable[..., R], args: tuple[Any, ...]) -> Non
         result = work(*args)
     except BaseException as error:  # noqa: BLE001 - a future keeps any error for the caller of `result`
         future.set_exception(error)
-        del future  # else the error refers to itself through this frame
+        del future  # otherwise the error refers to itself through this frame
     else:
         future.set_result(result)

@@ -1,4 +1,4 @@
-"""The file ``config.json``: what its settings say, and how one is changed. Callers see it as `config.StoreConfig`."""
+"""The file ``config.json``: reading its settings, and changing one. Callers use `config.StoreConfig`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ KEEP_REMOTE: Final = "keep_remote"
 BY_RUN: Final = "retention_by_run"
 BUDGET: Final = "budget"
 SET_BY: Final = "set_by"
-"""User ids of those who set rules, by `RETENTION`, `MAKE_ROOM`, `BUDGET`, or the name in `BY_RUN`."""
-# A thread takes 2 MiB of private memory in a save: a mistyped number must not take gigabytes.
+"""The ids of users who set rules, by `RETENTION`, `MAKE_ROOM`, `BUDGET`, or the name in `BY_RUN`."""
+# A thread uses 2 MiB of private memory in a save: a mistyped number must not take gigabytes.
 THREADS_MOST = 256
 # A policy has some hundred bytes; a file that another user made huge is refused before it is read into memory.
 _MAX_BYTES = 2**20
@@ -41,7 +41,7 @@ _YEAR_S = 366 * 86400.0
 
 
 def _number(least: float, most: float) -> Callable[[object], bool]:
-    # `True` is an `int` to Python, and would pass as one second or one thread.
+    # `True` is an `int` in Python, and would pass as one second or one thread.
     return lambda value: isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -67,15 +67,15 @@ def _is_on_failure(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setting(Generic[T]):
-    """A setting that is one plain value."""
+    """A setting with one plain value."""
 
     name: str  # its member in ``config.json``
-    default: T  # what holds where there is no such member
-    wanted: str  # what it may be, in words
-    fits: Callable[[object], bool]  # whether a value can be it
+    default: T  # its value if the member is missing
+    wanted: str  # the valid values, in words
+    fits: Callable[[object], bool]  # whether a value is valid
 
     def of(self, config: Mapping[str, Any], where: str) -> T:
-        """Return its value in settings that were read; `where` is their path, for messages."""
+        """Return its value in the given settings; `where` is their path, for messages."""
         value = config.get(self.name)
         if value is not None and not self.fits(value):
             refuse(where, self.name, self.wanted, value)
@@ -85,9 +85,9 @@ class Setting(Generic[T]):
 READ_BACK = Setting("read_back", default=False, wanted="true or false", fits=_is_bool)
 # Within the noise of a save that writes nothing: docs/adr/0010-rereading.md.
 RECHECK_SHARE = Setting("recheck_share", 0.005, "a number from 0 to 1", _number(0, 1))
-# Longer than what an NFS client remembers, and than a save stands still on a busy cluster: docs/adr/0011-grace.md.
+# Longer than an NFS client caches, and than a save pauses on a busy cluster: docs/adr/0011-grace.md.
 GRACE_S = Setting("grace_s", 3600.0, "seconds from 0 to a year", _number(0, _YEAR_S))
-# A person finds a mistake on the next day; a rule drops with each save, and is seldom one: docs/adr/0022-undo.md.
+# A person notices a mistake the next day; a rule drops with each save, and is rarely a mistake: docs/adr/0022-undo.md.
 UNDO_BY_HAND_S = Setting("undo_by_hand_s", 86400.0, "seconds from 0 to a year", _number(0, _YEAR_S))
 UNDO_BY_RULE_S = Setting("undo_by_rule_s", 0.0, "seconds from 0 to a year", _number(0, _YEAR_S))
 # Longer than most evaluations take. A hung evaluator protects its checkpoint for this time: docs/how-to/evaluators.md.
@@ -103,20 +103,20 @@ MIRROR_AGE_S = Setting("mirror_age_s", 600.0, "seconds from 1 to a year", _numbe
 MIRROR_BYTES_S: Setting[int | None] = Setting(
     "mirror_bytes_s", None, "a whole number of bytes a second above 0", _whole(1, 2**53)
 )
-# A service that is away for some saves costs the disk as much as three checkpoints, not one for each save.
+# A service that is down for some saves costs the disk space of three checkpoints, not one for each save.
 MIRROR_KEEP = Setting("mirror_keep", 3, "a whole number from 0 to 10000", _whole(0, 10_000))
-# Raised by the mirror when it finds greater numbers there, so that later saves come after these.
+# Raised by the mirror if it has greater numbers, so that later saves come after them.
 LEAST_SEQUENCE = Setting("least_sequence", 0, f"a whole number from 0 to {MAX_SEQUENCE}", _whole(0, MAX_SEQUENCE))
 CACHE_BYTES: Setting[int | None] = Setting("cache_bytes", None, "a whole number of bytes, 0 or more", _whole(0, 2**53))
-# More is more than 5 % of the time that a save takes of a processor: docs/adr/0033-health.md.
+# More takes more than 5 % of the processor time of a save: docs/adr/0033-health.md.
 HEALTH_SHARE = Setting("health_share", 0.0625, "a number from 0 to 1", _number(0, 1))
-# Off until asked for: what was compacted needs an extra to be read.
+# Off by default: reading compacted checkpoints requires an extra.
 COMPACT_AFTER: Setting[float | str | None] = Setting(
     "compact_after", None, "a duration such as '12h', or seconds", _is_duration
 )
 COMPACT_SHARE = Setting("compact_share", 0.1, "a number from 0.001 to 1", _number(0.001, 1))
 COMPACT_KEEP = Setting("compact_keep", 3, "a whole number from 1 to 10000", _whole(1, 10_000))
-# Off: the mirror is the last copy when a node dies, and plain blobs need nothing but their own bytes (docs/adr/0024).
+# Off: the mirror is the last copy if a node dies, and plain blobs can be read by themselves (docs/adr/0024).
 PUSH_DELTAS = Setting("push_deltas", default=False, wanted="true or false", fits=_is_bool)
 SAVE_RETRIES = Setting(
     "save_retries", SavePatience().retries, f"a whole number from 0 to {RETRIES_MOST}", _whole(0, RETRIES_MOST)
@@ -130,15 +130,15 @@ FAILED_SAVES_MOST = Setting("failed_saves_most", 3, "a whole number from 1 to 10
 
 @dataclass(frozen=True, slots=True)
 class SaveChecks:
-    """What a save reads from the disk to compare it, and which number it may have."""
+    """The checks of a save, and the lower bound of its sequence number."""
 
-    read_back: bool = False  # whether what it writes is read back before it counts as durable
-    # How much of what it relies on it reads again, as a share of the bytes of the state; 0: nothing.
+    read_back: bool = False  # whether written data is read back before it counts as durable
+    # The share of the size of the state that is read again from reused blobs; 0 for none.
     recheck_share: float = RECHECK_SHARE.default
-    least_sequence: int = 0  # its number in the order of commits is greater
-    # In what share of new, large data it counts values that are not finite; 0: it counts none.
+    least_sequence: int = 0  # its sequence number must be greater
+    # The share of new, large data in which values that are not finite are counted; 0 for none.
     health_share: float = HEALTH_SHARE.default
-    # Why the settings could not be read, so that all of it is; None if they could.
+    # Why the settings could not be read, so that all data is checked; None if they could.
     unread: CkstoreError | OSError | None = None
 
 
@@ -159,7 +159,7 @@ def _parse(data: bytes, where: str) -> _Document:
 
 
 def read_config(layout: Layout) -> dict[str, Any]:
-    """Return the settings; without a ``config.json`` there are none."""
+    """Return the settings; without a ``config.json``, an empty dict."""
     try:
         data = files.read_file(layout.config, most_bytes=_MAX_BYTES)
     except FileNotFoundError:
@@ -168,7 +168,7 @@ def read_config(layout: Layout) -> dict[str, Any]:
 
 
 def policy_of(layout: Layout, member: PolicyMember, config: Mapping[str, Any] | None = None) -> RetentionPolicy | None:
-    """Return the policy that a setting keeps; None: there is none."""
+    """Return the policy in a setting, or None."""
     stored = (read_config(layout) if config is None else config).get(member)
     if stored is None:
         return None
@@ -179,14 +179,14 @@ def policy_of(layout: Layout, member: PolicyMember, config: Mapping[str, Any] | 
 
 @dataclass(frozen=True, slots=True)
 class StoreRules:
-    """What a store keeps by itself, as far as it concerns the saves of this user.
+    """The rules by which a store drops checkpoints, as far as they apply to the saves of this user.
 
     Attributes:
-        default: The policy of runs that have none of their own; None: everything of them stays.
-        by_run: The policies of single runs, by their names or globs.
-        budget: How much all checkpoints may take; None: as much as there is.
-        own_only: The rules that are for the checkpoints of this user alone, since this user set them and is not the
-            owner of the store: ``retention``, ``budget``, and names of `by_run`.
+        default: The policy of runs without their own. If None, all their checkpoints are kept.
+        by_run: The policies of single runs, by name or glob.
+        budget: The maximum size of all checkpoints, or None.
+        own_only: The rules that apply only to the checkpoints of this user, who set them and is not the owner of the
+            store: ``retention``, ``budget``, and names of `by_run`.
     """
 
     default: RetentionPolicy | None
@@ -195,12 +195,12 @@ class StoreRules:
     own_only: frozenset[str] = frozenset()
 
     def of(self, run: str) -> RetentionPolicy | None:
-        """Return the policy of a run: that of its name, else of the longest glob that fits, else the default."""
+        """Return the policy of a run: by its name, otherwise by the longest matching glob, otherwise the default."""
         name = self._name_of(run)
         return self.default if name is None else self.by_run[name]
 
     def is_own_only(self, run: str) -> bool:
-        """Whether the policy of a run is for the checkpoints of this user alone."""
+        """Whether the policy of a run applies only to the checkpoints of this user."""
         return (self._name_of(run) or RETENTION) in self.own_only
 
     def _name_of(self, run: str) -> str | None:
@@ -211,10 +211,10 @@ class StoreRules:
 
 
 def rules_of(layout: Layout, config: Mapping[str, Any] | None = None) -> StoreRules:
-    """Return what the settings say about which checkpoints stay; None: they are read.
+    """Return the rules of the settings, which are read unless `config` has them.
 
-    A rule that a member of a group set concerns the checkpoints of that member alone, and is left to the saves of that
-    member: so what another user set is not in it. Those of the owner of the store, and of root, are for all.
+    A rule that a member of a group set applies only to the checkpoints of that member, and is applied by their saves.
+    Therefore rules of other members are not returned. Rules of the owner of the store, and of root, apply to all.
     """
     config = read_config(layout) if config is None else config
     default, by_run = policy_of(layout, RETENTION, config), policies_by_run(layout, config)
@@ -231,17 +231,17 @@ def rules_of(layout: Layout, config: Mapping[str, Any] | None = None) -> StoreRu
 
 
 Scope = Literal["all", "own", "none"]
-"""For whose checkpoints a rule is, where this user saves: all, this user's own, or none since it is another user's."""
+"""The checkpoints that a rule applies to in saves of this user: all, only this user's, or none for others' rules."""
 
 
 def rule_scopes(layout: Layout, config: Mapping[str, Any], rules: Iterable[str]) -> dict[str, Scope]:
-    """Return for whose checkpoints rules are, by their names."""
+    """Return the scopes of rules by their names."""
     root = dirfd_stat.status(layout.root)
     own = owner.current_user()
     by = config.get(SET_BY)
     authors = by if isinstance(by, dict) else {}
     if root.st_mode & stat.S_ISVTX:
-        # There the kernel says who wrote the file, and what is in it may say anything.
+        # With the sticky bit, only the owner of the file is known for certain; its content may claim any user.
         found = dirfd_stat.find(layout.config)
         authors = dict.fromkeys(rules, root.st_uid if found is None else found.st_uid)
     scopes: dict[str, Scope] = {}
@@ -252,7 +252,7 @@ def rule_scopes(layout: Layout, config: Mapping[str, Any], rules: Iterable[str])
 
 
 def make_room_of(layout: Layout) -> tuple[RetentionPolicy | None, bool]:
-    """Return what may be dropped for a save that lacks space, and whether it is for this user's checkpoints alone."""
+    """Return the policy for a save that lacks space, and whether it applies only to this user's checkpoints."""
     config = read_config(layout)
     policy = policy_of(layout, MAKE_ROOM, config)
     if policy is None:
@@ -262,7 +262,7 @@ def make_room_of(layout: Layout) -> tuple[RetentionPolicy | None, bool]:
 
 
 def policies_by_run(layout: Layout, config: Mapping[str, Any] | None = None) -> dict[str, RetentionPolicy]:
-    """Return the policies of single runs, by their names or globs."""
+    """Return the policies of single runs, by name or glob."""
     stored = (read_config(layout) if config is None else config).get(BY_RUN)
     if stored is None:
         return {}
@@ -275,7 +275,7 @@ def policies_by_run(layout: Layout, config: Mapping[str, Any] | None = None) -> 
 
 
 def budget_of(layout: Layout, config: Mapping[str, Any] | None = None) -> Budget | None:
-    """Return how much all checkpoints may take; None: there is no limit."""
+    """Return the maximum size of all checkpoints, or None."""
     stored = (read_config(layout) if config is None else config).get(BUDGET)
     if stored is None:
         return None
@@ -290,7 +290,7 @@ def setting_of(layout: Layout, setting: Setting[T]) -> T:
 
 
 def setting_or_none(layout: Layout, setting: Setting[T]) -> T | None:
-    """Return a setting that switches something on; None: it is off, or cannot be read, and what needs it says why."""
+    """Return an optional setting; None if it is off or cannot be read, which the code that needs it reports."""
     try:
         return setting_of(layout, setting)
     except (CkstoreError, OSError):
@@ -298,7 +298,7 @@ def setting_or_none(layout: Layout, setting: Setting[T]) -> T | None:
 
 
 def save_checks_or_all(layout: Layout) -> SaveChecks:
-    """Return what a save is to read; all of it, and why, where the settings cannot be read."""
+    """Return the checks of a save; all checks, with the reason, if the settings cannot be read."""
     where = str(layout.config)
     try:
         config = read_config(layout)
@@ -306,23 +306,23 @@ def save_checks_or_all(layout: Layout) -> SaveChecks:
         return SaveChecks(
             READ_BACK.of(config, where), share, LEAST_SEQUENCE.of(config, where), float(HEALTH_SHARE.of(config, where))
         )
-    # Reading more is always right; a save must not fail for a file that only says how much it reads again.
+    # More checks are always correct. A save must not fail because of a file that only says how much it reads again.
     except (CkstoreError, OSError) as error:
         return SaveChecks(read_back=True, recheck_share=1.0, unread=error)
 
 
 def save_patience_of(layout: Layout) -> SavePatience:
-    """Return how long a save is tried again; as without settings where they cannot be read, since the disk fails."""
+    """Return how long a save is retried; the defaults if the settings cannot be read, since the disk fails."""
     try:
         config, where = read_config(layout), str(layout.config)
         return SavePatience(SAVE_RETRIES.of(config, where), WAIT_FOR_SPACE_S.of(config, where))
-    except (CkstoreError, OSError):  # the save that has failed is the news
+    except (CkstoreError, OSError):  # the failed save is the error to report
         return SavePatience()
 
 
 def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
-    """Give one setting the value that `make` returns for the present one (None: there is none); no error changes it."""
-    # L3: read and written under one lock, or of two processes that change different settings one change is lost.
+    """Set one setting to the value that `make` returns for the present one or None; after an error it is unchanged."""
+    # L3: read and written under one lock; otherwise changes of two processes to different settings would be lost.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root) as fd:
         config = read_config(layout)
         before = config.pop(member, None)
@@ -331,13 +331,13 @@ def edit(layout: Layout, member: str, make: Callable[[Any], object]) -> None:
             config[member] = value
         if member in (RETENTION, MAKE_ROOM, BY_RUN, BUDGET):
             _note_author(layout, config, member, before, value)
-        # Parsed again before it is written: a file that no process can read would stop every later save.
+        # Parsed again before it is written: a file that no process can read would make every later save fail.
         data = to_write(_Document(config), _parse, most_bytes=_MAX_BYTES, where=str(layout.config))
         atomic_file.replace_file(layout, lock, fd, layout.config.name, data)
 
 
 def _note_author(layout: Layout, config: dict[str, Any], member: str, before: object, value: object) -> None:
-    """Note who set a rule, where that is not the owner of the store: it is for that user's checkpoints."""
+    """Record the user who set a rule, unless it is the owner of the store: it applies to that user's checkpoints."""
     authors = dict(by) if isinstance(by := config.pop(SET_BY, None), dict) else {}
     old, new = ({member: before}, {member: value})
     if member == BY_RUN:

@@ -1,6 +1,6 @@
-"""What happened in a store: notes it, and gives what was noted.
+"""The journal of a store: add and read events.
 
-``events.jsonl`` has a line for each. It is bounded, decides nothing, and may be lost.
+``events.jsonl`` has a line for each event. It is bounded and only informative, and may be lost.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ckstore.ops.context import Context
 
 _POLL_S = 0.5
 EVENTS, OLDER = "events.jsonl", "events.jsonl.1"
-# With the older one at most some 40,000 events, which are read in a quarter of a second.
+# With the older file at most some 40,000 events, which are read in a quarter of a second.
 MOST_BYTES = 4 * 2**20
-_READ_BYTES = 4 * MOST_BYTES  # one that another program made larger is not read into memory
+_READ_BYTES = 4 * MOST_BYTES  # a file that another program made larger is not read into memory
 
 
 def note(
@@ -35,7 +35,7 @@ def note(
     seconds: float | None = None,
     metrics: tuple[str, ...] | None = None,
 ) -> None:
-    """Add an event to the journal, as far as that works; the store is writable by now."""
+    """Add an event to the journal, if possible; the store must be writable."""
     if context.readonly:
         return
     now = text_of_time(datetime.now(UTC))
@@ -45,20 +45,21 @@ def note(
 
 
 def events(context: Context, *, since: object = None, run: str | None = None) -> list[Event]:
-    """Return what happened, the oldest first; see `ckstore.Store.events`."""
+    """Return the events, the oldest first; see `ckstore.Store.events`."""
     start = start_of(since, datetime.now(UTC), "since")
     found = (event for event in _read(context.layout) if run in (None, event.run))
     return [event for event in found if start is None or time_of_text(event.time) >= start]
 
 
 def following(context: Context, *, since: object = None, run: str | None = None) -> Iterator[Event]:
-    """Yield what happened, and then what happens, until the caller stops."""
+    """Yield past events, and then new ones, until the caller stops."""
     since = start_of(since, datetime.now(UTC), "since")
     last: Event | None = None
     while True:
         before = journal_stamp(context.layout)
         found = events(context, since=since, run=run)
-        # Not by number: when the log turns over, the oldest go. Where the last one given is gone, all are new.
+        # Not by number: when the log is rotated, the oldest are removed. If the last yielded one is removed, all are
+        # new.
         yield from found[next((i for i in range(len(found), 0, -1) if found[i - 1] == last), 0) :]
         last = found[-1] if found else last
         while journal_stamp(context.layout) == before:
@@ -66,9 +67,9 @@ def following(context: Context, *, since: object = None, run: str | None = None)
 
 
 def _append(layout: Layout, event: Event) -> None:
-    """Add an event, as far as that works.
+    """Add an event, if possible.
 
-    A save that is durable must not fail, nor wait, for a line that decides nothing: so no error is raised.
+    No error is raised: a durable save must neither fail nor wait for a line that is only informative.
     """
     try:
         with files.opened_directory(layout.root) as fd:
@@ -80,8 +81,11 @@ def _append(layout: Layout, event: Event) -> None:
 
 
 def _read(layout: Layout) -> Iterator[Event]:
-    """Yield the events, the oldest first; lines that are torn or not understood are passed over."""
-    # Raises CkstoreError: a file of them is not a regular one, or huge.
+    """Yield the events, the oldest first; torn and unknown lines are skipped.
+
+    Raises:
+        CkstoreError: A file of the journal is not a regular file, or is huge.
+    """
     for name in (OLDER, EVENTS):
         try:
             data = files.read_file(layout.root / name, most_bytes=_READ_BYTES)
@@ -93,11 +97,11 @@ def _read(layout: Layout) -> Iterator[Event]:
 
 
 def journal_stamp(layout: Layout) -> tuple[int, int]:
-    """Return what changes when an event is added: to follow them without reading all; nothing if it cannot be read."""
+    """Return a stamp that changes when an event is added, for followers of the journal; zeros if it cannot be read."""
     try:
         with files.opened_regular(layout.root / EVENTS) as fd:
             found = os.fstat(fd)
-    # What lies in its place decides nothing either: the process that mirrors asks for this, and must go on.
+    # Another file in its place must not matter: the process that mirrors calls this, and must continue.
     except (OSError, CkstoreError):
         return 0, 0
     return found.st_ino, found.st_size

@@ -1,4 +1,4 @@
-"""The error at the end of an act on many items of which some failed: it names each of them."""
+"""The error at the end of a call on many items of which some failed; it names each of them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ckstore.model.words import counted, some_of
 from ckstore.ops.api_calls import describe_os_error, of_the_system
 
 OF_ALL = (RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome)
-"""After these the next item of an act with a remote would fail as well."""
+"""After these errors, the next item of a call with a remote would also fail."""
 
 
 def joined(failures: Mapping[str, CkstoreError]) -> CkstoreError:
-    """Return one error for all items that failed: that of the first, whose message also names the others.
+    """Return one error for all failed items: the first error, with a message that also names the others.
 
     Args:
-        failures: Name of an item, such as a checkpoint -> why it failed; at least one.
+        failures: Name of an item, such as a checkpoint -> its error. At least one item is needed.
     """
     (name, first), *others = failures.items()
     message = first.message if name in first.message else f"{name}: {first.message}"
@@ -29,8 +29,8 @@ def joined(failures: Mapping[str, CkstoreError]) -> CkstoreError:
 
 
 def failure_of(item: str, error: CkstoreError | OSError) -> CkstoreError:
-    """Return why an item failed as an error of ckstore; one of the system gets the name of the item."""
+    """Return the error of an item as one of ckstore; a system error gets the name of the item."""
     if isinstance(error, CkstoreError):
         return error
-    hint = "the operating system reported the cause above; ckstore verify looks at the store"
+    hint = "the operating system reported the cause above; ckstore verify checks the store"
     return of_the_system(error, f"{item}: {describe_os_error(error)}", hint=hint)

@@ -1,7 +1,7 @@
-"""Bytes that reads of evicted checkpoints fetched, kept for the next: ``remotes/.cache/``. Source: docs/format/v1.md.
+"""The download cache for reads of evicted checkpoints, in ``remotes/.cache/``. Source: docs/format/v1.md.
 
-Each file has one range of a blob. Nothing relies on them: who reads compares them as if they came from the remote, and
-any process may remove them at any time. Nothing of a checkpoint that is whole here lies there.
+Each file has one range of a blob. Readers compare cached bytes as if they came from the remote, and any process may
+remove them at any time. The cache holds nothing of a checkpoint whose data is local.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ckstore.ops.config_file import CACHE_BYTES, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.mirrored import FOLDER
 
-NAME = ".cache"  # no remote can have a name that begins with a point
+NAME = ".cache"  # the name of a remote cannot begin with a dot
 _RANGE = re.compile(r"([a-z0-9]+-[0-9a-f]+)\.([0-9]{1,12})\.([0-9]{1,12})\Z")
 _DISK_SHARE = 10
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-# Trimmed further than needed, so that not each range that is kept looks at all of them.
+# Trimmed further than needed, so that not every cached range scans all of them.
 _TRIMMED_TO = 0.9
 
 _mutex = threading.RLock()  # a signal handler may load while this thread holds it
@@ -33,7 +33,7 @@ _mutex = threading.RLock()  # a signal handler may load while this thread holds 
 
 def _renew_in_child() -> None:
     global _mutex  # noqa: PLW0603
-    _mutex = threading.RLock()  # another thread of the parent may hold the old one for ever
+    _mutex = threading.RLock()  # another thread of the parent may hold the old one forever
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
@@ -51,18 +51,18 @@ def folder(layout: Layout) -> StorePath:
 
 
 def cached_bytes(layout: Layout) -> int:
-    """Return how many fetched bytes are kept; none where they are closed to this user."""
+    """Return how many bytes are cached; 0 if the cache is closed to this user."""
     return sum(status.st_size for _, status in _kept(layout))
 
 
 def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
-    with suppress(PermissionError):  # nothing relies on them: what others closed must stop no gc and no list
+    with suppress(PermissionError):  # a closed cache must not fail gc or a listing
         return dirfd_stat.statuses(folder(layout))
     return []
 
 
 def limit_bytes(layout: Layout, kept_bytes: int) -> int:
-    """Return how many may be kept: as the setting says, else a tenth of the disk, and never half of what is free."""
+    """Return the limit of the cache: the setting, or a tenth of the disk, but at most half of the free space."""
     wanted = setting_of(layout, CACHE_BYTES)
     room = dirfd_stat.free_space(layout.path)
     share = room.total_bytes // _DISK_SHARE if wanted is None else wanted
@@ -70,7 +70,7 @@ def limit_bytes(layout: Layout, kept_bytes: int) -> int:
 
 
 def clear(layout: Layout) -> int:
-    """Remove all of it, as far as this process may; return how many bytes went."""
+    """Remove all cached ranges, as far as this process may; return how many bytes were freed."""
     gone = 0
     for name, status in _kept(layout):
         with suppress(OSError):
@@ -80,7 +80,7 @@ def clear(layout: Layout) -> int:
 
 
 class Fetched:
-    """The cache as one open store uses it, for several threads. It raises nothing: bytes are fetched instead."""
+    """The cache of one open store, for several threads. It raises nothing: bytes are downloaded instead."""
 
     def __init__(self, context: Context) -> None:
         self._layout = context.layout
@@ -88,10 +88,10 @@ class Fetched:
         self._folder = folder(context.layout)
         self._ranges: dict[str, list[_Range]] | None = None
         self._nbytes = 0
-        self._pending_bytes = 0  # being written by threads
+        self._pending_bytes = 0  # bytes that threads are writing
 
     def read_into(self, digest: str, offset: int, into: memoryview) -> bool:
-        """Fill memory with a range of a blob; False: it is not kept. Nothing is verified."""
+        """Fill memory with a range of a blob; return False if it is not cached. Nothing is verified."""
         with _mutex:
             found = self._find(digest, offset, offset + len(into))
         if found is None:
@@ -99,22 +99,22 @@ class Fetched:
         try:
             with files.opened_regular(self._folder / found.name) as fd:
                 files.read_into(fd, offset - found.start, into, found.name)
-                with suppress(OSError):  # another user's, or a mount for reading only
-                    os.utime(fd)  # used last, so removed last
+                with suppress(OSError):  # it belongs to another user, or the mount is read-only
+                    os.utime(fd)  # the least recently used is removed first
         except (CkstoreError, OSError):  # it was removed, or rotted
             self.forget(digest, offset, len(into))
             return False
         return True
 
     def keep(self, digest: str, offset: int, data: memoryview) -> None:
-        """Keep a range that was fetched, and remove those that were used longest ago where there are too many."""
+        """Cache a downloaded range; if the limit is exceeded, remove the least recently used ranges."""
         if not self._is_kept or not data:
             return
         with suppress(CkstoreError, OSError):
             with _mutex:
                 if self._find(digest, offset, offset + len(data)) is not None or not self._make_room(len(data)):
                     return
-                # Counted before it is written, so that several threads together keep to the limit.
+                # Counted before it is written, so that several threads together respect the limit.
                 self._pending_bytes += len(data)
             try:
                 self._write(f"{digest}.{offset}.{len(data)}", data)
@@ -122,14 +122,15 @@ class Fetched:
                 with _mutex:
                     self._pending_bytes -= len(data)
             with _mutex:
-                if self._find(digest, offset, offset + len(data)) is None:  # else another look has entered it
+                if self._find(digest, offset, offset + len(data)) is None:  # otherwise another scan has added it
                     self._enter(f"{digest}.{offset}.{len(data)}", len(data))
 
     def _write(self, name: str, data: memoryview) -> None:
-        """Write a range. Without the mutex: the threads of all stores would wait for one disk."""
+        """Write a range, without holding the mutex: otherwise the threads of all stores would wait for one disk."""
         links.make_directory(self._folder.parent)
         links.make_directory(self._folder)
-        # Whole under its name, or not there: another process may read it at once. Not durable: it is fetched again.
+        # Renamed when complete, since another process may read it at once. Not durable, since it can be downloaded
+        # again.
         half = self._folder / f".{os.getpid()}-{threading.get_ident()}"
         try:
             with files.opened(half, _CREATE) as fd:
@@ -141,7 +142,7 @@ class Fetched:
             raise
 
     def forget(self, digest: str, offset: int, nbytes: int) -> None:
-        """Remove what is kept of a range: its bytes were found to be wrong."""
+        """Remove the cached bytes of a range, because they are wrong."""
         with _mutex:
             ranges = self._index().get(digest, [])
             for one in [one for one in ranges if one.start < offset + nbytes and offset < one.stop]:
@@ -160,12 +161,12 @@ class Fetched:
         return self._ranges or {}
 
     def _look(self) -> list[tuple[int, str, int]]:
-        """Look at what is kept now; return the times of last use, names and sizes."""
+        """Scan the cache; return the times of last use, names and sizes."""
         self._ranges, self._nbytes = {}, 0
         found = []
         try:
             listed = dirfd_stat.statuses(self._folder)
-        except OSError:  # closed to this user, or the disk fails: then nothing is kept, and the bytes are fetched
+        except OSError:  # closed to this user, or the disk fails: then nothing is cached, and bytes are downloaded
             listed = []
         for name, status in listed:
             self._enter(name, status.st_size)
@@ -176,13 +177,13 @@ class Fetched:
         self._nbytes += nbytes
         match = _RANGE.match(name)
         if match is None or not is_digest(match[1]) or int(match[3]) != nbytes:
-            return  # a half one of a process that was killed: it goes when it is the oldest
+            return  # a partial file of a killed process: it is removed when it is the oldest
         ranges = self._ranges if self._ranges is not None else {}
         ranges.setdefault(match[1], []).append(_Range(int(match[2]), int(match[2]) + nbytes, name))
         self._ranges = ranges
 
     def _make_room(self, nbytes: int) -> bool:
-        """Whether so many bytes more may be kept, after older ones were removed."""
+        """Remove older ranges if necessary, and return whether this many more bytes may be cached."""
         self._index()
         nbytes += self._pending_bytes
         most = limit_bytes(self._layout, self._nbytes)
@@ -190,7 +191,7 @@ class Fetched:
             return False
         if self._nbytes + nbytes <= most:
             return True
-        # Looked at again: other processes add, remove and use ranges as well.
+        # Scanned again: other processes also add, remove and use ranges.
         for _, name, size in sorted(self._look()):
             if self._nbytes + nbytes <= _TRIMMED_TO * most:
                 break

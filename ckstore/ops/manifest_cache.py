@@ -1,7 +1,7 @@
-"""What this process has seen of the store, so that a save in a large one does not look at all of it again.
+"""Caches of this process about the store, so that a save in a large store does not check all of it again.
 
-Reading a manifest of 20,000 tensors takes half a second. Inode and times identify the file: a manifest
-never changes, and a write into it changes its times.
+Reading a manifest of 20,000 tensors takes half a second. Inode and times identify the file: a manifest never changes,
+and writing to it changes its times.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 _MOST_BLOBS = 200_000
-"""Blobs that all remembered manifests name together at most; about 40 MB."""
+"""How many blobs all cached manifests name together at most; about 40 MB."""
 _AS_BLOBS = 8
-"""The weight of a manifest beside its blobs."""
+"""The weight of a manifest without its blobs."""
 _TICK_NS = 50_000_000
-"""Longer than the clock of any kernel that stamps files stands still (10 ms at 100 Hz)."""
-# Filesystems with times of whole seconds: two changes in one second look alike, so such a stamp is not trusted.
+"""Longer than the resolution of any kernel's clock for file times (10 ms at 100 Hz)."""
+# On filesystems with times of whole seconds, two changes in one second look alike, so such a stamp is not trusted.
 _SECOND_NS = 10**9
 
 FileStamp = tuple[int, int, int, int, int]
@@ -40,43 +40,43 @@ _mutex = threading.RLock()  # a signal handler may save while this thread holds 
 
 def _renew_in_child() -> None:
     global _mutex  # noqa: PLW0603
-    _mutex = threading.RLock()  # another thread of the parent may hold the old one for ever
+    _mutex = threading.RLock()  # another thread of the parent may hold the old one forever
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
 
 
 def file_stamp(dir_fd: int) -> FileStamp:
-    """Return which file the manifest in an open directory is; to be asked before it is read."""
+    """Return the identity of the manifest file in an open directory; call it before the file is read."""
     status = os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False)
-    # ctime as well: mtime can be set back by who writes into a manifest, ctime cannot.
+    # Including ctime: a program that writes to a manifest can reset mtime, but not ctime.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class ManifestCache:
-    """What manifests say, without their leaves; may be used from several threads."""
+    """The facts in manifests, without their leaves; may be used from several threads."""
 
     def __init__(self) -> None:
         self._known: dict[FileStamp, tuple[CheckpointInfo, Manifest | None]] = {}
         self._blob_count = 0
 
     def recall(self, stamp: FileStamp) -> tuple[Manifest, str] | None:
-        """Return a manifest and its id, if all of that very file was read; else None."""
+        """Return a manifest and its id if that same file was read completely, or None."""
         info, manifest = self._known.get(stamp, (None, None))
         return None if info is None or manifest is None else (manifest, info.id)
 
     def recall_facts(self, stamp: FileStamp) -> CheckpointInfo | None:
-        """Return what a manifest says about the checkpoint as a whole, if that very file was seen; else None."""
+        """Return the facts in a manifest about the whole checkpoint if that same file was read, or None."""
         return self._known.get(stamp, (None, None))[0]
 
     def remember(self, stamp: FileStamp, manifest: Manifest, manifest_id: str) -> None:
-        """Take note of a manifest; the oldest are forgotten when there are too many."""
-        # Leaves of 20,000 tensors take tens of MB of the trainer; only the blobs are needed again.
+        """Remember a manifest; the oldest are dropped if there are too many."""
+        # Leaves of 20,000 tensors take tens of MB of the trainer's memory, and only the blobs are needed again.
         slim = replace(manifest, leaves=(), storages=(), state=None)
         self._note(stamp, CheckpointInfo.of(manifest, manifest_id), slim)
 
     def remember_facts(self, stamp: FileStamp, info: CheckpointInfo) -> None:
-        """As `remember`, where no more was read."""
+        """As `remember`, if only the facts were read."""
         self._note(stamp, info, None)
 
     def _note(self, stamp: FileStamp, info: CheckpointInfo, manifest: Manifest | None) -> None:
@@ -87,7 +87,7 @@ class ManifestCache:
                 manifest = manifest or known[1]
             self._known[stamp] = (info, manifest)
             self._blob_count += _weight(manifest)
-            # At least the newest stays: it is the one that the next save asks for.
+            # At least the newest is kept: the next save needs it.
             while self._blob_count > _MOST_BLOBS and len(self._known) > 1:
                 _, oldest = self._known.pop(next(iter(self._known)))
                 self._blob_count -= _weight(oldest)
@@ -99,28 +99,27 @@ def _weight(manifest: Manifest | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RunSeen:
-    """The directory of a run as it was seen."""
+    """The directory of a run when it was last listed."""
 
-    stamp: RunStamp | None = None  # none: it is to be listed again
-    names: dict[str, int] = field(default_factory=dict)  # everything in it with its inode number
+    stamp: RunStamp | None = None  # None if it must be listed again
+    names: dict[str, int] = field(default_factory=dict)  # every name in it with its inode number
     published: dict[CheckpointKey, int] = field(
         default_factory=dict
     )  # inode number of the directory of each checkpoint
-    # Those of them whose place in the order of commits has not been looked at.
+    # Those whose place in the order of commits has not been checked.
     unsure: frozenset[CheckpointKey] = frozenset()
-    steps: dict[int, tuple[CheckpointKey, ...]] = field(default_factory=dict)  # all of them, by step
+    steps: dict[int, tuple[CheckpointKey, ...]] = field(default_factory=dict)  # all checkpoints, by step
 
 
 class DirectoryCache:
-    """The directories of checkpoints: a run is listed when it has changed, and what is new in it is looked at.
+    """The directories of checkpoints: a run is listed again if it has changed, and only new directories are checked.
 
-    A directory that keeps its times and its link count has the names that it had, where links count subdirectories.
-    Of older kernels, whose clock for files stands still for some milliseconds, that holds but for who changes it
-    twice in such a tick. What this process adds or takes away is noted, not listed: listing 10,000 takes 12 ms on two
-    cores.
+    A directory with unchanged times and link count has the same names, if links count subdirectories. On older kernels,
+    whose clock for files stands still for some milliseconds, this fails only for two changes in one such tick. Changes
+    by this process are recorded and not listed: listing 10,000 takes 12 ms on two cores.
 
-    May be used from several threads without a lock: each record is right for its stamp, whichever stays in the end.
-    What is returned must not be changed.
+    It may be used from several threads without a lock: each record is right for its stamp, whichever is kept. Callers
+    must not change returned values.
     """
 
     def __init__(self) -> None:
@@ -128,45 +127,45 @@ class DirectoryCache:
 
     @property
     def known_count(self) -> int:
-        """How many checkpoints there were at the last look; 0: it was not looked."""
+        """How many checkpoints there were at the last look; 0 before the first."""
         return sum(len(seen.published) for seen in self._runs.values())
 
     def look(self, layout: Layout) -> dict[str, RunSeen]:
-        """Return what is there now, by run."""
+        """Return the current state of each run."""
         runs = {run: self._look(layout, run) for run in layout.runs()}
-        # Runs that are gone must go here too, so what was seen replaces what was known.
+        # Replace the whole cache, so that removed runs are dropped from it.
         self._runs = dict(runs)
         return runs
 
     def of_step(self, layout: Layout, run: str, step: int) -> list[CheckpointKey]:
-        """Return the keys of the directories of one step that are there now."""
-        if layout.shared:  # all would be listed each time, and the names of one step take a quarter of that
+        """Return the keys of the existing directories of one step."""
+        if layout.shared:  # otherwise all would be listed each time, and the names of one step take a quarter of that
             return layout.of_step(run, step)
         self._runs[run] = seen = self._look(layout, run)
         return sorted(seen.steps.get(step, ()))
 
     def _look(self, layout: Layout, run: str) -> RunSeen:
         seen = self._runs.get(run, RunSeen())
-        # One stat for each run instead of a list: with 10,000 checkpoints that is 12 ms a save.
+        # One stat per run instead of a listing, which takes 12 ms per save for 10,000 checkpoints.
         if seen.stamp is None or seen.stamp != layout.run_stamp(run):
             return _listed(layout, run, seen)
         return seen
 
     def judged(self, runs: Mapping[str, RunSeen], unsure: set[CheckpointKey]) -> None:
-        """Take note that of what `look` returned all but these are known in the order of commits."""
+        """Record that the order of all checkpoints returned by `look` is known, except these."""
         for run, seen in runs.items():
-            # By identity: another thread may have seen a newer state of the run meanwhile, which was not judged.
+            # By identity: another thread may have read a newer state of the run, which was not checked.
             if self._runs.get(run) is seen:
                 self._runs[run] = replace(seen, unsure=frozenset(unsure & seen.published.keys()))
 
     def changed(self, place: CheckpointKey, inode: int | None, change: RunChange | None) -> None:
-        """Take note of the checkpoint with this inode number that was published here; None: that was dropped here.
+        """Record that this process published the checkpoint with this inode number, or if None, dropped it.
 
-        `change` is the run before and after, while no other process could drop anything in it, or unknown.
+        `change` is the run before and after, while no other process could drop anything in it; None if not known.
         """
         try:
             self._runs[place.run] = _after_change(self._runs.get(place.run, RunSeen()), place, inode, change)
-        except MemoryError:  # what was changed is durable, and no failure; all is listed the next time
+        except MemoryError:  # the change is durable and has not failed; everything is listed the next time
             self._runs = {}
 
 
@@ -182,21 +181,21 @@ def _after_change(seen: RunSeen, place: CheckpointKey, inode: int | None, change
     if others:
         steps[place.step] = others
     stamp = None
-    # Only where nothing happened between the last list and this change; else a checkpoint of another process is missed.
+    # Only if nothing changed between the last listing and this change; otherwise a checkpoint would be missed.
     if change is not None and change.before is not None and change.before == seen.stamp:
         stamp = _trusted(change.after, published)
     return RunSeen(stamp, names, published, seen.unsure - {place}, steps)
 
 
 def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
-    # The stamp before the list and again behind it: what changes in between is in one of the two.
+    # The stamp before the listing and again after it: a change in between is in one of the two.
     begun_ns, stamp = time.time_ns(), layout.run_stamp(run)
     listed = layout.listed(run)
-    # A change in the same tick of the kernel's clock would leave the times as they are.
+    # A change in the same tick of the kernel's clock would not change the times.
     if stamp != layout.run_stamp(run) or not _is_settled(stamp, begun_ns):
         stamp = None
     names = {name: inode for name, inode, _ in listed}
-    # Only times have changed: nothing has to be looked into.
+    # Only times have changed, so no directory must be checked.
     if names == before.names:
         return replace(before, stamp=_trusted(stamp, before.published))
     published, unsure = dict(before.published), set(before.unsure)
@@ -210,7 +209,7 @@ def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
         if is_directory:
             published[key] = inode
             unsure.add(key)
-        else:  # looked at again the next time
+        else:  # checked again the next time
             del names[name]
             stamp = None
     steps: dict[int, tuple[CheckpointKey, ...]] = {}
@@ -220,28 +219,28 @@ def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
 
 
 def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> RunStamp | None:
-    """Return the stamp if by its link count the checkpoints are all that is there, and its times are fine enough."""
+    """Return the stamp if its link count matches the checkpoints and its times are precise enough, or None."""
     if stamp is None or stamp.link_count != len(published) + 2 or stamp.ctime_ns % _SECOND_NS == 0:
         return None
     return stamp
 
 
 def _is_settled(stamp: RunStamp | None, now_ns: int) -> bool:
-    """Whether any change from now on gives other times: the kernel's clock has moved on since the last one."""
+    """Whether any later change will have other times: the kernel's clock has advanced since the last one."""
     return stamp is not None and max(stamp.mtime_ns, stamp.ctime_ns) + _TICK_NS < now_ns
 
 
 class HighWaterMark:
-    """The greatest number seen. It is raised in one step, which no exception of a signal handler splits."""
+    """The greatest number so far. It is raised in one step, which no exception of a signal handler interrupts."""
 
     def __init__(self) -> None:
         self._heap = [0]
 
     @property
     def value(self) -> int:
-        """0 at first."""
+        """The number, initially 0."""
         return self._heap[0]
 
     def raise_to(self, number: int) -> None:
-        """Keep the greater of both."""
+        """Keep the greater of both numbers."""
         heapq.heappushpop(self._heap, number)

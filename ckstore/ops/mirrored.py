@@ -1,7 +1,7 @@
-"""What the mirror of a store was given: ``remotes/.mirror.json``. Source: docs/format/v1.md, "remotes/.mirror.json".
+"""The record of the checkpoints on the mirror: ``remotes/.mirror.json``. Source: docs/format/v1.md, the same name.
 
-The process that mirrors writes the file, and one that takes tags, pins and annotations from there. Retention looks at
-it: so a file that is damaged, or of another mirror, says that nothing is mirrored, and more is kept.
+The file is written by the process that mirrors, and by one that takes tags, pins and annotations from the mirror.
+Retention reads it. If the file is damaged, or is about another mirror, nothing counts as mirrored, and more is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config, setting_of
 from ckstore.ops.context import Context
 
-FOLDER, FILE = "remotes", ".mirror.json"  # no remote can have a name that begins with a point
+FOLDER, FILE = "remotes", ".mirror.json"  # the name of a remote cannot begin with a dot
 _FORMAT = "ckstore-mirrored"
 _VERSION = 1
 _MAX_BYTES = 64 * 2**20
@@ -37,21 +37,21 @@ _WHY_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """What the file says."""
+    """The content of the file."""
 
-    remote: str = ""  # name of the remote that it is about
-    uuid: str = ""  # of that remote: another one may have the name by now
-    ids: frozenset[str] = field(default_factory=frozenset)  # the checkpoints of this store that were seen there
-    problem: str = ""  # why the last try failed; empty if it did not
-    # Key of a tag, a pin or annotations -> digest of what it was given last.
+    remote: str = ""  # name of the remote
+    uuid: str = ""  # of that remote, since another one may get its name
+    ids: frozenset[str] = field(default_factory=frozenset)  # the checkpoints of this store that it has
+    problem: str = ""  # why the last try failed; empty if it succeeded
+    # Key of a tag, a pin or annotations -> digest of the version that was last pushed.
     documents: dict[str, str] = field(default_factory=dict)
-    since: str = ""  # when the first of the tries failed that have failed one after another; empty if `problem` is
-    looked: str = ""  # when all of it was listed there last; empty: not yet
-    missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror lacks of a checkpoint that it had
-    pruned: frozenset[str] = field(default_factory=frozenset)  # those that `keep_remote` of this store removed there
+    since: str = ""  # when the current series of failed tries began; empty if `problem` is
+    looked: str = ""  # when the mirror was last listed completely; empty if never
+    missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror has lost of a checkpoint
+    pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
 
     def render(self) -> bytes:
-        """Return the content of the file."""
+        """Return the file's bytes."""
         members = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -98,13 +98,13 @@ def _place(layout: Layout) -> StorePath:
 
 
 def uuid_now(layout: Layout, remote: str) -> str:
-    """Return the uuid of the remote that has a name in the settings now; "" where none has."""
+    """Return the uuid of the remote that has this name in the settings now, or an empty string."""
     entry = read_config(layout).get("remotes", {}).get(remote, {})
     return str(entry.get("uuid", "")) if isinstance(entry, dict) else ""
 
 
 def read_mirrored(layout: Layout, remote: str) -> Mirrored:
-    """Return what is known of a mirror; nothing where the file is missing, damaged, or about another remote."""
+    """Return the record of a mirror; an empty one if the file is missing, damaged, or about another remote."""
     path, uuid = _place(layout), uuid_now(layout, remote)
     try:
         found = read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))
@@ -114,10 +114,10 @@ def read_mirrored(layout: Layout, remote: str) -> Mirrored:
 
 
 def _change(layout: Layout, remote: str, uuid: str, make: Callable[[Mirrored], Mirrored]) -> None:
-    """Change what is known of a mirror, durably, unless another remote has got the name meanwhile."""
+    """Change the record of a mirror durably, unless another remote has got the name in the meantime."""
     path = _place(layout)
     links.make_directory(layout.root / FOLDER)
-    # Read under the lock: the process that mirrors and one that pulls write there.
+    # Read under the lock: the process that mirrors and one that pulls both write it.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.root / FOLDER) as fd:
         known = read_mirrored(layout, remote)
         new = make(known)
@@ -136,17 +136,17 @@ def add_mirrored(
     documents: Mapping[str, str],
     gone: Container[str] = (),
 ) -> None:
-    """Note what the mirror was given.
+    """Record what was pushed to the mirror.
 
     Args:
         layout: The store.
         remote: The mirror.
-        uuid: Of the remote that it was given to.
-        ids: Checkpoints that were seen there.
-        here: Those of the store; others are forgotten once the mirror lacks none of these: until then one of these may
-            have the step of one that it was given.
-        documents: Small objects that it was given, as `Mirrored.documents` has them.
-        gone: Keys of those that the store does not have any more.
+        uuid: The uuid of the remote that it was pushed to.
+        ids: Checkpoints that exist there.
+        here: The checkpoints of the store. Others are forgotten once the mirror lacks none of these: until then, one of
+            these may have the step of a pushed one.
+        documents: Small objects that were pushed, as in `Mirrored.documents`.
+        gone: Keys of small objects that the store no longer has.
     """
 
     def added(known: Mirrored) -> Mirrored:
@@ -165,9 +165,9 @@ def add_mirrored(
 
 
 def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> None:
-    """Note which small objects were taken from a remote that is the mirror, or may become it: it need not get them.
+    """Record small objects that were taken from a remote that is or may become the mirror: it need not get them.
 
-    It must not: another store may have changed them there since.
+    It must not get them, since another store may have changed them there since.
     """
     uuid = uuid_now(layout, remote)
     if documents and uuid and setting_of(layout, MIRROR) in (None, remote):
@@ -175,7 +175,7 @@ def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> Non
 
 
 def note_looked(layout: Layout, remote: str, missing: Mapping[str, str], documents: Container[str]) -> None:
-    """Note what a mirror was found to lack of checkpoints and documents that it had; what is here is pushed again."""
+    """Record checkpoints and documents that a mirror has lost; those with local data are pushed again."""
 
     def noted(known: Mirrored) -> Mirrored:
         still = {key: digest for key, digest in known.documents.items() if key not in documents}
@@ -186,7 +186,7 @@ def note_looked(layout: Layout, remote: str, missing: Mapping[str, str], documen
 
 
 def note_pruned(layout: Layout, remote: str, ids: Iterable[str]) -> None:
-    """Note which checkpoints `keep_remote` of this store removes at its mirror."""
+    """Record which checkpoints `keep_remote` of this store removes from its mirror."""
     gone = frozenset(ids)
 
     def noted(known: Mirrored) -> Mirrored:
@@ -196,7 +196,7 @@ def note_pruned(layout: Layout, remote: str, ids: Iterable[str]) -> None:
 
 
 def note_problem(layout: Layout, remote: str, problem: str) -> None:
-    """Note why a try failed, once for each reason; empty: nothing is left to be done."""
+    """Record why a try failed, once for each reason; empty if no work is left."""
     why = problem[:_WHY_CHARS]
 
     def noted(known: Mirrored) -> Mirrored:
@@ -207,12 +207,12 @@ def note_problem(layout: Layout, remote: str, problem: str) -> None:
 
 
 def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list[CheckpointInfo]:
-    """Return which of the checkpoints a mirror lacks as far as is known, the newest first."""
+    """Return which of the checkpoints a mirror lacks by the record, the newest first."""
     known, listed = read_mirrored(layout, remote), [*infos]
-    # Those without bytes here came from a remote, or were let go because one has them.
+    # Those without local data were pulled from a remote, or evicted because a remote has them.
     lacking = [info for info in listed if info.id not in known.ids and not info.elsewhere]
     if any(info.id in known.pruned for info in lacking):
-        # What the rule removed there and keeps by now, as since it has a tag, is to be there again.
+        # Checkpoints that the rule removed there and now keeps, for example because of a tag, must be pushed again.
         policy = policy_of(layout, KEEP_REMOTE)
         kept = listed if policy is None else [one.info for one in plan(policy, [*map(Candidate, listed)], now()).kept]
         wanted = {info.id for info in kept}
@@ -221,12 +221,12 @@ def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list
 
 
 def now() -> datetime:
-    """Return the time; tests have another clock."""
+    """Return the time; tests replace this function."""
     return datetime.now(UTC)
 
 
 def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus | None:
-    """Return how far the mirror of a store is; None: it has none."""
+    """Return the status of the mirror of a store, or None without a mirror."""
     layout = context.layout
     config, where = read_config(layout), str(layout.config)
     remote = MIRROR.of(config, where)
@@ -244,7 +244,7 @@ def status_of(context: Context, infos: Iterable[CheckpointInfo]) -> MirrorStatus
 
 
 def kept_for_mirror(context: Context, infos: Iterable[CheckpointInfo]) -> dict[str, str]:
-    """Return which checkpoints retention keeps for the mirror, by name, and why."""
+    """Return the checkpoints that retention keeps for the mirror, by name, with the reason."""
     layout = context.layout
     config, where = read_config(layout), str(layout.config)
     remote, most = MIRROR.of(config, where), MIRROR_KEEP.of(config, where)
@@ -260,12 +260,12 @@ def kept_for_mirror(context: Context, infos: Iterable[CheckpointInfo]) -> dict[s
             found[info.name] = not_yet(remote)
     policy = policy_of(layout, KEEP_REMOTE)
     if policy is not None and lacking:
-        # What the mirror's own rule keeps is there for good once it was sent, and nowhere if it is dropped before.
+        # A checkpoint that the mirror's own rule keeps is safe once it is pushed, and lost if it is dropped before.
         wanted = {entry.info.name for entry in plan(policy, [*map(Candidate, listed)], now()).kept}
         found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}
     return found
 
 
 def not_yet(remote: str) -> str:
-    """Return why a checkpoint stays that a mirror lacks."""
+    """Return the reason to keep a checkpoint that a mirror lacks."""
     return f"it is not at {mirror_named(remote)} yet"

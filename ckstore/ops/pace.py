@@ -1,4 +1,4 @@
-"""How long work takes, how much of it may be done, and how often: sums of saves, rates, budgets and shares of time."""
+"""Time and load: totals of saves, rates, budgets, and shares of time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STRETCH_S = 0.02
 
 
 class RateLimiter:
-    """Lets threads read at a rate together: each waits before it reads until what was read before is paid for."""
+    """Limits the common read rate of several threads: before each read a thread waits for the previous ones."""
 
     def __init__(
         self, bytes_s: float, *, clock: Clock = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -38,21 +38,21 @@ class RateLimiter:
         """Wait until `nbytes` more may be read."""
         with self._mutex:
             now_s = self._clock()
-            # Time that was not used is not saved up: after a pause the rate holds, with no burst.
+            # Unused time is not saved up: after a pause the rate applies, without a burst.
             starts_s = max(now_s, self._free_s)
             self._free_s = starts_s + nbytes / self._bytes_s
-        # Outside the lock, or threads would wait for each other's sleep as well as for their own.
+        # Outside the lock; otherwise threads would also wait while other threads sleep.
         if starts_s > now_s:
             self._sleep(starts_s - now_s)
 
 
 class ReadBudget:
-    """Ends reading in time. A blob is read whole or not at all, so one is begun only if it can be done in time.
+    """Ends reading in time. A blob is read completely or not at all, so one is started only if it can end in time.
 
-    How long it takes is judged by those before it; the first is always read, so that every run gets on.
+    The duration is estimated from previous blobs. The first is always read, so that every run makes progress.
 
     Attributes:
-        ended: Whether something was left out.
+        ended: Whether a blob was refused.
     """
 
     def __init__(self, budget_s: float | None, *, clock: Clock = time.monotonic) -> None:
@@ -66,19 +66,20 @@ class ReadBudget:
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing was begun yet."""
+        """Whether no blob was started yet."""
         return self._budget_s is not None and self._reading_since_s is None
 
     def begin(self, nbytes: int) -> bool:
-        """Whether a blob of that size may be read; `done` must follow if so."""
+        """Whether a blob of that size may be read; if so, `done` must be called."""
         if self._budget_s is None:
             return True
         with self._mutex:
             now_s = self._clock()
             if self._reading_since_s is None:
                 self._reading_since_s = now_s
-            # Once one was refused all are: a small blob that still fits would be read again and again, and large ones
-            # never.
+            # After one refusal all are refused: otherwise small blobs that still fit would be read repeatedly, and
+            # large
+            # ones never.
             elif self.ended or now_s - self._began_s + self._takes_s(now_s, nbytes) > self._budget_s:
                 self.ended = True
                 return False
@@ -86,13 +87,13 @@ class ReadBudget:
             return True
 
     def done(self, nbytes: int) -> None:
-        """Take note that a blob was read."""
+        """Record that a blob was read."""
         with self._mutex:
             self._done_bytes += nbytes
 
     def _takes_s(self, now_s: float, nbytes: int) -> float:
-        """Return how long it will take to read a further blob, and those that are being read."""
-        # Since the first blob, not since the start: opening and listing say nothing about the disk.
+        """Return how long it will take to read another blob, and those that are being read."""
+        # Since the first blob, not since the start: opening and listing do not depend on the rate of the disk.
         spent_s = now_s - (self._reading_since_s or now_s)
         if not self._done_bytes or spent_s <= 0:
             return 0.0
@@ -100,9 +101,9 @@ class ReadBudget:
 
 
 class Share:
-    """Lets the work of a process take a share of one processor: after each stretch it rests for as long as it must.
+    """Limits the work of a process to a share of one processor: it pauses after each stretch of work.
 
-    Only the processor's time counts: on a busy machine the work does not rest for having waited.
+    Only processor time counts: on a busy machine the work does not pause because it had to wait.
     """
 
     def __init__(
@@ -114,21 +115,21 @@ class Share:
 
     @property
     def is_due(self) -> bool:
-        """Whether the work since the last rest is worth one."""
-        # Short, so that a step of training that meets a stretch is not longer than its own noise.
+        """Whether there was enough work since the last pause for another one."""
+        # Short, so that a training step during a stretch is slower by no more than its usual noise.
         return self._used() - self._begun_s >= _STRETCH_S
 
     def rest(self) -> None:
-        """Rest, if it is due."""
+        """Pause, if a pause is due."""
         if self.is_due:
             self._sleep((self._used() - self._begun_s) * (1 / self._share - 1))
             self._begun_s = self._used()
 
 
 class DutyCycle:
-    """Lets work that repeats take at most a share of the time: after it was done it rests, unless it took next to none.
+    """Limits repeated work to a share of the time: afterwards it is skipped for a while, unless it was very short.
 
-    Only the processor's time counts, so that a busy machine does not make short work rest.
+    Only processor time counts, so that short work is not skipped on a busy machine.
     """
 
     def __init__(
@@ -142,32 +143,32 @@ class DutyCycle:
         self._is_new = True
 
     def do(self, work: Callable[[], T], *, expected_s: float = 0.0) -> T | None:
-        """Do the work and return its result; None if it has to rest, or if it would be the first and take long."""
+        """Do the work and return its result; None if it is skipped now, or if it would be the first and take long."""
         is_new, self._is_new = self._is_new, False
-        if is_new and not self._wakes and expected_s > self._free_s:  # a process may do little besides and end
+        if is_new and not self._wakes and expected_s > self._free_s:  # the process may end soon
             self._rests_until_s = self._clock() + expected_s / self._share
         if self._clock() < self._rests_until_s:
             return None
         wakes, begun_s = self._wakes, self._used()
         done = work()
         used_s = self._used() - begun_s
-        # Woken meanwhile: what it was woken for may be newer than what the work has just looked at.
+        # Woken meanwhile: the reason may be newer than the data that the work has just used.
         if used_s > self._free_s and self._wakes == wakes:
             self._rests_until_s = self._clock() + used_s / self._share
         return done
 
     def wake(self) -> None:
-        """Let the work be done the next time, also if it is being done now, which may be too early."""
+        """Do the work at the next call, even if it is being done now, since that may be too early."""
         self._wakes += 1
         self._rests_until_s = -math.inf
 
 
-_mutex = threading.RLock()  # a signal handler may come while this thread holds it
+_mutex = threading.RLock()  # a signal handler may run while this thread holds it
 
 
 def _renew_in_child() -> None:
     global _mutex  # noqa: PLW0603
-    _mutex = threading.RLock()  # another thread of the parent may hold the old one for ever
+    _mutex = threading.RLock()  # another thread of the parent may hold the old one forever
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
@@ -179,18 +180,18 @@ _process_end_s = math.inf
 
 
 def process_ends_in(grace_s: float) -> None:
-    """Say that this process will be killed after so many seconds; `math.inf`: it will not. For signal handlers, too."""
+    """Announce that this process will be killed in this many seconds, `math.inf` for never; also in signal handlers."""
     global _process_end_s  # noqa: PLW0603
     _process_end_s = time.monotonic() + grace_s
 
 
 def process_end_s() -> float:
-    """Return when this process will be killed, by the monotonic clock; `math.inf`: that is not known."""
+    """Return when this process will be killed, by the monotonic clock, or `math.inf` if that is not known."""
     return _process_end_s
 
 
 def pause(seconds: float, is_over: Callable[[], bool]) -> None:
-    """Pause until the time has passed, it is over, or this process learns that it will be killed."""
+    """Pause until the time has passed, `is_over` is True, or this process learns that it will be killed."""
     deadline_s, end_s = time.monotonic() + seconds, _process_end_s
     # In short sleeps: a signal handler that only sets a flag does not end a long one.
     while (left_s := deadline_s - time.monotonic()) > 0 and _process_end_s == end_s and not is_over():
@@ -198,14 +199,14 @@ def pause(seconds: float, is_over: Callable[[], bool]) -> None:
 
 
 class PhaseTimer:
-    """Seconds of each part of a save; a part ends where the next begins, and can come again."""
+    """Seconds of each part of a save; a part ends when the next begins, and can occur again."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}  # part -> seconds
         self._begun = time.monotonic()
 
     def end(self, part: str) -> None:
-        """The part that was under way has ended."""
+        """Record that the current part has ended."""
         now = time.monotonic()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._begun
         self._begun = now
@@ -225,7 +226,7 @@ class SaveTotals:
         self._last_failure = ""
 
     def saved(self, info: CheckpointInfo) -> None:
-        """A save has ended well."""
+        """Record a successful save."""
         with _mutex:
             self._outcomes["saved"] += 1
             self._tolerated_in_a_row = 0
@@ -243,22 +244,22 @@ class SaveTotals:
                     self._seconds[part] = self._seconds.get(part, 0.0) + value
 
     def not_saved(self, outcome: Literal["failed", "skipped"]) -> None:
-        """A save has ended otherwise."""
+        """Record a save that failed or was skipped."""
         with _mutex:
             self._outcomes[outcome] += 1
 
     def worked(self) -> None:
-        """A save of this process has ended well, or one of several ranks in which this process took part."""
+        """Record that a save of this process, or of several ranks with this process, succeeded."""
         with _mutex:
             self._tolerated_in_a_row = 0
 
     def tried_again(self, count: int = 1) -> None:
-        """Tries of a save have failed and were followed by others."""
+        """Record failed tries of a save that were followed by others."""
         with _mutex:
             self._retries += count
 
     def tolerate(self, why: str) -> int:
-        """A save has failed and the training goes on; return how many have since the last that worked."""
+        """Record a failed save after which the training continues; return how many failed in a row."""
         with _mutex:
             self._last_failure = why
             self._tolerated += 1
@@ -266,17 +267,17 @@ class SaveTotals:
             return self._tolerated_in_a_row
 
     def take_failures(self) -> str:
-        """Return a line about the failures that were tolerated since this was asked last; empty if there are none."""
+        """Return a line about the tolerated failures since the last call, or an empty string."""
         with _mutex:
             count, self._tolerated = self._tolerated, 0
             if not count:
                 return ""
             last = ", ".join(info.name for _, info in sorted(self._last.items()))
         newest = f"the last that worked: {last}" if last else "no other one worked"
-        return f"{counted(count, 'save')} failed; {newest}; the last failure: {self._last_failure}"
+        return f"{counted(count, 'save')} failed; {newest}. The last failure: {self._last_failure}"
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Return all of it."""
+        """Return the metrics of all counts."""
         with _mutex:
             last = {run: self._last[run] for run in sorted(self._last)}
             made = {run: time_of_text(info.created).timestamp() for run, info in last.items()}

@@ -1,8 +1,9 @@
-"""Give a run another name: copy its checkpoints by links, then drop the old ones. Source: docs/protocol.md.
+"""Rename a run: copy its checkpoints by links, then drop the old ones. Source: docs/protocol.md.
 
-The name of a run is in each manifest, and the id of a checkpoint is the digest of that; so each gets another manifest
-and another id, and nothing else: its bytes, its place in the order of commits and its times stay. All copies are
-durable before the first old one goes. A kill leaves whole checkpoints under both names, and the same call goes on.
+The name of a run is in each manifest, and the id of a checkpoint is the digest of its manifest. Therefore each
+checkpoint gets a new manifest and id, and keeps its bytes, its place in the order of commits and its times. All copies
+are durable before the first old checkpoint is dropped. A kill leaves complete checkpoints under both names, and the
+same call continues.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 
 
 def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
-    """Give the checkpoints of a run another name; see `ckstore.Store.rename_run`."""
+    """Rename a run; see `ckstore.Store.rename_run`."""
     context.check_writable()
     check_run(old)
     check_own_run(new)
     if old == new:
-        raise BadInput(f"the run has the name {new} already")
-    # While one of them cannot be read, nothing may be dropped: found out before anything is copied.
+        raise BadInput(f"the run already has the name {new}")
+    # While a tag or pin is unreadable, nothing may be dropped: check this before anything is copied.
     check_tags(context.layout)
     read_pins(context.layout)
     moving = _checked(context, old, new)
@@ -63,7 +64,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     make_kept_durable(context, old)
     _take_names(context, moving, copies)
     digests: set[str] = set()
-    # The oldest first: the copy of the newest is how another try knows that the run of the new name is this one.
+    # The oldest first: by the copy of the newest, another try recognizes that the new name belongs to this run.
     for info, copy in zip(moving, copies, strict=True):
         digests |= set(drop(context, info, f"{RENAMED} {copy.name}", last=partial(_take_later, context, copy)).digests)
     reclaim.free_unused(context, digests)
@@ -74,7 +75,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
 
 
 def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
-    """Return what is to be renamed, the oldest first; raise where not all of it can be."""
+    """Return the checkpoints to rename, the oldest first; raise if one of them cannot be renamed."""
     layout = context.layout
     found = infos(context, old, superseded=True)
     there = {key for key, _ in layout.published(old)}
@@ -83,24 +84,24 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     for name in trash.names_in(layout.staging):
         if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):
             raise InUse(f"a save to the run {old} is under way", hint="stop the training, then rename its run")
-    whole = {info.key.any_generation for info in found}  # the others go with it
+    whole = {info.key.any_generation for info in found}  # other generations are dropped with it
     if torn := sorted(key for key in there if key.any_generation not in whole):
-        raise _damaged(f"{torn[0].name} is not whole")
+        raise _damaged(f"{torn[0].name} is incomplete")
     for info in found:
         if info.damaged:
             raise _damaged(f"{info.name} is marked as damaged")
         if info.elsewhere:
-            raise BytesElsewhere(f"bytes of {info.name} are elsewhere", hint=f"ckstore pull {info.name} brings them")
-        # Exclusive is what the drop needs: a reader is found out before anything is copied.
+            raise BytesElsewhere(f"data of {info.name} is on a remote only", hint=f"ckstore pull {info.name} pulls it")
+        # The drop needs an exclusive lock: detect a reader before anything is copied.
         if trash.in_use(layout.checkpoint(info.key)):
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
         check_not_evaluated(context, info)
     _check_free(context, found, new)
-    if {old, new} <= config_file.policies_by_run(layout).keys():  # one of them would be lost, and what it keeps
+    if {old, new} <= config_file.policies_by_run(layout).keys():  # one of the rules would be lost
         raise BadInput(
             f"the runs {old} and {new} both have rules in {config_file.BY_RUN}",
-            hint=f"take those of one of them out of store.config.{config_file.BY_RUN}",
-            command_hint=f"ckstore config retention --run {new} --off takes those of {new} away",
+            hint=f"remove those of one of them from store.config.{config_file.BY_RUN}",
+            command_hint=f"ckstore config retention --run {new} --off removes those of {new}",
         )
     return found
 
@@ -114,16 +115,16 @@ def _damaged(message: str) -> DamagedBlob:
 
 
 def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) -> None:
-    """Raise unless the new name is free, or what is there are copies that an earlier try made."""
+    """Raise unless the new name is free, or has only copies that an earlier try made."""
     there = {key for key, _ in context.layout.published(new)}
     copies = {info.id: copy.key for info in moving if (copy := _copied(context, info, new)) is not None}
     others = {key.step for key in there - {*copies.values()}}
     if others and (moving[-1].id not in copies or others & {info.step for info in moving}):
-        raise StepExists(f"there is a run {new} with checkpoints of its own", hint="choose another name for the run")
+        raise StepExists(f"the run {new} exists and has its own checkpoints", hint="choose another name for the run")
 
 
 def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo | None:
-    """Return the copy that an earlier try made of a checkpoint; None: there is none."""
+    """Return the copy that an earlier try made of a checkpoint, or None."""
     for found in published_of_step(context.layout, new, info.step):
         copy = info_of(context, found.manifest, found.manifest_id, key=found.key)
         if (copy.sequence, copy.created, copy.content) == (info.sequence, info.created, info.content):
@@ -132,13 +133,13 @@ def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo 
 
 
 def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, str]) -> CheckpointInfo:
-    """Publish a checkpoint once more under another run, durably, with links to its blobs."""
+    """Publish a checkpoint again under another run, durably, with links to its blobs."""
     layout = context.layout
     with CheckpointDirectory.at(layout.checkpoint(info.key), layout.hash_prefix) as directory:
         if directory.manifest_id != info.id:
             raise gone(info)
         present = directory.manifest
-        if render(present, context.algorithm)[0] != info.id:  # a member that is not known here would be lost
+        if render(present, context.algorithm)[0] != info.id:  # a member that this version does not know would be lost
             raise BadInput(
                 f"{info.name} was written by another ckstore ({present.writer})", hint="rename it with that one"
             )
@@ -156,7 +157,7 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
             else:
                 files.create_file(staging.lock.inside / PLAIN, data, mode=0o444)
                 staging.seal(encoding.render(replace(present.encoding, checkpoint=checkpoint_id), context.algorithm))
-            # "replace" publishes beside what is there: of a step that was saved again all checkpoints move.
+            # "replace" publishes without dropping others: all checkpoints of a step that was saved again are moved.
             synced = context.known.synced_runs
             key = publish.publish(layout, staging, manifest, checkpoint_id, "replace", synced).key
         except BaseException as error:
@@ -168,7 +169,7 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
 
 
 def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequence[CheckpointInfo]) -> None:
-    """Have tags, pins and the rules of the run name the copies."""
+    """Make tags, pins and the rules of the run name the copies."""
     layout = context.layout
     by_key = {info.key.any_generation: (info, copy) for info, copy in zip(moving, copies, strict=True)}
     by_id = {info.id: copy for info, copy in zip(moving, copies, strict=True)}
@@ -190,7 +191,7 @@ def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequ
 
 
 def _take_later(context: Context, copy: CheckpointInfo, lock: locks.DirectoryLock) -> None:
-    """Add to a copy what was noted of the old one since; no process can note more, which is locked."""
+    """Copy annotations that were added since the copy was made; no more can be added, since the old one is locked."""
     found = read_annotations(lock.inside)
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""Say in ``store.json`` what a reader must understand, before the first thing that it would misread is there."""
+"""Record in ``store.json`` what a reader must understand, before the first data that it would misread is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckstore.ops.settings_file import read_settings
 
 
 def require(context: Context, entry: str) -> None:
-    """Add an entry to `requires` in ``store.json``, durably, unless it is there."""
+    """Add an entry to `requires` in ``store.json`` durably, unless it exists."""
     if entry in context.settings.requires:
         return
     layout = context.layout

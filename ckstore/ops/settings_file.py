@@ -1,4 +1,4 @@
-"""Read ``store.json``, which says what a store is."""
+"""Read ``store.json``, which describes a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_DIRECTORY_HINT = "a store is a directory, and this is not one"
 
 
 def read_settings(root: Path) -> StoreSettings:
-    """Return what ``store.json`` says."""
+    """Return the settings in ``store.json``."""
     path = Layout(root).settings
     try:
         data = files.read_file(path, most_bytes=SETTINGS_MAX_BYTES)
@@ -25,15 +25,17 @@ def read_settings(root: Path) -> StoreSettings:
 
 
 def is_store(root: Path) -> bool:
-    """Whether a directory is a store, whole or damaged."""
+    """Whether a directory is a store, intact or damaged."""
     return dirfd_stat.find(Layout(root).settings) is not None
 
 
 def _hint(root: Path) -> str:
-    """Say what to do where no store is."""
+    """Return advice for a path without a store."""
     if (found := dirfd_stat.find(root)) is not None and not stat.S_ISDIR(found.st_mode):
         return NO_DIRECTORY_HINT
     if dirfd_stat.find(root / "remote.json") is not None:
-        return f"a remote is there: Store.open('file://{root}') reads it, ckstore clone lists it in a store"
-    inner = root / ".ckstore"  # where the command line makes one, in the directory of a project
-    return f"there is one in it: {inner}" if dirfd_stat.find(Layout(inner).settings) else "make one: Store.init(path)"
+        return f"it is a remote: Store.open('file://{root}') reads it, ckstore clone lists it in a store"
+    inner = root / ".ckstore"  # where the command line creates one in the directory of a project
+    return (
+        f"it contains a store: {inner}" if dirfd_stat.find(Layout(inner).settings) else "create one: Store.init(path)"
+    )

@@ -28,17 +28,17 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.find import AnyRef, find
 from ckstore.ops.refs.listing import no_such_run
 
-# What they hold directly. Of `remotes/` that leaves out the cache, where times say what is used least. In `locks/` they
-# say how long a process has been at work.
+# Only the files directly in them. For `remotes/` this leaves out the cache, whose times show the last use, and for
+# `locks/` times show how long a process has been working.
 _SMALL = ("refs", "pins", "remotes")
 
 
 def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: str | None = None) -> TouchReport:
-    """Renew the times of checkpoints, of those of a run, or of all; see `ckstore.Store.touch`."""
+    """Renew the times of given checkpoints, of those of a run, or of all; see `ckstore.Store.touch`."""
     context.check_writable()
     layout = context.layout
     if ref is not None and run is not None:
-        raise BadInput("refs were given, and a run as well", hint="leave one of them out")
+        raise BadInput("both refs and a run were given", hint="leave one of them out")
     if ref is None:
         keys = [key for key, _ in layout.published(context.run if run is None else run)]
         if not keys and run is not None:
@@ -48,7 +48,7 @@ def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: s
         keys = [*dict.fromkeys(find(context, one).key for one in refs)]
     renewal = _Renewal()
     count = sum(renewal.checkpoint(layout.checkpoint(key)) for key in sorted(keys))
-    if ref is None:  # also what `undelete` can bring back
+    if ref is None:  # include checkpoints that `undelete` can restore
         waiting = [name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None]
         count += sum(renewal.checkpoint(layout.trash / name) for name in waiting)
     renewal.own_files(layout.root)
@@ -59,8 +59,8 @@ def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: s
 
 
 def renew_used(context: Context, existing: CheckpointKey | None) -> None:
-    """After a save, renew the times of the store's own files, and of the checkpoint of equal content that it found."""
-    # The blobs of a new checkpoint have current times: the save wrote or claimed them.
+    """After a save, renew the times of the store's own files, and of the existing checkpoint of equal content."""
+    # The blobs of a new checkpoint have current times, since the save wrote or claimed them.
     layout, known = context.layout, context.known
     renewal = _Renewal(only_due=True)
     if existing is not None:
@@ -68,7 +68,7 @@ def renew_used(context: Context, existing: CheckpointKey | None) -> None:
     now_s = time.time()
     if now_s - known.own_files_renewed_s > blob_time.RENEW_AFTER_S:
         renewal.own_files(layout.root)
-        known.own_files_renewed_s = now_s  # last: after an error the next save tries again
+        known.own_files_renewed_s = now_s  # last, so that the next save tries again after an error
 
 
 class _Renewal:
@@ -76,23 +76,23 @@ class _Renewal:
 
     def __init__(self, *, only_due: bool = False) -> None:
         self.blobs: dict[tuple[int, int], int] = {}  # (device, inode) -> size
-        self._only_due = only_due  # leave those alone that have times of the last day
+        self._only_due = only_due  # skip files with times of the last day
         self._owners: Counter[int] = Counter()
         self._closed: list[str] = []
 
     def checkpoint(self, path: StorePath) -> bool:
-        """Renew the files of a checkpoint; False if it is gone, or may not be touched."""
+        """Renew the files of a checkpoint; return False if it was removed, or may not be touched."""
         try:
-            # As a reader: nothing takes it apart meanwhile.
+            # Locked like a reader, so that it is not deleted meanwhile.
             with locks.lock_shared(path) as lock:
                 for name, status in dirfd_stat.statuses(lock.inside):
-                    # A repair knows a mark of damage by its times.
+                    # A repair identifies a mark of damage by its times.
                     if stat.S_ISREG(status.st_mode) and name != MARK:
                         self._renew(lock.inside / name, status)
                 for name, status in dirfd_stat.statuses(lock.inside / BLOBS):
                     if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in self.blobs:
                         self._renew(lock.inside / BLOBS / name, status)
-        except (FileNotFoundError, NotADirectoryError):  # dropped meanwhile
+        except (FileNotFoundError, NotADirectoryError):  # dropped in the meantime
             return False
         except (InUse, PermissionError) as error:
             self._closed.append(f"{path.inner}: {why_of(error)}")
@@ -100,7 +100,7 @@ class _Renewal:
         return True
 
     def own_files(self, root: StorePath) -> None:
-        """Renew the small files that every use of the store needs: settings, tags, pins, what is known of remotes."""
+        """Renew the small files that every use of the store needs: settings, tags, pins, records of remotes."""
         for folder in (root, *(root / name for name in _SMALL)):
             for name, status in dirfd_stat.statuses(folder):
                 if not stat.S_ISDIR(status.st_mode):
@@ -114,10 +114,10 @@ class _Renewal:
                     pass
                 elif not is_blob:
                     os.utime(name, dir_fd=parent, follow_symlinks=False)
-                # Asked now: a program may have written into it since the directory was listed.
+                # Checked again: a program may have written to it since the directory was listed.
                 elif blob_time.is_stamp(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mtime_ns):
                     blob_time.stamp(name, dir_fd=parent)
-                else:  # it remains suspect, and gets a time that a purge spares
+                else:  # it remains suspect, and gets a time that a purge by age spares
                     blob_time.mark_suspect(name, dir_fd=parent)
             except PermissionError:
                 self._owners[status.st_uid] += 1
@@ -126,6 +126,8 @@ class _Renewal:
                 self.blobs[status.st_dev, status.st_ino] = status.st_size
 
     def refused(self) -> tuple[str, ...]:
-        """Say which files kept their times, and why."""
-        owned = (f"{counted(count, 'file')} of uid {uid}, who alone may do it" for uid, count in self._owners.items())
+        """Return which files kept their times, and why."""
+        owned = (
+            f"{counted(count, 'file')} of uid {uid}, who alone may renew them" for uid, count in self._owners.items()
+        )
         return (*owned, *self._closed)

@@ -116,7 +116,7 @@ def test_a_missing_catalog_is_reported_by_a_reader_and_by_the_writer_that_rebuil
 
     assert (reading.exit_code, writing.exit_code) == (0, 0)
     assert reading.stderr.startswith("warning: the catalog ")
-    assert "reading the directories instead" in reading.stderr
+    assert "Reading the directories instead" in reading.stderr
     assert reading.stderr.count("\n") == 1
     assert writing.stderr.startswith("warning: Rebuilt the catalog from ")
     assert writing.stderr.count("\n") == 1

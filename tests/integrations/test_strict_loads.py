@@ -426,7 +426,7 @@ def test_an_attribute_of_a_tensor_is_named_once(store: Store, background: bool) 
                 store.save(state, step)
     store.close()
     said = [str(one.message) for one in told if "power cut" not in str(one.message)]
-    assert said == [f"attributes of tensors are not stored: {name} (tag); store them under keys of their own"]
+    assert said == [f"attributes of tensors are not stored: {name} (tag). Store them under separate keys"]
 
 
 def test_a_resume_by_dcp_names_the_settings_of_optimizers_that_it_replaces(store: Store) -> None:

@@ -93,7 +93,7 @@ GOING_ON = [
         "retention continues after a checkpoint that the system refuses",
         "retention-stops-at-one",
         "retain._try_drop",
-        "    except OSError as error:  # one that the system does not let go must not keep the others\n"
+        "    except OSError as error:  # an error of the system must not keep the others from being dropped\n"
         "        return _refused(info, error)\n",
         "",
         f"{_FREE}::test_retention_after_a_save_drops_the_others_and_the_save_names_the_one",

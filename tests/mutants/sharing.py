@@ -283,7 +283,7 @@ SHARING = [
         "an undeleted checkpoint is in the catalog immediately",
         "undo-not-entered",
         "waiting.undelete",
-        "    with suppress(CkstoreError, OSError):  # else the next opening enters it\n"
+        "    with suppress(CkstoreError, OSError):  # otherwise the next opening enters it\n"
         "        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)\n",
         "",
         "tests/ops/free/test_undo.py::test_what_comes_back_is_in_the_catalog_at_once",
@@ -753,7 +753,7 @@ SHARING = [
         "on a shared filesystem, opening sweeps no staging",
         "opening-sweeps-other-hosts",
         "opening.recover",
-        "    if not context.shared:  # else",
+        "    if not context.shared:  # otherwise",
         "    if context.layout:  # else",
         "tests/ops/test_shared.py::test_opening_leaves_the_saves_of_other_hosts_and_what_they_dropped",
         "assert",

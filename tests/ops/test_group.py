@@ -537,7 +537,7 @@ def test_a_member_renews_the_times_of_their_own_files_and_is_told_of_the_others(
     for member in group:
         (refused,) = member.do("warnings.simplefilter('ignore'); tell(store.touch().refused)")
         assert [text.split(" of uid ")[1] for text in refused] == [
-            f"{other.user.uid}, who alone may do it" for other in group if other is not member
+            f"{other.user.uid}, who alone may renew them" for other in group if other is not member
         ]
 
     fresh = {path: path.stat().st_mtime > path.stat().st_ctime - 3600 for path in one.store.glob("blobs/*/*")}

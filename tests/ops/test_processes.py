@@ -175,7 +175,7 @@ def test_losing_the_catalog_loses_nothing(store: Store) -> None:
     for path in store.path.glob("catalog.db*"):
         path.unlink()
 
-    with pytest.warns(CkstoreWarning, match="catalog.db is missing: reading the directories instead") as caught:
+    with pytest.warns(CkstoreWarning, match="catalog.db is missing. Reading the directories instead") as caught:
         assert [store.checkpoints(), store.checkpoints()] == [before, before]
     with pytest.warns(CkstoreWarning, match="ckstore reindex"):
         assert Store.open(store.path, readonly=True).checkpoints() == before
@@ -192,7 +192,7 @@ def test_a_damaged_catalog_is_set_aside_and_rebuilt(store: Store) -> None:
         path.unlink()
     (store.path / "catalog.db").write_bytes(b"no database at all, but long enough to be looked at" * 100)
 
-    with pytest.warns(CkstoreWarning, match="reading the directories instead"):
+    with pytest.warns(CkstoreWarning, match="Reading the directories instead"):
         assert store.checkpoints() == before
     info = store.save(state(2))
     with pytest.warns(CkstoreWarning, match=r"Rebuilt the catalog from .*catalog.db.damaged-1"):

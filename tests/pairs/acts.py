@@ -319,7 +319,7 @@ def touch(world: World, store: Store) -> None:
         times_ns = status.st_atime_ns - month_ns, status.st_mtime_ns - month_ns
         os.utime(path, ns=times_ns, follow_symlinks=False)
     refused = store.touch().refused
-    assert all(text.endswith("who alone may do it") for text in refused)
+    assert all(text.endswith("who alone may renew them") for text in refused)
     for path in own:
         with suppress(FileNotFoundError):
             if path.lstat().st_mtime < time.time() - week_s:

@@ -365,7 +365,7 @@ def test_a_remote_in_a_directory_is_not_opened_as_a_store(tmp_path: Path) -> Non
     store.push(1)
     with pytest.raises(Exception, match="there is no store") as raised:
         Store.open(tmp_path / "m")
-    assert "a remote is there" in raised.value.hint  # type: ignore[attr-defined]
+    assert "it is a remote" in raised.value.hint  # type: ignore[attr-defined]
     with pytest.raises(BadInput, match="is not empty"):
         Store.init(tmp_path / "m")
     assert Store.open(f"file://{tmp_path}/m").load(1) == {"w": 1}

@@ -292,7 +292,7 @@ def test_a_store_in_a_directory_is_a_remote(store: Store, tmp_path: Path) -> Non
     assert entry.uuid == other._context.settings.uuid
     with pytest.raises(BadInput, match="this store itself"):
         store.remotes.add("x", store.path)
-    with pytest.raises(BadInput, match="a store is never pushed to"):
+    with pytest.raises(BadInput, match="nothing is pushed to a store"):
         store.config.mirror = "nas"
 
 

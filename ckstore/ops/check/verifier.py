@@ -347,7 +347,7 @@ class Teller:
     def _look(self) -> dict[int, list[tuple[int, Piece | None]]]:
         """Return the storages and pieces in each file, and record the values in each storage.
 
-        In place of a piece that is decoded from the file, or with it, None: any damage of the file may damage the piece.
+        None stands for a piece that is decoded from the file, or with it. Any damage of the file may damage the piece.
         """
         storages: dict[int, list[tuple[int, Piece | None]]] = defaultdict(list)
         numbers = {file.digest: number for number, file in enumerate(self._manifest.stored)}

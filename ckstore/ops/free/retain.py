@@ -344,6 +344,6 @@ def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, 
         return Skipped(info, error.message)
     except PermissionError as error:
         return Skipped(info, f"this user may not drop it: {describe_os_error(error)}")
-    except OSError as error:  # one that the system does not let go must not keep the others
+    except OSError as error:  # an error of the system must not keep the others from being dropped
         return _refused(info, error)
     return Skipped(info, "")

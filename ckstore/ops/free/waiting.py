@@ -117,7 +117,7 @@ def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> Che
             files.sync_directory(folder)
         context.known.directories.changed(key, dirfd_stat.status(layout.checkpoint(key)).st_ino, change)
     # Not while the exclusive lock is held: reconciling takes a shared lock on the directory.
-    with suppress(CkstoreError, OSError):  # else the next opening enters it
+    with suppress(CkstoreError, OSError):  # otherwise the next opening enters it
         reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     events.note(context, "restored", (chosen.run, chosen.step), id=chosen.id)
     of_step = infos(context, at=stamps(context, layout.of_step(chosen.run, chosen.step)), superseded=True)

@@ -44,7 +44,7 @@ def test_a_path_that_is_not_utf_8_is_warned_of_as_others_are(store: Store, monke
     monkeypatch.setattr(notices, "_warned_not_durable", set())
     reason = f"{os.fsdecode(b'/data/' + bytes([255]))} is on tmpfs, and is gone after a restart"
 
-    with pytest.warns(CkstoreWarning, match="a power cut may lose what is saved here: /data/"):
+    with pytest.warns(CkstoreWarning, match="a power cut may lose checkpoints in this store: /data/"):
         notices.tell_not_durable(reason, store._context.settings)
 
 
@@ -109,7 +109,7 @@ def test_a_place_that_is_not_durable_is_warned_of_before_the_first_save(kind: st
         Store.open(store.path).commit(__file__)
     told = [str(warning.message) for warning in caught]
     assert len(told) == (kind == "tmpfs")
-    assert all(text.startswith("a power cut may lose what is saved here: ") for text in told)
+    assert all(text.startswith("a power cut may lose checkpoints in this store: ") for text in told)
     assert all(warning.filename == __file__ for warning in caught)
 
 
@@ -142,7 +142,7 @@ def _shown(store: Path) -> int:
     """Return how often a new process that saves into a store warns."""
     command = [sys.executable, "-c", PROGRAM, str(store)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    return done.stderr.count("CkstoreWarning: a power cut may lose what is saved here")
+    return done.stderr.count("CkstoreWarning: a power cut may lose checkpoints in this store")
 
 
 def test_python_really_shows_it_once_for_each_store_of_a_machine(

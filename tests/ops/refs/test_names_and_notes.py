@@ -223,7 +223,7 @@ def test_annotations_outlive_the_catalog_and_go_with_a_copy(store: Store, tmp_pa
 
     shutil.copytree(directory, tmp_path / "copy")
 
-    with pytest.warns(CkstoreWarning, match="is missing: reading the directories"):
+    with pytest.warns(CkstoreWarning, match="is missing. Reading the directories"):
         assert Store.open(store.path, readonly=True).info(0).metrics["bleu"] == 27.5
     with ckstore.open_checkpoint(tmp_path / "copy") as checkpoint:
         assert checkpoint.info.metrics["bleu"] == 27.5

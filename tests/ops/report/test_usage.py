@@ -44,7 +44,7 @@ def without_catalog(store: Store) -> Store:
     for left in store.path.glob("catalog.db*"):
         left.unlink()
     reader = Store.open(store.path, readonly=True)
-    with pytest.warns(CkstoreWarning, match="reading the directories instead") if told else nullcontext():
+    with pytest.warns(CkstoreWarning, match="Reading the directories instead") if told else nullcontext():
         reader.checkpoints()
     return reader
 
