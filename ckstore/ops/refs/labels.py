@@ -111,7 +111,7 @@ def tags(context: Context) -> list[Tag]:
 
 def _no_tag(context: Context, name: str) -> NoSuchRef:
     known = sorted(context.layout.tags())[:5]
-    msg = f"the tag {name!r} does not exist"
+    msg = f"there is no tag {name!r}"
     return NoSuchRef(msg, hint=f"the tags are {', '.join(known)}" if known else "the store has no tags")
 
 

@@ -173,7 +173,7 @@ def order_problem(info: CheckpointInfo) -> str:
 
 def no_such_run(layout: Layout, run: str) -> NoSuchRef:
     """Return the error for a run that the store does not have, with the existing runs."""
-    msg = f"the run {run!r} does not exist in {layout.root}"
+    msg = f"there is no run {run!r} in {layout.root}"
     if trash.waits(layout, run):
         by_command = f"its checkpoints were deleted; ckstore undo --run {run} restores them"
         hint = "its checkpoints were deleted; store.dropped() lists those that store.undelete(ref) restores"
