@@ -121,10 +121,10 @@ from ckstore.ops.config import StoreConfig as StoreConfig
 from ckstore.ops.read.checkout import LinkMode as LinkMode
 from ckstore.ops.read.export_formats import ExportFormat as ExportFormat
 from ckstore.ops.read.load import Select as Select
-from ckstore.ops.read.load_into import LoadReport as LoadReport
 from ckstore.ops.read.open_checkpoint import LeafSlice as LeafSlice
 from ckstore.ops.read.open_checkpoint import LeafSummary as LeafSummary
 from ckstore.ops.read.open_checkpoint import OpenCheckpoint as OpenCheckpoint
+from ckstore.ops.read.target_load import LoadReport as LoadReport
 from ckstore.ops.refs.follow import Follower as Follower
 from ckstore.ops.save.options import SaveOptions as SaveOptions
 from ckstore.ranks.attempt import Ranks as Ranks

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from ckstore.ops.read.checkout import LinkMode
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
-    from ckstore.ops.read.load_into import LoadReport
     from ckstore.ops.read.open_checkpoint import OpenCheckpoint
+    from ckstore.ops.read.target_load import LoadReport
     from ckstore.ops.refs.follow import Follower
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
@@ -902,9 +902,9 @@ class Store:
                 this case, the objects before it are loaded.
             DamagedBlob: Data is damaged or missing. The message names the tensor.
         """
-        from ckstore.ops.read.load_into import IntoRequest, load_into
+        from ckstore.ops.read.target_load import LoadIntoRequest, load_into
 
-        request = IntoRequest(
+        request = LoadIntoRequest(
             strict=strict,
             select=select,
             rename=rename,
@@ -1350,7 +1350,7 @@ class Store:
             AmbiguousRef: Several blobs or pieces match.
             BadInput: `digest` is not a valid digest.
         """
-        from ckstore.ops.report.why import why
+        from ckstore.ops.report.blob_users import why
 
         return BriefList(why(self._context, digest))
 
@@ -1623,7 +1623,7 @@ class Store:
         Raises:
             CkstoreError: A directory of the store cannot be read.
         """
-        from ckstore.ops.free.waiting import waiting
+        from ckstore.ops.free.undo import waiting
 
         return waiting(self._context)
 
@@ -1640,7 +1640,7 @@ class Store:
             DamagedBlob: The checkpoint lacks a blob, or its manifest is damaged. It has a `problem` in `dropped`.
             BadInput: The ref is not valid for `undelete`, or several runs have such a checkpoint.
         """
-        from ckstore.ops.free.waiting import undelete
+        from ckstore.ops.free.undo import undelete
 
         return undelete(self._context, ref)
 
@@ -1938,7 +1938,7 @@ class Store:
         Raises:
             BadInput: The settings are damaged.
         """
-        from ckstore.ops.mirrored import status_of
+        from ckstore.ops.mirror_record import status_of
         from ckstore.ops.refs.listing import current_or_named
 
         return status_of(self._context, current_or_named(self._context))

@@ -98,7 +98,7 @@ def _weight(manifest: Manifest | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSeen:
+class RunListing:
     """The directory of a run when it was last listed."""
 
     stamp: RunStamp | None = None  # None if it must be listed again
@@ -123,14 +123,14 @@ class DirectoryCache:
     """
 
     def __init__(self) -> None:
-        self._runs: dict[str, RunSeen] = {}
+        self._runs: dict[str, RunListing] = {}
 
     @property
     def known_count(self) -> int:
         """How many checkpoints there were at the last look; 0 before the first."""
         return sum(len(seen.published) for seen in self._runs.values())
 
-    def look(self, layout: Layout) -> dict[str, RunSeen]:
+    def look(self, layout: Layout) -> dict[str, RunListing]:
         """Return the current state of each run."""
         runs = {run: self._look(layout, run) for run in layout.runs()}
         # Replace the whole cache, so that removed runs are dropped from it.
@@ -144,14 +144,14 @@ class DirectoryCache:
         self._runs[run] = seen = self._look(layout, run)
         return sorted(seen.steps.get(step, ()))
 
-    def _look(self, layout: Layout, run: str) -> RunSeen:
-        seen = self._runs.get(run, RunSeen())
+    def _look(self, layout: Layout, run: str) -> RunListing:
+        seen = self._runs.get(run, RunListing())
         # One stat per run instead of a listing, which takes 12 ms per save for 10,000 checkpoints.
         if seen.stamp is None or seen.stamp != layout.run_stamp(run):
             return _listed(layout, run, seen)
         return seen
 
-    def judged(self, runs: Mapping[str, RunSeen], unsure: set[CheckpointKey]) -> None:
+    def judged(self, runs: Mapping[str, RunListing], unsure: set[CheckpointKey]) -> None:
         """Record that the order of all checkpoints returned by `look` is known, except these."""
         for run, seen in runs.items():
             # By identity: another thread may have read a newer state of the run, which was not checked.
@@ -164,12 +164,12 @@ class DirectoryCache:
         `change` is the run before and after, while no other process could drop anything in it; None if not known.
         """
         try:
-            self._runs[place.run] = _after_change(self._runs.get(place.run, RunSeen()), place, inode, change)
+            self._runs[place.run] = _after_change(self._runs.get(place.run, RunListing()), place, inode, change)
         except MemoryError:  # the change is durable and has not failed; everything is listed the next time
             self._runs = {}
 
 
-def _after_change(seen: RunSeen, place: CheckpointKey, inode: int | None, change: RunChange | None) -> RunSeen:
+def _after_change(seen: RunListing, place: CheckpointKey, inode: int | None, change: RunChange | None) -> RunListing:
     names, published, steps, name = dict(seen.names), dict(seen.published), dict(seen.steps), place.directory
     others = tuple(key for key in steps.pop(place.step, ()) if key != place)
     if inode is None:
@@ -184,10 +184,10 @@ def _after_change(seen: RunSeen, place: CheckpointKey, inode: int | None, change
     # Only if nothing changed between the last listing and this change; otherwise a checkpoint would be missed.
     if change is not None and change.before is not None and change.before == seen.stamp:
         stamp = _trusted(change.after, published)
-    return RunSeen(stamp, names, published, seen.unsure - {place}, steps)
+    return RunListing(stamp, names, published, seen.unsure - {place}, steps)
 
 
-def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
+def _listed(layout: Layout, run: str, before: RunListing) -> RunListing:
     # The stamp before the listing and again after it: a change in between is in one of the two.
     begun_ns, stamp = time.time_ns(), layout.run_stamp(run)
     listed = layout.listed(run)
@@ -215,7 +215,7 @@ def _listed(layout: Layout, run: str, before: RunSeen) -> RunSeen:
     steps: dict[int, tuple[CheckpointKey, ...]] = {}
     for key in published:
         steps[key.step] = (*steps.get(key.step, ()), key)
-    return RunSeen(_trusted(stamp, published), names, published, frozenset(unsure), steps)
+    return RunListing(_trusted(stamp, published), names, published, frozenset(unsure), steps)
 
 
 def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> RunStamp | None:

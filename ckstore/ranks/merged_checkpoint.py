@@ -26,7 +26,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.save.continuation import described, parent_in
 from ckstore.ops.save.health import judged, lineage_of
-from ckstore.ops.save.save import Request, Staged, draft_of, save_staged
+from ckstore.ops.save.save import Request, StagedCheckpoint, draft_of, save_staged
 from ckstore.ops.save.write import StorageLocations
 from ckstore.ranks.part_merger import PartMerger
 from ckstore.ranks.rank_identity import Document, named
@@ -51,7 +51,7 @@ class MergedCheckpoint:
     ) -> CheckpointInfo:
         """Merge the parts and publish them. `say` is called with the name of the directory before it is renamed."""
 
-        def stage(staging: Staging, notes: list[str]) -> Staged:
+        def stage(staging: Staging, notes: list[str]) -> StagedCheckpoint:
             del notes
             # Before the parts are joined: who gives this rank up must know what to move away.
             say(staging.path.name)
@@ -147,7 +147,7 @@ class MergedCheckpoint:
             draft = replace(draft, health=found.lineage.health)
         ranks = RankRecord(len(parts), self.attempt, tuple(str(one["host"]) for one in about), self.entries)
         now_ns = time.time_ns()
-        return Staged(
+        return StagedCheckpoint(
             replace(draft, ranks=ranks),
             texts,
             lambda: dict.fromkeys(written & here, (now_ns, 0)),

@@ -29,7 +29,7 @@ from ckstore.ops.save.continuation import parent_in
 from ckstore.ops.save.health import check_of
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
-from ckstore.ops.save.recorded import state_changed
+from ckstore.ops.save.recorded_chunks import state_changed
 from ckstore.ops.save.save import draft_of
 from ckstore.ops.save.write import store_sources
 from ckstore.ranks.work import RankWork, WorkWatch

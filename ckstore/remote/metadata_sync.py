@@ -20,7 +20,7 @@ from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.failures import OF_ALL, joined
-from ckstore.ops.mirrored import note_taken, read_mirrored
+from ckstore.ops.mirror_record import note_taken, read_mirrored
 from ckstore.ops.refs import listing
 from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held

@@ -43,7 +43,7 @@ from ckstore.ops.context import Context, info_of, tags_by_checkpoint
 from ckstore.ops.failures import OF_ALL, failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free, purge
-from ckstore.ops.free.superseded import drop_older
+from ckstore.ops.free.superseded_checkpoints import drop_older
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.protection import held

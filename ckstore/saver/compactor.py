@@ -18,7 +18,7 @@ def wake(context: Context) -> None:
     """Start the process that compacts, if a checkpoint may be old enough."""
     if not _is_time(context):
         return
-    from ckstore.ops.compact.by_rule import is_any_due, rule_of
+    from ckstore.ops.compact.compaction_rule import is_any_due, rule_of
 
     rule = rule_of(context.layout)
     if rule is None or not is_any_due(context, rule):

@@ -15,7 +15,7 @@ from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore.fs.locks import DirectoryLock
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
-from ckstore.ops.mirrored import FOLDER, behind, note_problem
+from ckstore.ops.mirror_record import FOLDER, behind, note_problem
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.saver.client.process import children, reap, start
 from ckstore.saver.client.savers import savers_seen, started_at, status_at

@@ -165,7 +165,7 @@ COMPACTING = [
     Mutant(
         "the form before a compaction cannot be undeleted",
         "undo-of-a-compaction",
-        "waiting.waiting",
+        "undo.waiting",
         "if any(id_at(layout.checkpoint(key)) == looked.manifest_id for key in published[place.run_step]):\n",
         "if not looked.manifest_id:\n",
         "tests/ops/free/test_undo.py::"

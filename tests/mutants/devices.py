@@ -13,8 +13,8 @@ DEVICES = [
         "store_sources",
         "        writer.complete(blobs)\n"
         "        found = None if health is None else health.complete(storages)\n"
-        "    # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.\n"
-        "    except _Stopped as stopped:\n"
+        "    # `_StopSignal` is of a thread that only saw another fail; the caller needs the error that began it.\n"
+        "    except _StopSignal as stopped:\n"
         "        raise writer.first_error or stopped from None\n"
         "    finally:\n"
         "        writer.stop()\n",

@@ -259,7 +259,7 @@ DURABILITY = [
     Mutant(
         "fsync of the run after an undelete",
         "undelete-not-synced-in-run",
-        "waiting.undelete",
+        "undo.undelete",
         "        for folder in (run, layout.checkpoints, layout.staging, layout.trash):\n",
         "        for folder in (layout.checkpoints, layout.staging, layout.trash):\n",
         law("undelete"),
@@ -268,7 +268,7 @@ DURABILITY = [
     Mutant(
         "fsync of staging/ after an undelete",
         "undelete-not-synced-in-staging",
-        "waiting.undelete",
+        "undo.undelete",
         "        for folder in (run, layout.checkpoints, layout.staging, layout.trash):\n",
         "        for folder in (run, layout.checkpoints, layout.trash):\n",
         law("undelete"),

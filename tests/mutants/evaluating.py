@@ -83,7 +83,7 @@ EVALUATING = [
     Mutant(
         "a superseded checkpoint is kept while it is evaluated, and in the plan of a gc",
         "superseded-in-evaluation",
-        "superseded.due",
+        "superseded_checkpoints.due",
         " and one.info.id not in evaluated",
         "",
         f"{_TESTS}::test_a_gc_plans_with_what_is_being_evaluated",

@@ -91,7 +91,7 @@ MEMBERS = [
     Mutant(
         "gc --now keeps superseded checkpoints of other users for their window",
         "purge-of-superseded",
-        "superseded._is_over",
+        "superseded_checkpoints._is_over",
         "purge and trash.may_purge(path)",
         "purge",
         f"{_RULES}::test_gc_now_of_a_member_leaves_superseded_checkpoints_of_other_members",

@@ -61,7 +61,7 @@ PARTIES = [
     Mutant(
         "downloaded bytes are written without the mutex of the cache",
         "cache-written-under-lock",
-        "Fetched.keep",
+        "DownloadCache.keep",
         "        with suppress(CkstoreError, OSError):\n",
         "        with suppress(CkstoreError, OSError), _mutex:\n",
         f"{_CACHE}::test_fetched_bytes_are_written_by_several_threads_at_once",
@@ -70,7 +70,7 @@ PARTIES = [
     Mutant(
         "threads that write downloaded bytes concurrently share one limit",
         "cache-pending-uncounted",
-        "Fetched._make_room",
+        "DownloadCache._make_room",
         "        nbytes += self._pending_bytes\n",
         "",
         f"{_CACHE}::test_concurrent_writers_keep_the_cache_within_its_limit",

@@ -111,7 +111,7 @@ PUBLISHING = [
     Mutant(
         "a save drops no newer checkpoint",
         "newer-one-dropped",
-        "superseded._drop_one",
+        "superseded_checkpoints._drop_one",
         "    if older.order >= new.order and not newer:",
         "    if older is new:",
         f"{_SUPERSEDED}::test_what_comes_later_in_the_order_of_commits_is_not_dropped_as_older",
@@ -120,7 +120,7 @@ PUBLISHING = [
     Mutant(
         "superseded checkpoints are kept for the longer undo window",
         "superseded-not-waiting",
-        "superseded._is_over",
+        "superseded_checkpoints._is_over",
         "    return found is None or not trash.left_of(window_s, found.st_ctime)\n",
         "    return True\n",
         f"{_SUPERSEDED}::test_what_a_reader_had_open_when_it_was_replaced_can_be_undone",
@@ -129,7 +129,7 @@ PUBLISHING = [
     Mutant(
         "a protected superseded checkpoint is not dropped",
         "protected-due",
-        "superseded.due",
+        "superseded_checkpoints.due",
         "pins is not None and not one.info.tags and one.info.id not in pins and ",
         "",
         f"{_SUPERSEDED}::test_a_gc_does_not_count_what_is_superseded_and_needed[tagged]",
@@ -138,7 +138,7 @@ PUBLISHING = [
     Mutant(
         "a damaged checkpoint supersedes nothing",
         "due-for-a-damaged-one",
-        "superseded._due",
+        "superseded_checkpoints._due",
         "        if not why_not_valid(context, one):\n",
         "        if one:\n",
         f"{_SUPERSEDED}::test_where_the_newest_is_damaged_the_older_one_stays_and_is_not_loaded_as_the_step",

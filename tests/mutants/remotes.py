@@ -464,7 +464,7 @@ REMOTES = [
     Mutant(
         "retention keeps checkpoints locally that the mirror should keep and lacks",
         "wanted-there-dropped",
-        "mirrored.kept_for_mirror",
+        "mirror_record.kept_for_mirror",
         "        found |= {info.name: not_yet(remote) for info in lacking if info.name in wanted}\n",
         "        found |= {info.name: not_yet(remote) for info in lacking if info.name in found}\n",
         f"{_KEEP}::test_local_retention_keeps_checkpoints_that_the_mirror_lacks_and_will_keep[url]",
@@ -501,7 +501,7 @@ REMOTES = [
     Mutant(
         "metadata from the mirror is not pushed back to it",
         "taken-sent-back",
-        "mirrored.note_taken",
+        "mirror_record.note_taken",
         "    if documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
         "    if not documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
         f"{_MIRROR}::test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stores[url-pull]",
@@ -546,7 +546,7 @@ REMOTES = [
     Mutant(
         "a mirror records pushed checkpoints until it has all later ones",
         "given-forgotten",
-        "mirrored.add_mirrored",
+        "mirror_record.add_mirrored",
         "    if all(info.id in given or info.elsewhere for info in here):\n",
         "    if given:\n",
         f"{_MIRROR}::test_a_step_saved_again_replaces_the_metadata_on_the_mirror[directory]",
@@ -609,7 +609,7 @@ REMOTES = [
     Mutant(
         "the download cache has a size limit",
         "cache-unbounded",
-        "Fetched._make_room",
+        "DownloadCache._make_room",
         "        if self._nbytes + nbytes <= most:\n            return True\n",
         "        if nbytes <= most:\n            return True\n",
         f"{_CACHE}::test_the_cache_is_bounded_and_drops_the_least_recently_used_entry",
@@ -618,7 +618,7 @@ REMOTES = [
     Mutant(
         "the cache uses at most half of the free space",
         "cache-fills-disk",
-        "fetched.limit_bytes",
+        "download_cache.limit_bytes",
         "    return min(share, (room.free_bytes + kept_bytes) // 2)\n",
         "    return share\n",
         f"{_CACHE}::test_the_cache_never_takes_more_than_half_of_the_free_space",

@@ -210,7 +210,7 @@ SHARING = [
     Mutant(
         "a checkpoint that lacks a blob cannot be undeleted",
         "undo-of-half-a-checkpoint",
-        "waiting.waiting",
+        "undo.waiting",
         "nbytes, name, looked.problem))",
         "nbytes, name))",
         "tests/ops/free/test_undo.py::test_what_lacks_a_blob_is_listed_with_what_it_lacks_and_refused",
@@ -282,7 +282,7 @@ SHARING = [
     Mutant(
         "an undeleted checkpoint is in the catalog immediately",
         "undo-not-entered",
-        "waiting.undelete",
+        "undo.undelete",
         "    with suppress(CkstoreError, OSError):  # otherwise the next opening enters it\n"
         "        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)\n",
         "",
@@ -554,7 +554,7 @@ SHARING = [
     Mutant(
         "the catalog is made equal to the directories at opening",
         "published-not-adopted",
-        "catch_up._reconcile",
+        "catalog_update._reconcile",
         "    if stale:\n",
         "    if stale and not stale:\n",
         "tests/ops/test_processes.py::test_what_a_killed_save_left_is_swept_and_what_it_published_is_adopted",

@@ -138,7 +138,7 @@ VALUES = [
     Mutant(
         "after a failed load the next save has no parent",
         "half-loaded-has-a-parent",
-        "load_into.load_into",
+        "target_load.load_into",
         "            lose_parents(context)\n",
         "            pass\n",
         f"{_PARENTS}::test_what_a_load_that_failed_halfway_has_left_continues_nothing_and_the_save_says_so",

@@ -16,7 +16,7 @@ from tests.protocol.search import Step
 from tests.protocol.world import CHECKPOINTS, World
 
 _START = "objects.collector.Collector.try_start"
-_CATCH_UP = "ops.index.catch_up.catch_up"
+_CATCH_UP = "ops.index.catalog_update.catch_up"
 _EMPTY = "objects.collector.Collector.empty"
 _APART = "objects.collector.Collector._take_apart"
 _ENTER = "objects.collector.Collector._enter_all"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckstore import CkstoreError, NoSuchRemote, RemoteFull, RetentionPolicy, Store
-from ckstore.ops import mirrored
+from ckstore.ops import mirror_record
 from ckstore.ops.api_calls import describe_error
 from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.mirror import mirror_step
@@ -85,7 +85,7 @@ def mirror(store: Store) -> CkstoreError | None:
         problem = steps.problem
     except CkstoreError as error:
         problem = error
-    mirrored.note_problem(context_of(store).layout, "cold", "" if problem is None else describe_error(problem))
+    mirror_record.note_problem(context_of(store).layout, "cold", "" if problem is None else describe_error(problem))
     return problem
 
 

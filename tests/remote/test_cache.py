@@ -16,8 +16,8 @@ import pytest
 from ckstore import BytesElsewhere, Store
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.store_path import AnyPath
-from ckstore.ops import fetched
-from ckstore.ops.fetched import Fetched, cached_bytes, folder, limit_bytes
+from ckstore.ops import download_cache
+from ckstore.ops.download_cache import DownloadCache, cached_bytes, folder, limit_bytes
 from ckstore.remote import keys
 from ckstore.store import context_of
 from tests.remote.double import Double, new_remote
@@ -78,7 +78,7 @@ def test_damaged_or_forged_bytes_in_the_cache_are_fetched_again(evicted: tuple[S
 def test_the_cache_is_bounded_and_drops_the_least_recently_used_entry(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
     store.config.cache_bytes = 10_000
-    cache = Fetched(context_of(store))
+    cache = DownloadCache(context_of(store))
     digests = [f"xxh3-{number:032x}" for number in range(8)]
     for number, digest in enumerate(digests[:4]):
         cache.keep(digest, 0, memoryview(bytes([number]) * 2000))
@@ -153,10 +153,10 @@ def test_verify_names_the_remote_of_evicted_bytes_and_reports_no_damage(evicted:
 
 def test_a_forked_child_does_not_wait_for_threads_of_its_parent(tmp_path: Path) -> None:
     store = Store.init(tmp_path / "store")
-    cache, is_held, may_end = Fetched(context_of(store)), threading.Event(), threading.Event()
+    cache, is_held, may_end = DownloadCache(context_of(store)), threading.Event(), threading.Event()
 
     def hold() -> None:
-        with fetched._mutex:
+        with download_cache._mutex:
             is_held.set()
             may_end.wait(60)
 
@@ -212,7 +212,7 @@ def test_without_a_readable_cache_directory_bytes_are_fetched(
 
 def test_fetched_bytes_are_written_by_several_threads_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = context_of(Store.init(tmp_path / "store"))
-    cache = Fetched(context)
+    cache = DownloadCache(context)
     # Each write waits until the other one has begun.
     together = threading.Barrier(2)
     write_all = files.write_all
@@ -238,7 +238,7 @@ def test_concurrent_writers_keep_the_cache_within_its_limit(tmp_path: Path, monk
     store = Store.init(tmp_path / "store")
     store.config.cache_bytes = 3000
     context = context_of(store)
-    cache = Fetched(context)
+    cache = DownloadCache(context)
     begun, go = threading.Semaphore(0), threading.Event()
     write_all = files.write_all
 

@@ -10,7 +10,7 @@ import pytest
 
 from ckstore import BytesElsewhere, NoSuchRemote, RemoteError, RetentionPolicy, Store
 from ckstore.model.times import time_of_text
-from ckstore.ops import mirrored
+from ckstore.ops import mirror_record
 from ckstore.remote import keys
 from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.mirror import mirror_step
@@ -50,8 +50,8 @@ def all_steps(store: Store) -> None:
 
 
 def later(monkeypatch: pytest.MonkeyPatch, days: float = 1.0) -> None:
-    real = mirrored.now
-    for module in (mirrored, mirror_step):
+    real = mirror_record.now
+    for module in (mirror_record, mirror_step):
         monkeypatch.setattr(module, "now", lambda: real() + timedelta(days=days))
 
 

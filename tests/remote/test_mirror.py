@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RetentionPolicy, Store
 from ckstore.model.times import time_of_text
-from ckstore.ops import mirrored
+from ckstore.ops import mirror_record
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.target import Target
@@ -516,7 +516,7 @@ def test_the_mirror_age_is_reported_everywhere_and_warns_when_exceeded(
     store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     created = time_of_text(store.save(state(1), step=1).created)
     now = [created + timedelta(seconds=599)]
-    monkeypatch.setattr(mirrored, "now", lambda: now[0])
+    monkeypatch.setattr(mirror_record, "now", lambda: now[0])
 
     def said() -> tuple[str, str, float, bool]:
         finding = next(one for one in store.doctor().findings if one.what == "mirror")
@@ -532,7 +532,7 @@ def test_the_mirror_age_is_reported_everywhere_and_warns_when_exceeded(
     level, do, seconds, missed = said()
     assert (level, seconds, missed) == ("warning", 601.0, True)
     assert "ckstore savers" in do
-    mirrored.note_problem(context_of(store).layout, "mirror", "the service answers 503")
+    mirror_record.note_problem(context_of(store).layout, "mirror", "the service answers 503")
     shown = CliRunner().invoke(app, ["savers", "--store", str(store.path)])
     assert "1 checkpoint is not at the mirror yet, the oldest for 601 s of 600 s allowed" in shown.output
     assert "the last push failed: the service answers 503" in shown.output
@@ -548,7 +548,7 @@ def test_doctor_warns_while_pushes_are_refused_and_gives_the_start_time(
     store = Store.open_or_init(tmp_path / "a", mirror="s3://ck-test/run")
     began = time_of_text(store.save(state(1), step=1).created)
     now = [began]
-    monkeypatch.setattr(mirrored, "now", lambda: now[0])
+    monkeypatch.setattr(mirror_record, "now", lambda: now[0])
 
     def tried() -> tuple[str, str, str]:
         """Run one attempt of the process, a minute later."""

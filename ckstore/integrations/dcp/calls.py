@@ -39,7 +39,7 @@ from ckstore.model.settings.patience import OnFailure, check_on_failure
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
-from ckstore.ops.read.load_into import LoadReport
+from ckstore.ops.read.target_load import LoadReport
 from ckstore.ops.save.tolerance import or_not_saved, tolerated
 from ckstore.ranks.meeting import failed_on_all
 from ckstore.ranks.nodes_without_shared_store import Joined, list_from_mirror, mirror_of

@@ -21,7 +21,7 @@ from ckstore.integrations.dcp.optimizers import SavedOptimizers, own_groups
 from ckstore.integrations.dcp.state_keys import set_at
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.words import counted
-from ckstore.ops.read.load_into import LoadReport, Strict, globs_of, listed, must_fit, pairs
+from ckstore.ops.read.target_load import LoadReport, Strict, globs_of, listed, must_fit, pairs
 from ckstore.ranks.part import Content, Shard, content_of
 
 

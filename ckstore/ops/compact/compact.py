@@ -28,13 +28,13 @@ from ckstore.ops import events
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.compact.directory import BaseCheckpoints, gather, same, seal
 from ckstore.ops.compact.encode import BlobSource
-from ckstore.ops.compact.encoding_table import Encoded, EncodingPlanner, EncodingTable
+from ckstore.ops.compact.encoding_table import EncodingPlanner, EncodingTable, EncodingTotals
 from ckstore.ops.compact.plan import opened
 from ckstore.ops.compact.shares import Orphans, Owners, own_blobs
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import tell_unfreed
-from ckstore.ops.free.superseded import drop_superseded
+from ckstore.ops.free.superseded_checkpoints import drop_superseded
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.pace import Share
@@ -252,7 +252,7 @@ class _Compaction:
         self._published(entry, manifest, wanted, (former, lock), (key, staging.inode))
 
     @property
-    def encoded(self) -> Encoded:
+    def encoded(self) -> EncodingTotals:
         """The counts and sizes of the blobs that were encoded so far."""
         return self._settler.encoded
 

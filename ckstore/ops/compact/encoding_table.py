@@ -143,7 +143,7 @@ class EncodingTable:
 
 
 @dataclass(slots=True)
-class Encoded:
+class EncodingTotals:
     """How many blobs were encoded, their total size, and the total size of their encoded forms."""
 
     count: int = 0
@@ -155,7 +155,7 @@ class EncodingPlanner:
     """Settles forms, and stages the encoded files."""
 
     def __init__(self, forms: EncodingTable, orphans: Orphans) -> None:
-        self.encoded = Encoded()  # counts of the encoded blobs
+        self.encoded = EncodingTotals()  # counts of the encoded blobs
         self._forms = forms
         self._orphans = orphans
 

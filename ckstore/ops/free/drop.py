@@ -37,7 +37,7 @@ _HOW = "ckstore gc --exclusive, gc(exclusive=True) in Python"
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DropOutcome:
     """The result of dropping a checkpoint."""
 
     digests: tuple[str, ...]  # the blobs that the checkpoint named
@@ -186,7 +186,7 @@ def drop(
     is_former_form: bool = False,
     durable: bool = True,
     catalogue: bool = True,
-) -> Dropped:
+) -> DropOutcome:
     """Move a checkpoint that is not in use, tagged or pinned to trash durably. Call `make_kept_durable` first.
 
     The drop can be undone for `undo_s`, or for the grace period on a shared filesystem. Other generations of the
@@ -243,7 +243,7 @@ def drop(
     if not is_former_form:
         events.note(context, "dropped", info.key.run_step, id=info.id, why=why, metrics=metrics)
     keys = (info.key, *(key for key, _ in others))
-    return Dropped(tuple(digests), catalogued=catalogue and all(_reconcile(context, key) for key in keys))
+    return DropOutcome(tuple(digests), catalogued=catalogue and all(_reconcile(context, key) for key in keys))
 
 
 def _metrics_of(layout: Layout, info: CheckpointInfo) -> tuple[str, ...] | None:

@@ -38,15 +38,15 @@ from ckstore.objects.documents import evaluations
 from ckstore.objects.generations import other_generations
 from ckstore.objects.shared import grace as graces
 from ckstore.objects.shared.grace import Grace
-from ckstore.ops import events, fetched
+from ckstore.ops import download_cache, events
 from ckstore.ops.api_calls import describe_error, describe_os_error, of_the_system, unsafe
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
 from ckstore.ops.free.gc_plan import differences, linked_elsewhere, plan_gc
-from ckstore.ops.free.superseded import drop_superseded, due, is_undone
-from ckstore.ops.free.waiting import waiting
-from ckstore.ops.index.catch_up import catch_up, mend
+from ckstore.ops.free.superseded_checkpoints import drop_superseded, due, is_undone
+from ckstore.ops.free.undo import waiting
+from ckstore.ops.index.catalog_update import catch_up, mend
 from ckstore.ops.index.reconcile import TIMEOUT_S, reconcile_all
 from ckstore.ops.index.scan_blobs import list_blobs
 from ckstore.ops.notices import warn
@@ -101,10 +101,10 @@ def prune(
 def gc(context: Context, *, dry_run: bool, exclusive: bool, purge: bool) -> GcReport:
     """Run `collect` and clear the download cache; see `ckstore.Store.gc`."""
     if dry_run:
-        report, cached_bytes = gc_dry(context, purge=purge), fetched.cached_bytes(context.layout)
+        report, cached_bytes = gc_dry(context, purge=purge), download_cache.cached_bytes(context.layout)
     else:
         report = collect(context, exclusive=exclusive, purge=purge)
-        cached_bytes = fetched.clear(context.layout)
+        cached_bytes = download_cache.clear(context.layout)
     return replace(report, cached_bytes=cached_bytes)
 
 

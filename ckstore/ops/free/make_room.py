@@ -23,7 +23,7 @@ from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import PlanEntry, RetentionPlan
 from ckstore.model.words import counted, some_of
 from ckstore.objects import reserve, trash
-from ckstore.ops import fetched
+from ckstore.ops import download_cache
 from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.config_file import (
     KEEP_LOCAL,
@@ -40,8 +40,8 @@ from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
 from ckstore.ops.free.retain import carry_out, plan_drops, plan_local, plan_retention
-from ckstore.ops.free.superseded import drop_superseded, due
-from ckstore.ops.mirrored import behind
+from ckstore.ops.free.superseded_checkpoints import drop_superseded, due
+from ckstore.ops.mirror_record import behind
 from ckstore.ops.refs.listing import infos
 
 _KEEP_LAST = (10, 3, 1)
@@ -59,7 +59,7 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     checkpoints that use the blobs in `claimed` would not free those blobs, which the save uses.
     """
     # The download cache first, since it can be downloaded again.
-    fetched.clear(context.layout)
+    download_cache.clear(context.layout)
     # Then dropped and superseded checkpoints: they are worth less than this save and less than current ones.
     purge(context)
     policy, own_only = make_room_of(context.layout)
@@ -157,7 +157,7 @@ def _choose(
 
 def _freed_by_gc(context: Context) -> Amount:
     planned = plan_gc(context, [one.info.key for one in due(context, purge=True)], purge=True)
-    return Amount(planned.freed_bytes + fetched.cached_bytes(context.layout), planned.freed_count)
+    return Amount(planned.freed_bytes + download_cache.cached_bytes(context.layout), planned.freed_count)
 
 
 def _freed_by_each(

@@ -25,10 +25,10 @@ from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import BUDGET, StoreRules, rules_of
 from ckstore.ops.context import Context, annotation_problem
 from ckstore.ops.free.drop import drop, make_kept_durable
-from ckstore.ops.free.still_needed import with_needed_bytes
+from ckstore.ops.free.retained_bytes import with_needed_bytes
 from ckstore.ops.index.facts import from_manifests as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
-from ckstore.ops.mirrored import behind, kept_for_mirror, not_yet
+from ckstore.ops.mirror_record import behind, kept_for_mirror, not_yet
 from ckstore.ops.refs.evaluations import kept_for_evaluation
 from ckstore.ops.refs.listing import in_order, infos, no_such_run, order_problem
 from ckstore.ops.refs.protection import check_tags, pins_by_id

@@ -124,7 +124,7 @@ _MOST_UNKNOWN = 200  # for more, inspecting all checkpoints is faster
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
+class CatalogProposal:
     """A proposal from a list of names and the catalog."""
 
     listed: Mapping[str, Mapping[str, int]]  # run -> name -> inode number of each directory
@@ -140,7 +140,7 @@ def newest_by_catalog(
     *,
     newest: int,
     listed: Mapping[str, Mapping[str, int]] | None = None,
-) -> Proposed | None:
+) -> CatalogProposal | None:
     """Return the checkpoints that can be the newest of a run, or of all; None if all must be inspected.
 
     The checkpoint whose manifest was written last is included.
@@ -172,4 +172,4 @@ def newest_by_catalog(
     for place in context.known.distrusted.keys() - published.keys():  # its row may hide that it is the newest
         if place.directory in listed.get(place.run, {}):
             published[place] = runs.stamp(place)
-    return Proposed(listed, published, found.unknown)
+    return CatalogProposal(listed, published, found.unknown)

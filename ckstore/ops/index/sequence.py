@@ -17,7 +17,7 @@ from ckstore.ops.config_file import LEAST_SEQUENCE, setting_or_none
 from ckstore.ops.context import Context
 from ckstore.ops.index.facts import facts_at, facts_in, newest_by_catalog
 from ckstore.ops.index.reconcile import write_again
-from ckstore.ops.manifest_cache import RunSeen
+from ckstore.ops.manifest_cache import RunListing
 
 
 def next_sequence(context: Context, counted: Counted | None = None, least: int | None = None) -> int:
@@ -29,7 +29,7 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
         least: The least number by the settings, if they were read.
     """
     runs = context.known.directories.look(context.layout)
-    known = _Known(context)
+    known = _SequenceNumbers(context)
     known.look(*_asked(context, runs, context.known.greatest_sequence.value, counted))
     greatest = known.greatest()
     # Up to that gap every number is valid, since the first may be that large. Beyond it, all must be compared.
@@ -75,7 +75,7 @@ def _look_at_waiting(context: Context, greatest: int) -> None:
 
 def sequence_limit(context: Context) -> int:
     """Return the greatest valid sequence number in the store (`model.order`)."""
-    known = _Known(context)
+    known = _SequenceNumbers(context)
     known.look({place for place, stamp in context.layout.stamps().items() if stamp is not None}, _rows(context, None))
     known.check(place for place, sequence in [*known.sequences.items()] if sequence > WIDEST_GAP)
     return greatest_in_order(known.sequences.values())
@@ -89,7 +89,7 @@ Rows = dict[CheckpointKey, "tuple[Stamp, int]"]
 
 
 def _asked(
-    context: Context, runs: dict[str, RunSeen], own: int, counted: Counted | None
+    context: Context, runs: dict[str, RunListing], own: int, counted: Counted | None
 ) -> tuple[set[CheckpointKey], Rows]:
     """Return the checkpoints that this process has not checked, and the catalog's rows for these and newer ones."""
     published = {place for state in runs.values() for place in state.published}
@@ -118,7 +118,7 @@ def _asked(
     return unsure | rows.keys(), rows
 
 
-def _proposed(context: Context, runs: dict[str, RunSeen]) -> set[CheckpointKey] | None:
+def _proposed(context: Context, runs: dict[str, RunListing]) -> set[CheckpointKey] | None:
     """Return the checkpoints that may have the greatest number, by the catalog; None if all must be checked."""
     with context.layout.open_runs() as opened:
         found = newest_by_catalog(
@@ -141,7 +141,7 @@ def _both(listing: CatalogListing) -> Rows:
     return {place: (stamp, listing.sequences[place]) for place, stamp in listing.stamps.items()}
 
 
-class _Known:
+class _SequenceNumbers:
     """Sequence numbers of checkpoints, by the catalog if their rows are current, otherwise by their manifests."""
 
     def __init__(self, context: Context) -> None:

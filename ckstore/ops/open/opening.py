@@ -210,7 +210,7 @@ def recover(context: Context) -> list[str]:
         OSError: The system refused. The store is unchanged or partly recovered.
     """
     from ckstore.objects import reserve, trash  # a reader needs none of these
-    from ckstore.ops.index.catch_up import catch_up
+    from ckstore.ops.index.catalog_update import catch_up
 
     notes: list[str] = []
     layout = context.layout

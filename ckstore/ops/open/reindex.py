@@ -42,7 +42,7 @@ def reindex(context: Context, *, relink: bool = False, progress: Progress | None
     # Before the old catalog is set aside: a full disk with half a catalog is worse than an old one.
     _check_space(context)
     places = sorted(key for key, _ in layout.published())
-    shown = _Shown(context, places, progress, relink=relink)
+    shown = _ReindexProgress(context, places, progress, relink=relink)
     # Before the blobs are counted, so that the report has the resulting link counts.
     relinked = _relink(context, shown.blob_bytes) if relink else None
     # Renamed under the lock of writers: no process writes to it any more, and a person can inspect it.
@@ -106,7 +106,7 @@ def _check_space(context: Context) -> None:
         raise InsufficientSpace(msg, hint="free space first with ckstore gc, or move a catalog.db.old-N away")
 
 
-class _Shown:
+class _ReindexProgress:
     """Adds up the bytes that were read, to report progress."""
 
     def __init__(

@@ -63,7 +63,7 @@ def plan_export(
     if not chosen and not values.values and keep is not None:
         msg = f"{manifest.name} has no name that select={select!r} matches"
         raise NoSuchRef(msg, hint="ckstore ls REF lists the names")
-    naming = _Stripping(_prefix_of(select)) if strip_prefix else plain
+    naming = _PrefixStripper(_prefix_of(select)) if strip_prefix else plain
     quantized = QuantizedNames(manifest, keep, naming)
     held: list[tuple[LeafRecord, TensorToWrite]] = []
     unheld = []
@@ -187,7 +187,7 @@ def _prefix_of(select: Select) -> str:
     return prefix
 
 
-class _Stripping:
+class _PrefixStripper:
     """Removes a prefix from names; a tensor whose name is the prefix keeps the last part of it."""
 
     def __init__(self, prefix: str) -> None:

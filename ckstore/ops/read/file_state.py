@@ -21,7 +21,7 @@ from ckstore.model.manifest.captured import ByteSource, Captured
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StateTexts, StorageRecord, content_digest
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.ops.read.committed_file import StoredFile, find_file
-from ckstore.ops.read.described import StoredSource, places_of
+from ckstore.ops.read.described_values import StoredSource, places_of
 from ckstore.tensors.described import Most, TooMuchDescribed, capture_described
 
 # A pickle of a few kilobytes can describe billions of values: these bounds keep a hostile file from filling the memory.

@@ -17,7 +17,7 @@ from ckstore.ops.free.gc_plan import freed_in_turn
 
 
 @dataclass(frozen=True, slots=True)
-class BestBy:
+class BestCheckpoint:
     """The best checkpoint of all runs by a metric."""
 
     metric: str
@@ -37,7 +37,7 @@ def modes_of(rules: StoreRules) -> dict[str, Mode]:
     return {best.metric: best.mode for policy in policies if policy for best in policy.bests if best.mode is not None}
 
 
-def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> list[BestBy]:
+def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> list[BestCheckpoint]:
     """Return the best checkpoint of all runs by each metric; the least and the greatest if either may be best."""
     of_runs: dict[str, list[CheckpointInfo]] = {}
     for info in infos:
@@ -55,7 +55,7 @@ def _modes(metric: str, modes: Mapping[str, Mode]) -> tuple[Mode, ...]:
     return ("min", "max") if known is None else (known,)
 
 
-def _best(metric: str, mode: Mode, of_runs: Mapping[str, Sequence[CheckpointInfo]]) -> BestBy | None:
+def _best(metric: str, mode: Mode, of_runs: Mapping[str, Sequence[CheckpointInfo]]) -> BestCheckpoint | None:
     of_each = [best for run, own in of_runs.items() if (best := _best_of_run(metric, mode, run, own)) is not None]
     sign = 1 if mode == "min" else -1
     # As in one run: of equal numbers, the newest checkpoint is best.
@@ -64,7 +64,7 @@ def _best(metric: str, mode: Mode, of_runs: Mapping[str, Sequence[CheckpointInfo
     )
 
 
-def _best_of_run(metric: str, mode: Mode, run: str, own: Iterable[CheckpointInfo]) -> BestBy | None:
+def _best_of_run(metric: str, mode: Mode, run: str, own: Iterable[CheckpointInfo]) -> BestCheckpoint | None:
     """Return the checkpoint that a ref by the metric names in a run, so that the command in the report loads it."""
     plain, whole = f"{run}@{BEST}{metric}", f"{run}@{BEST}{metric}:{mode}"
     try:
@@ -73,7 +73,7 @@ def _best_of_run(metric: str, mode: Mode, run: str, own: Iterable[CheckpointInfo
         return None
     # In a ref, a colon begins the mode.
     is_plain = mode_by_name(metric) == mode and ":" not in metric
-    return BestBy(metric, mode, info, plain if is_plain else whole)
+    return BestCheckpoint(metric, mode, info, plain if is_plain else whole)
 
 
 def freed_bytes(context: Context, plan: RetentionPlan) -> int:

@@ -28,7 +28,7 @@ from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.remote_only import holders_at
 from ckstore.objects.layout import BLOBS, Layout
-from ckstore.ops import fetched
+from ckstore.ops import download_cache
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import (
     BY_RUN,
@@ -40,9 +40,9 @@ from ckstore.ops.config_file import (
     setting_of,
 )
 from ckstore.ops.context import Context
-from ckstore.ops.free.waiting import waiting
+from ckstore.ops.free.undo import waiting
 from ckstore.ops.index.catalog_place import place_of
-from ckstore.ops.mirrored import status_of, uuid_now
+from ckstore.ops.mirror_record import status_of, uuid_now
 from ckstore.ops.refs.labels import pins
 from ckstore.ops.refs.listing import infos, order_problem
 from ckstore.ops.refs.protection import doubtful_tags, way_out
@@ -298,9 +298,9 @@ def _elsewhere(context: Context, listed: Sequence[CheckpointInfo], missing: Sequ
             name for name, holder in holders if holder.name in known and uuid_now(layout, holder.name) != holder.uuid
         ]
         yield contents.check_elsewhere(contents.EvictedFacts(counts, unknown, replaced, missing))
-    kept_bytes = fetched.cached_bytes(context.layout)
+    kept_bytes = download_cache.cached_bytes(context.layout)
     if counts or kept_bytes:
-        yield contents.check_cache(kept_bytes, fetched.limit_bytes(context.layout, kept_bytes))
+        yield contents.check_cache(kept_bytes, download_cache.limit_bytes(context.layout, kept_bytes))
 
 
 def _leaks(found: list[DeletedFile], context: Context) -> Findings:

@@ -16,7 +16,7 @@ from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.times import time_of_text
 from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import Context
-from ckstore.ops.mirrored import status_of
+from ckstore.ops.mirror_record import status_of
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.usage import usage
 

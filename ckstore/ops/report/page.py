@@ -26,7 +26,7 @@ from ckstore.ops.config_file import rules_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import events
 from ckstore.ops.free.retain import plan_retention
-from ckstore.ops.free.waiting import waiting
+from ckstore.ops.free.undo import waiting
 from ckstore.ops.read.diff import diff
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.cards import freed_bytes, modes_of

@@ -18,7 +18,7 @@ from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import names_in, waiting_blobs, waiting_folders
 from ckstore.ops.context import Context
-from ckstore.ops.fetched import cached_bytes
+from ckstore.ops.download_cache import cached_bytes
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.pack_uses import PackUses
 

@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError
 from ckstore.model.manifest.health import FINITE, Health, NonFinite, NonFiniteCount, Stillness, unchanged_text
 from ckstore.model.manifest.lineage import CountedPieces, Counts, Lineage
 from ckstore.ops.save.packing import bytes_of
-from ckstore.ops.save.recorded import RecordedSource
+from ckstore.ops.save.recorded_chunks import RecordedSource
 from ckstore.tensors.walks import leaf_numbers
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _MOST_PARTS = 64
 """A state with more values at its top level counts as flat, and as one part."""
 
 
-class Counting:
+class PieceCounter:
     """Counts values that are not finite in the parts of one piece, or in every n-th of them."""
 
     def __init__(self, check: HealthCheck, form: FloatForm, every: int, first: int) -> None:
@@ -72,7 +72,7 @@ class HealthCheck:
         """Return the number format of a source, or None if it has none or its values are not counted."""
         return self._by_source.get(id(source))
 
-    def counting(self, source: ByteSource, part_count: int) -> Counting | None:
+    def counting(self, source: ByteSource, part_count: int) -> PieceCounter | None:
         """Return the counter for a piece that is read in `part_count` parts, or None if it is not counted."""
         form = self.form_of(source)
         if form is None:
@@ -80,9 +80,9 @@ class HealthCheck:
         # At least one part of each piece, so that a tensor that has diverged completely is always detected.
         # A tensor that had such values before is counted completely: otherwise it would seem healthy in some saves.
         every = 1 if source.name in self._before.sick else min(self._every, part_count)
-        return Counting(self, form, every, self._before.turn % every)
+        return PieceCounter(self, form, every, self._before.turn % every)
 
-    def counting_new(self, source: ByteSource, part_count: int) -> Counting | None:
+    def counting_new(self, source: ByteSource, part_count: int) -> PieceCounter | None:
         """As `counting`, but None if the piece is likely known: it is hashed first, and then needs no counting."""
         return None if source.name in self._before.settled else self.counting(source, part_count)
 
@@ -228,7 +228,7 @@ def _counts_in(manifest: Manifest, forms: Sequence[FloatForm | None], health: He
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class HealthVerdict:
     """The facts about the tensors of the checkpoint of a save, and about those of its parent."""
 
     lineage: Lineage  # without the id, and without the step if the store chooses it
@@ -254,7 +254,7 @@ class Judged:
         return found
 
 
-def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step: int | None) -> Judged:
+def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step: int | None) -> HealthVerdict:
     """Return the facts about a checkpoint to be published at `step`, or at a step that the store chooses if None."""
     forms = forms_of(draft.leaves, len(draft.storages))
     usual = (
@@ -275,7 +275,7 @@ def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step
     advanced = before is not None and (step is None or step > before.step)
     health = Health(tuple(found), _stillness(parts, before, advanced=advanced))
     names = frozenset(leaf.name for leaf in draft.leaves if forms[leaf.storage] is not None)
-    return Judged(Lineage("", step or 0, health, counted, parts, names), before)
+    return HealthVerdict(Lineage("", step or 0, health, counted, parts, names), before)
 
 
 def _stillness(parts: Mapping[str, int], before: Lineage | None, *, advanced: bool) -> dict[str, Stillness]:

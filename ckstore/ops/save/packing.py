@@ -26,7 +26,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.save.recheck import Recheck
-from ckstore.ops.save.recorded import DeviceChunks, state_changed
+from ckstore.ops.save.recorded_chunks import DeviceChunks, state_changed
 
 # The size of a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20
@@ -221,7 +221,7 @@ def _end(pieces: Sequence[PackPiece]) -> int:
     return pieces[-1].start + pieces[-1].source.nbytes if pieces else 0
 
 
-class Placed(NamedTuple):
+class SourceLocations(NamedTuple):
     """The locations of small sources."""
 
     # The key of each source, in order: its digest, or for other bytes with an equal digest, the digest, `KEY_MARK` and
@@ -278,7 +278,7 @@ def place_small(  # noqa: PLR0917
     packer.finish()
     written_bytes = sum(place.length for place in packer.places.values())
     places.update(packer.places)
-    return Placed(keys, places, written_bytes, counted)
+    return SourceLocations(keys, places, written_bytes, counted)
 
 
 def _digests(context: Context, batch: Sequence[ByteSource], devices: DeviceChunks) -> list[str]:

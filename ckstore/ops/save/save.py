@@ -61,7 +61,7 @@ from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, Publication, SaveWatch, info_of, tags_by_checkpoint
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free
-from ckstore.ops.free.superseded import drop_older
+from ckstore.ops.free.superseded_checkpoints import drop_older
 from ckstore.ops.index.sequence import next_sequence
 from ckstore.ops.manifest_cache import file_stamp
 from ckstore.ops.notices import tell_left_out, tell_not_durable
@@ -70,12 +70,12 @@ from ckstore.ops.refs.labels import write_tag
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.admission import check_space
 from ckstore.ops.save.continuation import RunGuard, changed_configuration, described, parent_in, training_of
-from ckstore.ops.save.health import Judged, check_of, judged, lineage_of
+from ckstore.ops.save.health import HealthVerdict, check_of, judged, lineage_of
 from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
-from ckstore.ops.save.recorded import RecordedSource, state_changed
+from ckstore.ops.save.recorded_chunks import RecordedSource, state_changed
 from ckstore.ops.save.restore_blobs import restore_blobs
-from ckstore.ops.save.saver_of import name_saver
+from ckstore.ops.save.saver_name import name_saver
 from ckstore.ops.save.subscribers import tell_subscribers
 from ckstore.ops.save.write import StorageLocations, store_sources
 from ckstore.ops.touch import renew_used
@@ -187,7 +187,7 @@ def save_captured(
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedCheckpoint:
     """The content of a staging directory that is to be published."""
 
     draft: Manifest  # the manifest without its step and its sequence number
@@ -200,7 +200,7 @@ class Staged:
     counted: Counted | None = None  # the count of checkpoints from the catalog, if it was queried for pieces
     parent: Parent | None = None  # the checkpoint that it continues
     least_sequence: int | None = None  # the least sequence number by the settings; None if they were not read for it
-    judged: Judged | None = None  # the facts about its tensors; None if they were not checked
+    judged: HealthVerdict | None = None  # the facts about its tensors; None if they were not checked
 
     def counters(self, staging: Staging, retry_count: int) -> SaveCounters | None:
         """Return what the save that made this did, without times; None if that is not known."""
@@ -220,7 +220,7 @@ def save_staged(
     context: Context,
     request: Request,  # checked already
     create: Callable[[], Staging],  # creates and locks the directory
-    stage: Callable[[Staging, list[str]], Staged],
+    stage: Callable[[Staging, list[str]], StagedCheckpoint],
     watch: SaveWatch | None = None,
     *,
     is_tried_again: Callable[[BaseException], bool] = _never,
@@ -246,11 +246,11 @@ def save_staged(
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _CommittedSave:
     """A save that is committed, or needs no commit, with the facts for the steps that follow."""
 
     staging: Staging
-    staged: Staged
+    staged: StagedCheckpoint
     manifest: Manifest
     manifest_id: str
     outcome: Outcome
@@ -262,10 +262,10 @@ def _publish_once(  # noqa: PLR0917
     context: Context,
     request: Request,
     create: Callable[[], Staging],
-    stage: Callable[[Staging, list[str]], Staged],
+    stage: Callable[[Staging, list[str]], StagedCheckpoint],
     watch: SaveWatch,
     patience: Patience,
-) -> _Made:
+) -> _CommittedSave:
     """Make one try; after an error, nothing is left that another try would use."""
     act_name = f"saving {request.run}@{'next step' if request.step is None else request.step}"
     notes = patience.notes()
@@ -287,10 +287,12 @@ def _publish_once(  # noqa: PLR0917
             patience.freed_by_end = reclaim.frees_undo(context, error)
             reclaim.abandon(context, staging, error)
             raise
-    return _Made(staging, staged, manifest, manifest_id, outcome, notes, laps)
+    return _CommittedSave(staging, staged, manifest, manifest_id, outcome, notes, laps)
 
 
-def _finish(context: Context, request: Request, made: _Made, watch: SaveWatch, retry_count: int) -> CheckpointInfo:
+def _finish(
+    context: Context, request: Request, made: _CommittedSave, watch: SaveWatch, retry_count: int
+) -> CheckpointInfo:
     """Write tags and catalog rows, drop replaced checkpoints, and call the subscribers, all after the commit."""
     # From here on the save does not fail. Errors become notes, since a caller that gets an error would save again.
     staging, staged, outcome, notes = made.staging, made.staged, made.outcome, made.notes
@@ -375,7 +377,7 @@ def _restored(context: Context, staging: Staging, manifest: Manifest, existing: 
 
 def _stage_captured(
     context: Context, staging: Staging, captured: Captured, request: Request, recheck: Recheck, *, health_share: float
-) -> Staged:
+) -> StagedCheckpoint:
     parent = request.parent or parent_in(context, request.run)
     description = described(request.about, parent)
     before = lineage_of(context, request.run, description.parent) if health_share else None
@@ -411,7 +413,7 @@ def _stage_captured(
             draft = replace(draft, health=found.lineage.health)
     recorded = [source.nbytes for source in captured.sources if isinstance(source, RecordedSource)]
     kept_bytes = sum(recorded) + stored.kept_bytes
-    return Staged(
+    return StagedCheckpoint(
         draft,
         texts,
         recheck.readings,
@@ -427,7 +429,7 @@ def _stage_captured(
 def _publish(  # noqa: PLR0917
     context: Context,
     staging: Staging,
-    staged: Staged,
+    staged: StagedCheckpoint,
     request: Request,
     notes: list[str],
     laps: PhaseTimer,
@@ -565,7 +567,7 @@ def _untagged(manifest: Manifest, tag: str, reason: str) -> str:
     return f"{name} is saved, but its tag {tag!r} is not: {reason}. To retry: ckstore tag {tag} {name}"
 
 
-def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published | None, staged: Staged) -> str:
+def _catalogue(context: Context, keys: Iterable[CheckpointKey], own: Published | None, staged: StagedCheckpoint) -> str:
     """Update the catalog within a deadline; return why that failed, or an empty string."""
 
     def look_at(key: CheckpointKey) -> Published | None:

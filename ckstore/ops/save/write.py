@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
     from ckstore.ops.save.health import HealthCheck
     from ckstore.ops.save.recheck import Recheck
-    from ckstore.ops.save.recorded import DeviceChunks
+    from ckstore.ops.save.recorded_chunks import DeviceChunks
     from ckstore.tensors.device.device_copies import DeviceSource
     from ckstore.tensors.device.feed import DeviceReader
 
@@ -118,7 +118,7 @@ def store_sources(
     compare = compare and not context.algorithm.collision_resistant
     devices: DeviceChunks | None = None
     if any(source.on_device for source in sources):
-        from ckstore.ops.save.recorded import DeviceChunks  # other sources need no torch
+        from ckstore.ops.save.recorded_chunks import DeviceChunks  # other sources need no torch
 
         devices = DeviceChunks(context, recheck.run, captured)
     writer = _ChunkWriter(context, staging, recheck, devices, health, compare=compare)
@@ -154,8 +154,8 @@ def store_sources(
         # releases the buffers for reads from devices: a chunk that was given up is read again.
         writer.complete(blobs)
         found = None if health is None else health.complete(storages)
-    # `_Stopped` is of a thread that merely saw another one fail; the caller needs the error that began it.
-    except _Stopped as stopped:
+    # `_StopSignal` is of a thread that only saw another fail; the caller needs the error that began it.
+    except _StopSignal as stopped:
         raise writer.first_error or stopped from None
     finally:
         writer.stop()
@@ -218,7 +218,7 @@ def _part_count(nbytes: int) -> int:
     return max(1, -(-nbytes // PART_BYTES))
 
 
-class _Stopped(Exception):
+class _StopSignal(Exception):
     """The work was not done because other work of the save failed."""
 
 
@@ -399,7 +399,7 @@ class _ChunkWriter:
     def _guarded(self, work: Callable[..., T], *args: object) -> T:
         # Queued work also starts after the first failure. It must not change a staging that is being discarded.
         if self._stopped.is_set():
-            raise _Stopped
+            raise _StopSignal
         try:
             return work(*args)
         # Including KeyboardInterrupt in a thread: the save must not be published without this piece.

@@ -32,7 +32,7 @@ from ckstore.objects.blob_check import Piece
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 from ckstore.objects.trash import names_in
 from ckstore.ops.context import Context, RemoteCopySource
-from ckstore.ops.verify.decoded import decoded
+from ckstore.ops.verify.blob_decoder import decoded
 
 File = StorePath | Path
 """A file of the store, or of a source, which may be anywhere."""
@@ -41,7 +41,7 @@ Range = tuple[File, int]
 
 
 @dataclass(slots=True)
-class Wanted:
+class BlobRequest:
     """A blob of which right bytes are needed."""
 
     digest: str
@@ -69,7 +69,7 @@ class Copies:
         self.problems: dict[str, str] = {}  # answers of remotes about blobs that they do not have
         self._sources = [_Tree(_check_source(path)) for path in sources]
 
-    def whole(self, wanted: Wanted) -> Right | None:
+    def whole(self, wanted: BlobRequest) -> Right | None:
         """Return a right copy of a blob, or None."""
         unread: list[OSError] = []
         # The store's own copies first: they can be linked, and others must be copied.
@@ -87,12 +87,12 @@ class Copies:
             raise unread[0]
         return None
 
-    def found(self, wanted: Wanted) -> Right | None:
+    def found(self, wanted: BlobRequest) -> Right | None:
         """Return right bytes of a blob from any source and in any form, or None."""
         # Remotes before the search for pieces, which reads every manifest of the store.
         return self.whole(wanted) or self.at_remotes(wanted) or self.assembled(wanted) or self.decoded(wanted)
 
-    def at_remotes(self, wanted: Wanted) -> Right | None:
+    def at_remotes(self, wanted: BlobRequest) -> Right | None:
         """Return a blob from a remote, or None if no remote has it or answers; `problems` has the answers."""
         if not self._remotes or not wanted.places:
             return None
@@ -100,13 +100,13 @@ class Copies:
         self.problems[wanted.digest] = "; ".join(answer.problems)
         return None if answer.data is None else Right(f"the remote {answer.source}", data=answer.data)
 
-    def decoded(self, wanted: Wanted) -> Right | None:
+    def decoded(self, wanted: BlobRequest) -> Right | None:
         """Return a plain blob decoded from a compacted checkpoint, or None."""
         own = (self._layout.checkpoint(key) for key, _ in self._layout.published())
         found = decoded(chain(own, *(tree.compacted for tree in self._sources)), wanted.digest, wanted.nbytes)
         return None if found is None else Right(f"its encoded form in {found[1]}", data=found[0])
 
-    def assembled(self, wanted: Wanted) -> Right | None:
+    def assembled(self, wanted: BlobRequest) -> Right | None:
         """Return a blob assembled from right pieces, or None if some are missing."""
         same: list[File] = [
             *names_of(self._layout, wanted.digest),
@@ -185,10 +185,10 @@ class _Tree:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def named(self, wanted: Wanted) -> list[Path]:
+    def named(self, wanted: BlobRequest) -> list[Path]:
         return self.by_name.get(wanted.digest, [])
 
-    def may_be(self, wanted: Wanted) -> Iterator[Path]:
+    def may_be(self, wanted: BlobRequest) -> Iterator[Path]:
         """Yield the files that may have the bytes: first those with that name, then those with that size."""
         yield from self.named(wanted)
         yield from self._walked[1].get(wanted.nbytes, ())
@@ -230,7 +230,7 @@ class _Tree:
         return by_name, by_size, manifests
 
 
-def add_pieces(manifest: Manifest, wanted: dict[str, Wanted]) -> None:
+def add_pieces(manifest: Manifest, wanted: dict[str, BlobRequest]) -> None:
     """Add the pieces in a manifest to the blobs in `wanted`."""
     indexes = {i: wanted[blob.digest] for i, blob in enumerate(manifest.blobs) if blob.digest in wanted}
     if not indexes:
@@ -290,12 +290,12 @@ def _add_places(found: dict[str, list[Range]], manifest: Manifest, directory: Fi
             found.setdefault(extent.piece, []).append((path, extent.offset))
 
 
-def is_right(path: File, wanted: Wanted) -> bool:
+def is_right(path: File, wanted: BlobRequest) -> bool:
     """Whether a file has the bytes of a blob; it is read from the disk, not from the page cache."""
     return _read_if_right(path, wanted) is not None
 
 
-def is_untouched(path: File, wanted: Wanted) -> bool:
+def is_untouched(path: File, wanted: BlobRequest) -> bool:
     """Whether a blob is unmodified by its size and time; False also if it does not exist."""
     try:
         return blobs.looks_untouched(dirfd_stat.status(path), wanted.nbytes)
@@ -303,7 +303,7 @@ def is_untouched(path: File, wanted: Wanted) -> bool:
         return False
 
 
-def _read_if_right(path: File, wanted: Wanted, unread: list[OSError] | None = None) -> bytearray | None:
+def _read_if_right(path: File, wanted: BlobRequest, unread: list[OSError] | None = None) -> bytearray | None:
     """Return the bytes of a file if they are those of a blob; if `unread` is given, errors are added to it."""
     try:
         data = _read(path, 0, wanted.nbytes + 1)

@@ -24,7 +24,7 @@ from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import Context, RemoteCopySource
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
-from ckstore.ops.verify.blob_copies import Copies, Right, Wanted, add_pieces, is_right, is_untouched, names_of
+from ckstore.ops.verify.blob_copies import BlobRequest, Copies, Right, add_pieces, is_right, is_untouched, names_of
 from ckstore.ops.verify.manifests import repair_manifest
 from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
 
@@ -33,7 +33,7 @@ _NOWHERE = "no right copy exists"
 
 
 @dataclass(slots=True)
-class Repaired:
+class RepairOutcome:
     """The result of a repair."""
 
     repaired: list[Repair] = field(default_factory=list)
@@ -56,7 +56,7 @@ def repair(
     canonical: Iterable[str] = (),
     right: Container[tuple[int, int]] = (),
     remotes: RemoteCopySource | None = None,
-) -> Repaired:
+) -> RepairOutcome:
     """Repair the damage that a verification or a load found.
 
     Args:
@@ -67,7 +67,7 @@ def repair(
         right: Device and inode number of files that are right under another name, so that only their name is wrong.
         remotes: Queried for blobs that the store does not have.
     """
-    done = Repaired()
+    done = RepairOutcome()
     copies = Copies(context, sources, remotes)
     damage = list(damage)
     # Manifests first: without one it is not known which blobs the checkpoint needs.
@@ -81,7 +81,7 @@ def repair(
                 done.unrepaired.append(Unrepaired(digest, 0, describe_os_error(error)))
             continue
         if nbytes is not None:
-            wanted.setdefault(digest, Wanted(digest, nbytes))
+            wanted.setdefault(digest, BlobRequest(digest, nbytes))
         elif digest not in wanted:  # no checkpoint needs it
             done.put_aside(context, digest, [context.layout.blob(digest)])
     if not wanted and not any(leftovers(context)):
@@ -99,7 +99,7 @@ def repair(
     return done
 
 
-def _repair_manifests(context: Context, copies: Copies, damage: Iterable[Damage], done: Repaired) -> None:
+def _repair_manifests(context: Context, copies: Copies, damage: Iterable[Damage], done: RepairOutcome) -> None:
     for place in dict.fromkeys(found.key for found in damage if not found.blob):
         repaired, reason = repair_manifest(context, copies, place)
         if repaired is not None:
@@ -120,12 +120,12 @@ def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey, InUse]) -> dict[str, Wanted]:
+def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey, InUse]) -> dict[str, BlobRequest]:
     """Return every damaged blob, with its size and pieces from the manifests of the checkpoints that have it.
 
     Checkpoints that another process has locked for too long are added to `held`.
     """
-    wanted: dict[str, Wanted] = {}
+    wanted: dict[str, BlobRequest] = {}
     by_place: dict[CheckpointKey, set[str]] = {}
     for found in damage:
         if found.blob:
@@ -136,7 +136,7 @@ def _wanted(context: Context, damage: Iterable[Damage], held: dict[CheckpointKey
                 for blob in directory.manifest.stored:
                     if blob.digest in digests:
                         place = (directory.manifest.run, directory.manifest.step, directory.manifest_id)
-                        needed = wanted.setdefault(blob.digest, Wanted(blob.digest, blob.nbytes))
+                        needed = wanted.setdefault(blob.digest, BlobRequest(blob.digest, blob.nbytes))
                         needed.places.append(place)
                         needed.keys.add(key)
                 add_pieces(directory.manifest, {digest: wanted[digest] for digest in digests if digest in wanted})
@@ -153,7 +153,7 @@ def _size_of_right(context: Context, digest: str) -> int | None:
             nbytes = dirfd_stat.status(path).st_size
         except FileNotFoundError:
             continue
-        if is_right(path, Wanted(digest, nbytes)):
+        if is_right(path, BlobRequest(digest, nbytes)):
             return nbytes
     return None
 
@@ -162,8 +162,8 @@ def _repair_blob(
     context: Context,
     staging: Staging,
     copies: Copies,
-    wanted: Wanted,
-    done: Repaired,
+    wanted: BlobRequest,
+    done: RepairOutcome,
     *,
     right_elsewhere: Container[tuple[int, int]],
 ) -> None:
@@ -213,7 +213,7 @@ def _plain_form(
     if found is None:
         return None
     blob, manifest = found
-    wanted = Wanted(*blob, places=[*places])
+    wanted = BlobRequest(*blob, places=[*places])
     add_pieces(manifest, {blob.digest: wanted})
     right = copies.found(wanted)
     return None if right is None else (blob, right)

@@ -32,7 +32,7 @@ from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.context import Context, RemoteAnswer, RemoteCopySource
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
-from ckstore.ops.verify.blob_copies import Copies, Wanted
+from ckstore.ops.verify.blob_copies import BlobRequest, Copies
 from ckstore.ops.verify.repair import repair
 
 # As long as downloading a blob takes. After that, this process reads the bytes from the remote and repairs nothing.
@@ -193,14 +193,14 @@ class Rescue:
     ) -> str:
         context = self._context
         remotes: RemoteCopySource = self._remotes
-        right = Copies(context, ()).whole(Wanted(*record))
+        right = Copies(context, ()).whole(BlobRequest(*record))
         # Find right bytes first: nothing goes into quarantine for a repair that is not possible.
         # Remotes have no encoded files; the repair requests the plain blob.
         if right is None and directory.manifest.encoding is None:
             answer = answers[record.digest] = self._remotes.blob(record, [_place_of(directory)])
             if answer.data is None:
                 return "; ".join(answer.problems)
-            remotes = _Fetched(record.digest, answer)
+            remotes = _DownloadedBlob(record.digest, answer)
         others = self._others_lacking(directory, key).get(record.digest, ())
         damage = [
             Damage(one.run, one.step, error.names, record.digest, error.message, directory=one.directory)
@@ -231,7 +231,7 @@ class Rescue:
         return self._lacking[directory]
 
 
-class _Fetched:
+class _DownloadedBlob:
     """A blob in memory, as the answer of the remote that it was downloaded from."""
 
     def __len__(self) -> int:

@@ -22,7 +22,7 @@ from ckstore.objects.trash import names_in
 from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.config_file import rules_of
 from ckstore.ops.context import Context
-from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.index.catalog_update import catch_up
 from ckstore.ops.index.facts import same_facts
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 

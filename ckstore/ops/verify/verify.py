@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.documents.verify_times import CheckedTimes, Copy
     from ckstore.ops.context import Context, RemoteCopySource
-    from ckstore.ops.verify.repair import Repaired
+    from ckstore.ops.verify.repair import RepairOutcome
 
 
 # A round visits the checkpoints in order; this size lets the disk read ahead, and keeps the oldest first.
@@ -111,7 +111,7 @@ class Verification:
 
     def run(self) -> VerifyReport:
         """Verify, and repair if requested."""
-        from ckstore.ops.verify.repair import Repaired, could_heal, repair
+        from ckstore.ops.verify.repair import RepairOutcome, could_heal, repair
 
         options = self._options
         rate = None if options.rate_bytes_s is None else RateLimiter(options.rate_bytes_s).wait
@@ -124,7 +124,7 @@ class Verification:
                 findings = self._survey(checker)
             finally:
                 self._remember(checker)
-            done = Repaired()
+            done = RepairOutcome()
             if options.repair:
                 wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
                 # After the whole verification: only then it is known where right copies are.
@@ -276,7 +276,7 @@ class Verification:
 
     # ------------------------------------------------------------------------------------- after a repair
 
-    def _survey(self, checker: Verifier, done: Repaired | None = None) -> list[StoreFinding]:
+    def _survey(self, checker: Verifier, done: RepairOutcome | None = None) -> list[StoreFinding]:
         from ckstore.ops.verify.store_checks import survey
 
         if not self._everything and done is None:
@@ -297,17 +297,17 @@ class Verification:
         ]
         return [*locked, *closed, *survey(self._context, checker, self._options.mode)]
 
-    def _look_again(self, checker: Verifier, done: Repaired) -> None:
+    def _look_again(self, checker: Verifier, done: RepairOutcome) -> None:
         """Check the damaged checkpoints again; `checker` reads new copies only."""
         # After a full verification, a mark is removed if the whole checkpoint is right.
         checker.lift_budget()
-        healed = _CopiesOf({repair.digest for repair in done.repaired})
+        healed = _BlobCopySet({repair.digest for repair in done.repaired})
         for key, damage in list(self._found.items()):
             if damage:
                 self._visit(checker, key, None if self._options.mode == "full" else healed)
 
 
-class _CopiesOf(Container[Unit]):
+class _BlobCopySet(Container[Unit]):
     """Every copy of some blobs."""
 
     def __init__(self, digests: Container[str]) -> None:

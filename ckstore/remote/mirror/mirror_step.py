@@ -15,7 +15,7 @@ from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.failures import OF_ALL, joined
-from ckstore.ops.mirrored import add_mirrored, behind, note_looked, now, read_mirrored, uuid_now
+from ckstore.ops.mirror_record import add_mirrored, behind, note_looked, now, read_mirrored, uuid_now
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.documents.claims import end_claims

@@ -31,7 +31,7 @@ from ckstore.ops.events import note
 from ckstore.ops.failures import OF_ALL
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
-from ckstore.ops.mirrored import note_pruned
+from ckstore.ops.mirror_record import note_pruned
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.refs.protection import pins_by_id

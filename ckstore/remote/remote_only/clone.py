@@ -37,8 +37,8 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim
-from ckstore.ops.free.superseded import drop_older
-from ckstore.ops.index.catch_up import catch_up
+from ckstore.ops.free.superseded_checkpoints import drop_older
+from ckstore.ops.index.catalog_update import catch_up
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos

@@ -9,7 +9,7 @@ from ckstore.model.manifest.stored import OldPiece
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.remote_only import read_remote_only
 from ckstore.ops.context import Context
-from ckstore.ops.fetched import Fetched
+from ckstore.ops.download_cache import DownloadCache
 from ckstore.remote.keys import Place
 from ckstore.remote.remote_opener import near, open_source, source_of, uuid_of
 from ckstore.remote.service.remote_entries import entries
@@ -22,7 +22,7 @@ class RemoteReader:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._sources: dict[RemoteHolder, Source] = {}
-        self._fetched = Fetched(context)
+        self._fetched = DownloadCache(context)
 
     def __call__(  # noqa: PLR0917 - the form of `Context.fetch`
         self,

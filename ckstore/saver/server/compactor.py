@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from ckstore.errors import CkstoreError
-from ckstore.ops.compact.by_rule import compact_due, rule_of
+from ckstore.ops.compact.compaction_rule import compact_due, rule_of
 from ckstore.ops.context import Context
 from ckstore.saver.compactor import lock_compaction
 from ckstore.saver.server.mirror import begin

@@ -20,7 +20,7 @@ from ckstore.fs import dirfd_stat
 from ckstore.ops.api_calls import describe_error
 from ckstore.ops.context import Context
 from ckstore.ops.events import journal_stamp
-from ckstore.ops.mirrored import note_problem
+from ckstore.ops.mirror_record import note_problem
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.saver.mirror import has_successor, lock_mirror
 from ckstore.saver.server.ending import Ending

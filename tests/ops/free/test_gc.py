@@ -217,7 +217,7 @@ def test_blobs_are_listed_once_for_each_start(store: Store, monkeypatch: pytest.
         calls.append(1)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr("ckstore.ops.index.catch_up.list_blobs", counted)
+    monkeypatch.setattr("ckstore.ops.index.catalog_update.list_blobs", counted)
     Store.open(store.path)
     assert calls == []
     monkeypatch.setattr(machine, "boot_id", lambda: "another")

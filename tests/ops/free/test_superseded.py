@@ -19,7 +19,7 @@ from ckstore.model.digest import short_id
 from ckstore.model.names import key_of
 from ckstore.objects import layout as layouts
 from ckstore.objects import store_locks, trash
-from ckstore.ops.free import make_room, superseded
+from ckstore.ops.free import make_room, superseded_checkpoints
 from ckstore.ops.free.drop import drop_torn
 from ckstore.ops.save import save
 from ckstore.store import context_of
@@ -174,7 +174,7 @@ def test_what_gc_drops_of_them_waits_for_the_undo_of_rules(kept: Store, monkeypa
     kept.config.undo_by_rule_s = DAY_S
     older, newer = two_of_step(kept)
     with monkeypatch.context() as patch:
-        patch.setattr(superseded, "_is_over", lambda *_, **__: True)
+        patch.setattr(superseded_checkpoints, "_is_over", lambda *_, **__: True)
         would, report = kept.gc(dry_run=True), kept.gc()
 
     assert would.freed_bytes == report.freed_bytes == 0

@@ -224,7 +224,7 @@ def test_why_refuses_what_is_unknown_and_tells_what_is_unused(store: Store) -> N
 def test_a_prefix_of_several_digests_is_ambiguous(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save({f"t{i}": np.full(10, i) for i in range(600)}, step=1)
     monkeypatch.setattr(
-        "ckstore.ops.report.why._PATTERN", __import__("re").compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{1,64})\Z")
+        "ckstore.ops.report.blob_users._PATTERN", __import__("re").compile(r"(?:([a-z0-9]+)-)?([0-9a-f]{1,64})\Z")
     )
 
     with pytest.raises(AmbiguousRef, match="digests begin with these digits"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from ckstore import Store
 from ckstore.model.manifest.captured import Captured
 from ckstore.ops.save.admission import _at_most
-from ckstore.ops.save.recorded import RecordedChunk, RecordedSource
+from ckstore.ops.save.recorded_chunks import RecordedChunk, RecordedSource
 
 MIB = 2**20
 

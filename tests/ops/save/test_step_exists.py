@@ -12,7 +12,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import StepExists
-from ckstore.ops.save import saver_of
+from ckstore.ops.save import saver_name
 from tests.support.stores import check_store
 
 _OTHER = """
@@ -78,7 +78,7 @@ def test_this_process_is_named_as_such(path: Path, background: bool) -> None:
 def test_a_process_that_took_the_number_of_another_is_not_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(path) as store:
         store.save({"w": np.zeros(3)}, step=1)
-    monkeypatch.setattr(saver_of, "_started", lambda _: 2**33)
+    monkeypatch.setattr(saver_name, "_started", lambda _: 2**33)
 
     assert refused(path).message.endswith(f" by PID {os.getpid()}, which has ended")
 

@@ -21,7 +21,7 @@ from ckstore.errors import CkstoreWarning, DamagedBlob, NoSuchRef, StepExists
 from ckstore.model import names
 from ckstore.objects import publish
 from ckstore.objects.publish import IfExists
-from ckstore.ops.free.superseded import drop_older
+from ckstore.ops.free.superseded_checkpoints import drop_older
 from tests.support.checkpoint_dirs import checkpoint_dirs
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip

@@ -33,7 +33,15 @@ from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
 from ckstore.ops.read.export_plan import ExportPlan, is_one_key, plan_export
 from ckstore.ops.read.export_sums import RECORD_NAME, STATEMENT_NAME, SUMS_NAME, ExportSums, FileRegion, Sums
 from ckstore.ops.read.file_state import state_of
-from ckstore.ops.read.formats.model_files import PEFT, PRETRAINED, Added, Chosen, ModelForm, added_files, choose
+from ckstore.ops.read.formats.model_files import (
+    PEFT,
+    PRETRAINED,
+    ModelForm,
+    ModelSelection,
+    UserFile,
+    added_files,
+    choose,
+)
 from ckstore.ops.read.load import Select
 from ckstore.ops.read.regions import RangeReader
 from ckstore.ops.read.storage_read import names_of
@@ -48,7 +56,7 @@ class _Plan:
     """The content of an export."""
 
     copied: tuple[FileRecord, ...]  # committed files that are copied
-    added: tuple[Added, ...]  # files of the user
+    added: tuple[UserFile, ...]  # files of the user
     left_out: tuple[str, ...]  # a sentence for each file that is not written
     # The checkpoint, or the view of a file in it, with the tensors to write; None if weights are copied as files.
     weights: tuple[CheckpointDirectory, ExportPlan, tuple[ShardFile, ...]] | None
@@ -95,7 +103,7 @@ def export_pretrained(
 
 
 def _of_state(
-    directory: CheckpointDirectory, form: ModelForm, select: Select, added: tuple[Added, ...], most_bytes: int
+    directory: CheckpointDirectory, form: ModelForm, select: Select, added: tuple[UserFile, ...], most_bytes: int
 ) -> _Plan:
     strips = select is not None and not callable(select)
     plan = plan_export(directory.manifest, select=select, strip_prefix=strips, ties=form.is_cut)
@@ -109,7 +117,7 @@ def _of_files(
     forms: tuple[ModelForm, ModelForm],
     *,
     select: Select,
-    added: tuple[Added, ...],
+    added: tuple[UserFile, ...],
     most_bytes: int,
     chunk_bytes: int,
     opened: ExitStack,
@@ -135,7 +143,7 @@ def _of_files(
     return _Plan(beside, added, left_out + versions_left_out(plan), (view, plan, tuple(shards)))
 
 
-def _check_shards(directory: CheckpointDirectory, chosen: Chosen, most_bytes: int) -> None:
+def _check_shards(directory: CheckpointDirectory, chosen: ModelSelection, most_bytes: int) -> None:
     """Raise if weights that were committed in several files would have to be split further."""
     large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
     if most_bytes != MAX_SHARD_BYTES and large:
@@ -216,7 +224,7 @@ def _write(
                 written += [work.shard(shard) for shard in shards]
             if index:
                 written.append(work.small(INDEX_NAME, [index]))
-        beside = _Beside(directory, tree, reader, meter, sums)
+        beside = _FileCopier(directory, tree, reader, meter, sums)
         written += [beside.committed(file) for file in plan.copied]
         written += [beside.added(one) for one in plan.added]
         written += beside.write_sums()
@@ -229,7 +237,7 @@ def _bytes_of(directory: CheckpointDirectory, file: FileRecord) -> int:
 
 
 @dataclass
-class _Beside(Work):
+class _FileCopier(Work):
     """Copies files in turn."""
 
     made: set[str] = field(default_factory=lambda: {""})  # directories of the export that exist
@@ -241,7 +249,7 @@ class _Beside(Work):
         leaves = self.directory.manifest.leaves
         return replace(written, tensor_count=sum(leaf.storage in file.storages for leaf in leaves))
 
-    def added(self, one: Added) -> ExportedFile:
+    def added(self, one: UserFile) -> ExportedFile:
         """Copy a file of the user."""
         return self.small(one.name, self.metered(_read(one)))
 
@@ -268,7 +276,7 @@ class _Beside(Work):
             self.made.add(parent)
 
 
-def _read(one: Added) -> Iterator[memoryview]:
+def _read(one: UserFile) -> Iterator[memoryview]:
     """Yield a file of the user in parts."""
     nbytes = one.entry.nbytes
     try:

@@ -59,7 +59,7 @@ PEFT = ModelForm(
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ModelSelection:
     """The selection among committed files."""
 
     weights: tuple[FileRecord, ...]  # the files of the weights, with their index
@@ -67,7 +67,7 @@ class Chosen:
     left_out: tuple[str, ...]  # paths of the files that are not
 
 
-def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
+def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> ModelSelection:
     """Return which committed files belong to the model; a symlink stands for its target."""
     weights: list[str] = []
     beside: list[str] = []
@@ -93,7 +93,9 @@ def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> Chosen:
             hint=f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files",
         )
     left_out += [path for path in weights if path not in taken]  # the same weights as a pickle, or only an index
-    return Chosen(tuple(files[path] for path in taken), tuple(files[path] for path in beside), tuple(sorted(left_out)))
+    return ModelSelection(
+        tuple(files[path] for path in taken), tuple(files[path] for path in beside), tuple(sorted(left_out))
+    )
 
 
 def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
@@ -107,7 +109,7 @@ def _file(manifest: Manifest, record: FileRecord) -> FileRecord | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class UserFile:
     """A file of the user that is copied next to the weights."""
 
     name: str  # in the export
@@ -115,7 +117,7 @@ class Added:
     entry: Entry  # the file at that path, when it was checked
 
 
-def added_files(add: object) -> tuple[Added, ...]:
+def added_files(add: object) -> tuple[UserFile, ...]:
     """Return the files that `add` names; for a directory, the files at its top that are not weights.
 
     Raises:
@@ -123,7 +125,7 @@ def added_files(add: object) -> tuple[Added, ...]:
     """
     if isinstance(add, (str, os.PathLike)) or not isinstance(add, Sequence):
         raise BadInput(f"add must be a list of paths, got {add!r}")
-    found: dict[str, Added] = {}
+    found: dict[str, UserFile] = {}
     for one in _files_of(add):
         if one.name in found:
             raise BadInput(f"two files to add are named {one.name}: {found[one.name].path} and {one.path}")
@@ -131,7 +133,7 @@ def added_files(add: object) -> tuple[Added, ...]:
     return tuple(found.values())
 
 
-def _files_of(add: Iterable[object]) -> Iterator[Added]:
+def _files_of(add: Iterable[object]) -> Iterator[UserFile]:
     for item in add:
         if not isinstance(item, (str, os.PathLike)):
             raise BadInput(f"add must be a list of paths, got {item!r} in it")
@@ -147,17 +149,17 @@ def _files_of(add: Iterable[object]) -> Iterator[Added]:
             raise BadInput(f"{where}, which is to be added, cannot be read: {os.strerror(error.errno or 0)}") from error
 
 
-def _files_at(path: Path) -> Iterator[Added]:
+def _files_at(path: Path) -> Iterator[UserFile]:
     entry = _entry(path)
     if entry is None:
         raise BadInput(f"{path}, which is to be added, is neither a file nor a directory")
     if entry.kind == "file":
-        yield Added(path.name, path, entry)
+        yield UserFile(path.name, path, entry)
         return
     for one in sorted(path.iterdir()):
         entry = None if _WEIGHTS.match(one.name) else _entry(one)
         if entry is not None and entry.kind == "file":
-            yield Added(one.name, one, entry)
+            yield UserFile(one.name, one, entry)
 
 
 def _entry(path: Path) -> Entry | None:

@@ -54,7 +54,7 @@ SHOWN_MOST = 20  # how many names of a kind a message has
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class TargetContent:
     """The content of a target after a load, for the next load: the manifest outlives the checkpoint."""
 
     manifest: Manifest  # of the checkpoint that was loaded
@@ -93,7 +93,7 @@ class LoadReport:
     fresh: tuple[str, ...] = ()
     read_bytes: int = 0
     received_bytes: int = 0
-    _loaded: Loaded | None = field(default=None, repr=False, compare=False)
+    _loaded: TargetContent | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         lines = [line for title, names in self._kinds() for line in listed(title, names)]
@@ -116,7 +116,7 @@ class LoadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class IntoRequest:
+class LoadIntoRequest:
     """The arguments of `ckstore.Store.load_into`."""
 
     strict: Strict = True
@@ -135,7 +135,7 @@ class IntoRequest:
         return self.strict is True and self.select is None
 
 
-def load_into(context: Context, ref: AnyRef, target: object, request: IntoRequest) -> LoadReport:
+def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRequest) -> LoadReport:
     """Read the state of the checkpoint that `ref` names into `target`; see `ckstore.Store.load_into`."""
     before = _held_by_target(context, request)
     is_touched = False
@@ -172,7 +172,7 @@ def _warn_of(report: LoadReport) -> None:
         warn(report.summary)
 
 
-def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
+def _held_by_target(context: Context, request: LoadIntoRequest) -> TargetContent | None:
     """Return the content of the target, as given by `since`."""
     since = request.since
     if since is None:
@@ -180,9 +180,9 @@ def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
     if not isinstance(since, LoadReport):
         with open_directory(context, since) as directory:
             if not directory.manifest.files:
-                return Loaded(directory.manifest, request.select, request.rename)
+                return TargetContent(directory.manifest, request.select, request.rename)
             with _source(context, directory, request) as source:
-                return Loaded(source.manifest, request.select, request.rename)
+                return TargetContent(source.manifest, request.select, request.rename)
     loaded = since._loaded  # noqa: SLF001 - of this module
     if loaded is None:
         return None
@@ -193,7 +193,7 @@ def _held_by_target(context: Context, request: IntoRequest) -> Loaded | None:
 
 
 def _source(
-    context: Context, directory: CheckpointDirectory, request: IntoRequest
+    context: Context, directory: CheckpointDirectory, request: LoadIntoRequest
 ) -> AbstractContextManager[CheckpointDirectory]:
     keep = as_filter(request.select)
     chunk_bytes = context.settings.chunk_bytes
@@ -203,8 +203,8 @@ def _source(
 def _load_into_open(
     directory: CheckpointDirectory,
     target: object,
-    request: IntoRequest,
-    before: Loaded | None,
+    request: LoadIntoRequest,
+    before: TargetContent | None,
     begin: Callable[[], None],
 ) -> LoadReport:
     """Load a state; `begin` is called before the first byte of the target may change."""
@@ -264,7 +264,7 @@ def _load_into_open(
     found, info = _as_written(plan.differences, manifest), CheckpointInfo.of(manifest, directory.manifest_id)
     report = LoadReport(info, tuple(found.missing), tuple(found.unexpected), found.mismatched, found.cast)
     names = frozenset(manifest.leaves[index].name for index in plan.taken)
-    loaded = Loaded(manifest, request.select, request.rename, names)
+    loaded = TargetContent(manifest, request.select, request.rename, names)
     return replace(report, read_bytes=tally.done_bytes, received_bytes=tally.received_bytes, _loaded=loaded)
 
 
@@ -291,7 +291,7 @@ def _read_whole(manifest: Manifest, plan: IntoPlan) -> set[int]:
     return whole
 
 
-def _held(before: Loaded, manifest: Manifest, whole: Collection[int]) -> HeldExtents:
+def _held(before: TargetContent, manifest: Manifest, whole: Collection[int]) -> HeldExtents:
     """Return the bytes that the target already holds; all or none of a storage that is read as a whole."""
     found = unchanged(before.manifest, manifest, before.names)
     return {
@@ -324,7 +324,7 @@ def _as_written(found: Differences, manifest: Manifest) -> Differences:
     )
 
 
-def _check_fits(load: Load, directory: CheckpointDirectory, request: IntoRequest) -> None:
+def _check_fits(load: Load, directory: CheckpointDirectory, request: LoadIntoRequest) -> None:
     """Raise if the target and the checkpoint differ in more than the caller allows."""
     found = load.found
     differ = [*found.missing, *found.unexpected, *found.mismatched]

@@ -36,7 +36,7 @@ _WHY_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Mirrored:
+class MirrorRecord:
     """The content of the file."""
 
     remote: str = ""  # name of the remote
@@ -68,7 +68,7 @@ class Mirrored:
         return canonical_json(members) + b"\n"
 
 
-def _parse(data: bytes, where: str) -> Mirrored:
+def _parse(data: bytes, where: str) -> MirrorRecord:
     members = parse_document(data, _FORMAT, _VERSION, where)
     remote, problem, uuid = members.get("remote"), members.get("problem"), members.get("uuid", "")
     if not isinstance(remote, str) or not isinstance(uuid, str) or not isinstance(problem, str):
@@ -84,7 +84,7 @@ def _parse(data: bytes, where: str) -> Mirrored:
     missing = members.get("missing", {})
     if not isinstance(missing, dict) or not all(isinstance(why, str) for why in missing.values()):
         refuse(where, "missing", "ids with texts", missing)
-    return Mirrored(remote, uuid, ids, problem, documents, since or "", looked or "", missing, pruned)
+    return MirrorRecord(remote, uuid, ids, problem, documents, since or "", looked or "", missing, pruned)
 
 
 def _ids(name: str, value: Any, where: str) -> frozenset[str]:
@@ -103,17 +103,17 @@ def uuid_now(layout: Layout, remote: str) -> str:
     return str(entry.get("uuid", "")) if isinstance(entry, dict) else ""
 
 
-def read_mirrored(layout: Layout, remote: str) -> Mirrored:
+def read_mirrored(layout: Layout, remote: str) -> MirrorRecord:
     """Return the record of a mirror; an empty one if the file is missing, damaged, or about another remote."""
     path, uuid = _place(layout), uuid_now(layout, remote)
     try:
         found = read(files.read_file(path, most_bytes=_MAX_BYTES), _parse, str(path))
     except (FileNotFoundError, NotADirectoryError, CkstoreError):
-        return Mirrored(remote, uuid)
-    return found if (found.remote, found.uuid) == (remote, uuid) else Mirrored(remote, uuid)
+        return MirrorRecord(remote, uuid)
+    return found if (found.remote, found.uuid) == (remote, uuid) else MirrorRecord(remote, uuid)
 
 
-def _change(layout: Layout, remote: str, uuid: str, make: Callable[[Mirrored], Mirrored]) -> None:
+def _change(layout: Layout, remote: str, uuid: str, make: Callable[[MirrorRecord], MirrorRecord]) -> None:
     """Change the record of a mirror durably, unless another remote has got the name in the meantime."""
     path = _place(layout)
     links.make_directory(layout.root / FOLDER)
@@ -145,11 +145,11 @@ def add_mirrored(
         ids: Checkpoints that exist there.
         here: The checkpoints of the store. Others are forgotten once the mirror lacks none of these: until then, one of
             these may have the step of a pushed one.
-        documents: Small objects that were pushed, as in `Mirrored.documents`.
+        documents: Small objects that were pushed, as in `MirrorRecord.documents`.
         gone: Keys of small objects that the store no longer has.
     """
 
-    def added(known: Mirrored) -> Mirrored:
+    def added(known: MirrorRecord) -> MirrorRecord:
         given = known.ids | {*ids}
         if all(info.id in given or info.elsewhere for info in here):
             given &= {info.id for info in here}
@@ -177,7 +177,7 @@ def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> Non
 def note_looked(layout: Layout, remote: str, missing: Mapping[str, str], documents: Container[str]) -> None:
     """Record checkpoints and documents that a mirror has lost; those with local data are pushed again."""
 
-    def noted(known: Mirrored) -> Mirrored:
+    def noted(known: MirrorRecord) -> MirrorRecord:
         still = {key: digest for key, digest in known.documents.items() if key not in documents}
         ids = known.ids - missing.keys()
         return replace(known, looked=text_of_time(now()), missing=dict(missing), ids=ids, documents=still)
@@ -189,7 +189,7 @@ def note_pruned(layout: Layout, remote: str, ids: Iterable[str]) -> None:
     """Record which checkpoints `keep_remote` of this store removes from its mirror."""
     gone = frozenset(ids)
 
-    def noted(known: Mirrored) -> Mirrored:
+    def noted(known: MirrorRecord) -> MirrorRecord:
         return replace(known, ids=known.ids - gone, pruned=known.pruned | gone)
 
     _change(layout, remote, uuid_now(layout, remote), noted)
@@ -199,7 +199,7 @@ def note_problem(layout: Layout, remote: str, problem: str) -> None:
     """Record why a try failed, once for each reason; empty if no work is left."""
     why = problem[:_WHY_CHARS]
 
-    def noted(known: Mirrored) -> Mirrored:
+    def noted(known: MirrorRecord) -> MirrorRecord:
         return replace(known, problem=why, since=(known.since or text_of_time(now())) if why else "")
 
     if read_mirrored(layout, remote).problem != why:

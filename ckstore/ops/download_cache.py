@@ -19,7 +19,7 @@ from ckstore.model.digest import is_digest
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import CACHE_BYTES, setting_of
 from ckstore.ops.context import Context
-from ckstore.ops.mirrored import FOLDER
+from ckstore.ops.mirror_record import FOLDER
 
 NAME = ".cache"  # the name of a remote cannot begin with a dot
 _RANGE = re.compile(r"([a-z0-9]+-[0-9a-f]+)\.([0-9]{1,12})\.([0-9]{1,12})\Z")
@@ -79,7 +79,7 @@ def clear(layout: Layout) -> int:
     return gone
 
 
-class Fetched:
+class DownloadCache:
     """The cache of one open store, for several threads. It raises nothing: bytes are downloaded instead."""
 
     def __init__(self, context: Context) -> None:
