@@ -85,7 +85,7 @@ def test_names_outside_the_store_are_noted_and_do_no_harm(store: Store, tmp_path
     report = store.verify(quick=True)
 
     assert report.ok
-    assert "1 name outside" in only(report, "outside").what
+    assert "1 link outside" in only(report, "outside").what
     (tmp_path / "outside").unlink()
     assert store.verify(quick=True).findings == ()
 
