@@ -247,7 +247,7 @@ def test_what_is_missed_since_it_was_deleted_is_said_to_come_back(kept: Store) -
     with pytest.raises(NoSuchRef) as run_freed:
         kept.prune(RetentionPolicy(keep_last=1), run="gone")
 
-    assert step_missed.value.command_hint == "gone@1 was deleted; ckstore undo gone@1 brings it back"
+    assert step_missed.value.command_hint == "gone@1 was deleted; ckstore undo gone@1 restores it"
     assert "ckstore undo --run gone restores them" in run_missed.value.command_hint
     assert "undo" not in freed.value.command_hint + run_freed.value.command_hint + freed.value.hint
     assert run_freed.value.hint == "its runs: main"
