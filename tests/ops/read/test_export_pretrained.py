@@ -75,7 +75,7 @@ def test_what_is_added_stands_beside_and_replaces_nothing(store: Store, tmp_path
     with pytest.raises(BadInput, match=r"config\.json cannot be added: main@1 already has config\.json"):
         store.export(1, tmp_path / "no", format="pretrained", add=[committed / "config.json"])
     (tmp_path / "templates").write_text("a file where the model has a directory")
-    with pytest.raises(BadInput, match="templates cannot be added: main@1 has a templates already"):
+    with pytest.raises(BadInput, match="templates cannot be added: main@1 already has templates"):
         store.export(1, tmp_path / "no", format="pretrained", add=[tmp_path / "templates"])
     with pytest.raises(BadInput, match="two files to add are named latest"):
         store.export(1, tmp_path / "no", format="pretrained", add=[committed / "latest"] * 2)

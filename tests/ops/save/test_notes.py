@@ -71,7 +71,10 @@ def test_a_save_that_names_no_run_warns_where_the_load_took_another(in_backgroun
 
     with Store.open(tmp_path / "s") as unbound:
         unbound.load_into(target, "latest")
-        with pytest.warns(CkstoreWarning, match=r"names no run, so it goes to the run main; what .* is of the run gpt"):
+        with pytest.warns(
+            CkstoreWarning,
+            match=r"names no run, so it goes to the run main, but .* is of the run gpt",
+        ):
             (unbound.save_async if in_background else unbound.save)(state(2), step=2)
         unbound.save(state(3), step=3)
 
