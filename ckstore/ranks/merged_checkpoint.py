@@ -109,7 +109,9 @@ class MergedCheckpoint:
         msg = f"{said} ended or failed before all parts were joined, and what it had staged is gone"
         return RankFailed(f"{msg}; nothing was published", hint="save again when all ranks run")
 
-    def _staged(self, context: Context, staging: Staging, request: Request, parts: Sequence[Manifest]) -> Staged:
+    def _staged(
+        self, context: Context, staging: Staging, request: Request, parts: Sequence[Manifest]
+    ) -> StagedCheckpoint:
         """Return the staged checkpoint, whose blobs are in `staging`."""
         join = PartMerger(context.settings.chunk_bytes)
         state = self.state_of(join, parts)

@@ -91,8 +91,8 @@ def mirror(store: Store) -> CkstoreError | None:
 
 def next_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """Move the clock of the daily listing forward by a day."""
-    before = mirrored.now
-    for module in (mirrored, mirror_step):
+    before = mirror_record.now
+    for module in (mirror_record, mirror_step):
         monkeypatch.setattr(module, "now", lambda: before() + timedelta(days=1.1))
 
 

@@ -14,7 +14,7 @@ from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.free.make_room import how_to_free, make_room
 from ckstore.ops.save.packing import bytes_of, find_pieces, in_pack, most_packs
-from ckstore.ops.save.recorded import RecordedSource
+from ckstore.ops.save.recorded_chunks import RecordedSource
 
 _OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging exists already
 _FOLDERS = 256  # in ``blobs/``; created when needed

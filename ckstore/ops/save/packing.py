@@ -243,7 +243,7 @@ def place_small(  # noqa: PLR0917
     recheck: Recheck,
     compare: bool = False,
     devices: DeviceChunks | None = None,
-) -> Placed:
+) -> SourceLocations:
     """Store the bytes of small sources as pieces."""
     # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
     # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.

@@ -167,7 +167,7 @@ def save_captured(
     """Save a captured state or captured files. The request is checked already; `is_tried_again` as in `save_staged`."""
     checks = cache(partial(save_checks_or_all, context.layout))  # read once, where an error counts as one of the save
 
-    def stage(staging: Staging, notes: list[str]) -> Staged:
+    def stage(staging: Staging, notes: list[str]) -> StagedCheckpoint:
         # Inside the staging, since what it finds is claimed there: gc must not take it between this look and the save.
         notes += check_space(context, staging, captured)
         state_bytes = sum(source.nbytes for source in captured.sources)

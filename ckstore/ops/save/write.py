@@ -31,7 +31,7 @@ from ckstore.ops.save.packing import (
     fill_pack,
     place_small,
 )
-from ckstore.ops.save.recorded import RecordedChunk, RecordedSource, state_changed
+from ckstore.ops.save.recorded_chunks import RecordedChunk, RecordedSource, state_changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -307,7 +307,7 @@ class _ChunkWriter:
         def hash_groups() -> None:
             while True:
                 if self._stopped.is_set():
-                    raise _Stopped
+                    raise _StopSignal
                 try:
                     i = waiting.popleft()
                 except IndexError:
