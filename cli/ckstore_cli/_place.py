@@ -68,7 +68,7 @@ def _named_store(named: Path, source: str, environ: Mapping[str, str], here: Pat
 
     msg = f"there is no store at {place} (from {source})"
     if is_store(place / DEFAULT_NAME):  # the user named the directory of the project
-        raise StoreNotFound(msg, hint=f"there is one in it: {_options([named / DEFAULT_NAME])}")
+        raise StoreNotFound(msg, hint=f"it contains a store: {_options([named / DEFAULT_NAME])}")
     make = f"ckstore init {shlex.quote(str(named))}"
     beside = {path.name: path for path in _stores_in(place.parent, environ)}
     if near := get_close_matches(place.name, beside, _NAMED_MOST) or list(beside)[:_NAMED_MOST]:

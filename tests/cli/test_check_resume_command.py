@@ -71,7 +71,7 @@ def test_a_real_loop_is_checked_in_fresh_processes(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
-    assert [*document] == keys(section("`ckstore check-resume`"))
+    assert [*document] == ["v", *keys(section("`ckstore check-resume`"))]
     assert (document["ok"], document["verdict"], document["factory"]) == (True, "exact", "train:make_loop")
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__", ".home"} == {"train.py"}
 

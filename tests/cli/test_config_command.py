@@ -391,7 +391,7 @@ def test_what_lacks_a_blob_is_listed_with_it_and_named_at_the_end(run: Run, path
     ]
     done = run("undo", "--all", "--store", path)
     assert (done.exit_code, done.stdout) == (3, "restored main@2\n")
-    assert "main@1 cannot be brought back" in done.stderr
+    assert "main@1 cannot be restored" in done.stderr
     assert "gc --now" in done.stderr
     assert "cannot be restored (ckstore undo gives the reason)" in run("gc", "--store", path).stdout
     run("gc", "--now", "--store", path)

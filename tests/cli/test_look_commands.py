@@ -232,7 +232,7 @@ def test_why_names_every_checkpoint_and_tensor(run: Run, path: Path) -> None:
         "how": "plain",
         "superseded": False,
     }
-    assert keys(section("`ckstore why`")) == list(printed[0])
+    assert ["v", *keys(section("`ckstore why`"))] == list(printed[0])
     assert run("why", "0123456789abcdef", "--store", path).exit_code == 4
     assert run("why", "no digest", "--store", path).exit_code == 2
 
@@ -351,7 +351,7 @@ def test_doctor_names_who_has_a_deleted_file_open(run: Run, path: Path) -> None:
         shown = run("doctor", "--leaks", "--store", path)
 
     mine = next(one for one in found if one["inode"] == inode)
-    assert keys(section("`ckstore doctor`").split("### Deleted files")[1]) == list(mine)
+    assert ["v", *keys(section("`ckstore doctor`").split("### Deleted files")[1])] == list(mine)
     assert mine["holders"][0]["pid"] == os.getpid()
     assert re.search(rf"^ *1\.0 MiB +{os.getpid()} +descriptor \d+ ", shown.stdout, re.MULTILINE)
     assert shown.exit_code == 0
@@ -371,7 +371,7 @@ def doctored(run: Run, path: Path, *findings: DoctorFinding) -> tuple[int, str, 
 def test_doctor_says_of_each_thing_what_is_so_and_what_to_do(run: Run, path: Path) -> None:
     status, text, documents = doctored(run, path)
 
-    assert keys(section("`ckstore doctor`").split("### Deleted files")[0]) == list(documents[0])
+    assert ["v", *keys(section("`ckstore doctor`").split("### Deleted files")[0])] == list(documents[0])
     assert {document["what"] for document in documents} >= {"filesystem", "free space", "links", "leases", "SQLite"}
     for document in documents:
         assert re.search(rf"^{document['level']:<8} {re.escape(document['what'])}: ", text, re.MULTILINE)

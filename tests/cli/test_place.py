@@ -132,10 +132,10 @@ def test_the_directory_of_a_project_is_not_told_to_become_a_store(tmp_path: Path
 
     with pytest.raises(StoreNotFound) as excinfo:
         find_store(Path("a project"), {}, tmp_path)
-    assert excinfo.value.hint == "there is one in it: --store 'a project/.ckstore'"
+    assert excinfo.value.hint == "it contains a store: --store 'a project/.ckstore'"
     with pytest.raises(StoreNotFound) as excinfo:
         Store.open(tmp_path / "a project")
-    assert excinfo.value.hint == f"there is one in it: {tmp_path / 'a project' / '.ckstore'}"
+    assert excinfo.value.hint == f"it contains a store: {tmp_path / 'a project' / '.ckstore'}"
 
 
 def test_a_relative_path_is_taken_from_the_working_directory(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_checkpoint_goes_there_and_comes_back(run: Run, own_saved: Path, tmp_p
     assert pushed.stdout.startswith("pushed ")
     document = json.loads(run("pull", "best", "--remote", "there", "--store", back.path, "--json").stdout)
     assert document["new_count"] == 1
-    assert list(document) == keys(section("`ckstore push`"))
+    assert list(document) == ["v", *keys(section("`ckstore push`"))]
     assert back.info("best").id == document["checkpoints"][0]["id"]
 
 
@@ -56,7 +56,7 @@ def test_bytes_are_let_go_and_a_clone_lists_them(run: Run, own_saved: Path, tmp_
     assert plan.exit_code == 0, plan.stderr
     assert plan.stdout.startswith("would evict")
     document = json.loads(run("evict", "best", "--store", own_saved, "--json").stdout)
-    assert list(document) == keys(section("`ckstore evict`"))
+    assert list(document) == ["v", *keys(section("`ckstore evict`"))]
     assert len(document["evicted"]) == 1
     assert "keeps main" in run("evict", "best", "--store", own_saved).stdout
     assert run("evict", "--store", own_saved).exit_code != 0

@@ -277,7 +277,7 @@ def test_what_lacks_a_blob_is_listed_with_what_it_lacks_and_refused(kept: Store)
     assert "missing" in broken.problem
     assert 0 < broken.nbytes < 4_000_000
     assert "cannot be restored" in str(broken)
-    with pytest.raises(DamagedBlob, match=r"main@1 cannot be brought back: .*missing") as refused:
+    with pytest.raises(DamagedBlob, match=r"main@1 cannot be restored: .*missing") as refused:
         kept.undelete("main@1")
     assert "store.gc(now=True)" in refused.value.hint
     assert kept.undelete("latest").step == 2
