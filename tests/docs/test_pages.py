@@ -75,7 +75,7 @@ def test_the_glossary_defines_each_word_once_in_order_and_leads_on() -> None:
 
 def test_each_value_of_the_page_about_states_is_tried_by_its_blocks() -> None:
     text = page("reference/state.md")
-    stored, refused = sections(text)["What is stored"], sections(text)["What is refused"]
+    stored, refused = sections(text)["Values that are stored"], sections(text)["Values that are refused"]
     kept, raised = (block.text for block in blocks(text) if block.language == "python")
 
     for table, tried in ((stored, kept), (refused, raised)):
@@ -89,7 +89,7 @@ def test_each_value_of_the_page_about_states_is_tried_by_its_blocks() -> None:
 
 def test_the_tables_of_the_page_about_states_are_what_the_code_says() -> None:
     text = values.PAGE.read_text(encoding="utf-8")
-    rows = [cells(row) for row in sections(text)["What is stored"].splitlines() if row.startswith("| `")]
+    rows = [cells(row) for row in sections(text)["Values that are stored"].splitlines() if row.startswith("| `")]
     named = [re.findall(r"`(?:\w+\.)?(\w+)`", row[0]) for row in rows]
     (factories,) = (set(names[1:]) for names in named if "defaultdict" in names)
 

@@ -1,7 +1,8 @@
-"""What docs/reference/state.md takes from the code: ``python -m tests.docs.values`` writes it into the page.
+"""Write the generated parts of docs/reference/state.md: ``python -m tests.docs.values``.
 
-Of each value that is refused, what its error advises; the types of tensors; and the names that the first column must
-have. The examples of the page are run here for that, and saved and loaded by the page's own blocks.
+They are the advice in the error for each refused value, and the types of tensors. This module also returns the names
+that the first column must have. It runs the examples of the page to collect the advice. The code blocks of the page
+save and load the same examples.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ _TYPES = "Tensors may have these types: "
 
 
 def type_names() -> set[str]:
-    """Return the names of all types of Python whose values the code stores by their exact type."""
+    """Return the names of all Python types whose values the code stores by their exact type."""
     kinds = {*capturing._SCALARS, str, bytes, list, *capturing._CONTAINERS, *PLAIN, bytearray}
     return {_SHOWN.get(kind.__name__, kind.__name__) for kind in kinds}
 
 
 def factory_names() -> set[str]:
-    """Return the names of all types by which a defaultdict may make its values."""
+    """Return the names of all types that a defaultdict may use to make its values."""
     return set(FACTORIES)
 
 
 def rewritten(text: str) -> str:
-    """Return the page with what the code says today."""
-    head, stored, rest = text.partition("## What is refused")
-    refused, title, after = rest.partition("## What does not stay")
+    """Return the page with the advice and the types of tensors from the current code."""
+    head, stored, rest = text.partition("## Values that are refused")
+    refused, title, after = rest.partition("## Not preserved")
     advice = dict(_advice(text, refused))
     refused = re.sub(
         r"^(\| .* \| `(.*)` \| ).* \|$", lambda row: f"{row[1]}{advice[row[2]]} |", refused, flags=re.MULTILINE
@@ -55,7 +56,7 @@ def _by_kind_and_size(name: str) -> tuple[str, int, str]:
 
 
 def _advice(text: str, refused: str) -> Iterator[tuple[str, str]]:
-    """Yield each example that is refused, and what its error advises."""
+    """Yield each refused example with the advice in its error."""
     kept, raised = (block.text for block in blocks(text) if block.language == "python")
     names: dict[str, Any] = {}
     for part in (kept.partition("ckstore.add_safe_globals")[0], raised.partition("refused = [")[0]):

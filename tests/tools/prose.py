@@ -82,6 +82,8 @@ OPENING = (
 """A habit of the first line of a docstring only."""
 
 _CODE = re.compile(r"(`{1,2})(?!`)(.+?)\1")
+_DIRECTIVE = re.compile(r"^::: .*(?:\n[ \t]+\S.*)*", re.MULTILINE)
+"""A line of a page that inserts docstrings, with its options."""
 _COMMENT = re.compile(r"<!--.*?-->")
 _WORDS = re.compile(r"[A-Za-z]{2,}[ ,;:]+[a-z]{2,}[ ,;:]+[a-z]+")
 _SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|Yields|Example|Examples|Note|Notes):$")
@@ -117,10 +119,10 @@ def hits(file: str, text: str) -> list[Hit]:
 
 
 def markdown(text: str) -> Iterator[Paragraph]:
-    """Give the paragraphs, items, headings and cells of a page; code is left out."""
+    """Yield the paragraphs, items, headings and cells of a page without its code and directives."""
     lines: list[tuple[int, str]] = []
     fence = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_DIRECTIVE.sub(_blank, text).splitlines(), 1):
         bare = _COMMENT.sub("", line).strip()
         mark = re.match(r"`{3,}|~{3,}", bare)
         if fence or mark:
@@ -135,6 +137,10 @@ def markdown(text: str) -> Iterator[Paragraph]:
         else:
             lines.append((number, bare))
     yield from _paragraphs(lines)
+
+
+def _blank(directive: re.Match[str]) -> str:
+    return "\n" * directive[0].count("\n")
 
 
 def python(text: str) -> Iterator[Paragraph]:

@@ -61,6 +61,12 @@ def test_a_page_is_read_by_paragraphs_cells_and_items_without_its_code() -> None
     assert [hit.line for hit in hits("page.md", page)] == [1, 8, 11, 13]
 
 
+def test_a_directive_and_its_options_are_no_prose() -> None:
+    page = "::: package.Name\n    options: { heading_level: 3, members: [] }\n\nIt is read by now.\n"
+
+    assert [hit.line for hit in hits("page.md", page)] == [4]
+
+
 def test_a_module_is_read_by_docstrings_help_and_messages() -> None:
     module = (
         '"""Read it by now.\n\nArgs:\n    name: By now the name.\n        It is by now.\n"""\n'
