@@ -1,7 +1,7 @@
-"""The table of docs/reference/loading.md: what differs between a checkpoint and a model, for torch and for `load_into`.
+"""The table of docs/reference/loading.md: differences between a checkpoint and a model, for torch and `load_into`.
 
-`python -m tests.ops.read.load_differences` writes the page; `test_load_differences` runs each row and checks that the
-page is what the rows say.
+`python -m tests.ops.read.load_differences` writes the page. `test_load_differences` runs each row and compares the page
+with the rows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "loading.md"
 State = dict[str, Any]
 LOADED, REFUSED, CONVERTED, HALF, WRONG = "loaded", "refused", "converted silently", "refused, half loaded", "wrong"
 OUTCOMES = (WRONG, HALF, CONVERTED, REFUSED, LOADED)
-"""Worst first. `wrong`: accepted, and the model does not hold what the checkpoint has for it, or cannot train."""
+"""Worst first. `wrong`: accepted, but the model lacks values of the checkpoint, or cannot train."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One difference: what was saved, what it is loaded into, and what happens."""
+    """One difference: the saved state, the target of the load, and the outcomes."""
 
     what: str
     saved: Callable[[], State]
@@ -211,8 +211,8 @@ def scaled(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
 
 ROWS = (
     Row("nothing", net(), net(), LOADED, LOADED),
-    Row("a layer was added", net(), net(more=1), HALF, REFUSED, LAX, "loaded; the layer is `missing`"),
-    Row("a layer was removed", net(more=1), net(), HALF, REFUSED, LAX, "loaded; the layer is `unexpected`"),
+    Row("a layer was added", net(), net(more=1), HALF, REFUSED, LAX, "loaded, with the layer in `missing`"),
+    Row("a layer was removed", net(more=1), net(), HALF, REFUSED, LAX, "loaded, with the layer in `unexpected`"),
     Row("a bias was dropped", net(), net(bias=False), HALF, REFUSED, LAX, LOADED),
     Row(
         "the head was renamed",
@@ -224,13 +224,13 @@ ROWS = (
         LOADED,
     ),
     Row(
-        "the head was replaced by one of 5 classes",
+        "the head was replaced by one with 5 classes",
         net(),
         net(out=5),
         HALF,
         REFUSED,
         LAX,
-        "loaded; the head is in `not_loaded`",
+        "loaded, with the head in `not_loaded`",
     ),
     Row(
         "the vocabulary grew",
@@ -239,9 +239,11 @@ ROWS = (
         HALF,
         REFUSED,
         LAX,
-        "loaded; [copy the old rows](../how-to/load-into-a-model.md#a-vocabulary-that-grew)",
+        "loaded, without the embedding ([copy the old rows](../how-to/load-into-a-model.md#a-vocabulary-that-grew))",
     ),
-    Row("the vocabulary grew, head tied", net(tied=True), net(words=8, tied=True), HALF, REFUSED, LAX, LOADED),
+    Row(
+        "the vocabulary grew, and the head is tied", net(tied=True), net(words=8, tied=True), HALF, REFUSED, LAX, LOADED
+    ),
     Row("a weight is transposed", net(), changed(net(), transposed), HALF, REFUSED, LAX, LOADED),
     Row(
         "saved under `torch.compile`",
@@ -281,7 +283,7 @@ ROWS = (
         LOADED,
     ),
     Row(
-        "one block was compiled",
+        "one block was compiled in the saved model",
         wrapped(block="_orig_mod"),
         net(),
         HALF,
@@ -290,7 +292,7 @@ ROWS = (
         LOADED,
     ),
     Row(
-        "one block is compiled",
+        "one block is compiled in the target",
         net(),
         wrapped(block="_orig_mod"),
         HALF,
@@ -299,7 +301,7 @@ ROWS = (
         LOADED,
     ),
     Row(
-        "a block was checkpointed (activations)",
+        "one block was saved with activation checkpointing",
         wrapped(block="_checkpoint_wrapped_module"),
         net(),
         HALF,
@@ -308,7 +310,7 @@ ROWS = (
         LOADED,
     ),
     Row(
-        "the model was a part, `model.`, of what was saved",
+        "the model was saved as a part, `model.`, of another module",
         wrapped("model"),
         net(),
         REFUSED,
@@ -316,27 +318,35 @@ ROWS = (
         {"rename": {"model.": ""}},
         LOADED,
     ),
-    Row("wrapper, `strict=False` in both", wrapped("module"), net(), WRONG, REFUSED, MODULE, LOADED),
     Row(
-        "float32, the model has bfloat16",
+        "saved under a wrapper, loaded with `strict=False` in both",
+        wrapped("module"),
+        net(),
+        WRONG,
+        REFUSED,
+        MODULE,
+        LOADED,
+    ),
+    Row(
+        "the checkpoint has float32, the model bfloat16",
         net(),
         changed(net(), lambda m: m.bfloat16()),
         CONVERTED,
         REFUSED,
         CAST,
-        "loaded; each name is in `cast`",
+        "loaded, with each name in `cast`",
     ),
     Row(
-        "bfloat16, the model has float32",
+        "the checkpoint has bfloat16, the model float32",
         changed(net(), lambda m: m.bfloat16()),
         net(),
         CONVERTED,
         REFUSED,
         CAST,
-        "loaded; each name is in `cast`",
+        "loaded, with each name in `cast`",
     ),
     Row(
-        "a buffer of float32, the model has int64",
+        "a buffer is float32 in the checkpoint, int64 in the model",
         with_tensor("n", scaled(torch.float32), buffer=True),
         with_tensor("n", scaled(torch.int64), buffer=True),
         CONVERTED,
@@ -345,7 +355,7 @@ ROWS = (
         REFUSED,
     ),
     Row(
-        "a buffer of int64, the model has int32",
+        "a buffer is int64 in the checkpoint, int32 in the model",
         with_tensor("n", scaled(torch.int64), buffer=True),
         with_tensor("n", scaled(torch.int32), buffer=True),
         CONVERTED,
@@ -354,7 +364,7 @@ ROWS = (
         LOADED,
     ),
     Row(
-        "complex, the model has real numbers",
+        "the checkpoint has complex numbers, the model real ones",
         with_tensor("z", scaled(torch.complex64)),
         with_tensor("z", scaled(torch.float32)),
         CONVERTED,
@@ -367,10 +377,16 @@ ROWS = (
         "a part of the model is on the meta device", net(), changed(net(), partly_meta), WRONG, REFUSED, ASSIGN, LOADED
     ),
     Row(
-        "tied, on the meta device", net(tied=True), on_meta(net(tied=True)), WRONG, REFUSED, ASSIGN, "loaded, and tied"
+        "a tied model is on the meta device",
+        net(tied=True),
+        on_meta(net(tied=True)),
+        WRONG,
+        REFUSED,
+        ASSIGN,
+        "loaded and tied",
     ),
     Row(
-        "bfloat16 on the meta device",
+        "a bfloat16 model is on the meta device",
         net(),
         on_meta(changed(net(), lambda m: m.bfloat16())),
         WRONG,
@@ -379,7 +395,7 @@ ROWS = (
         LOADED,
     ),
     Row(
-        "the model has a buffer more",
+        "the model has one more buffer",
         net(),
         with_tensor("n", scaled(torch.int64), buffer=True),
         HALF,
@@ -388,7 +404,7 @@ ROWS = (
         LOADED,
     ),
     Row(
-        "the model has a buffer less",
+        "the model has one buffer less",
         with_tensor("n", scaled(torch.int64), buffer=True),
         net(),
         HALF,
@@ -412,25 +428,25 @@ ROWS = (
         LAX,
         LOADED,
     ),
-    Row("tied in both", net(tied=True), net(tied=True), LOADED, LOADED),
+    Row("two weights are tied in the checkpoint and the model", net(tied=True), net(tied=True), LOADED, LOADED),
     Row(
-        "tied in the model, one name in the checkpoint",
+        "two weights are tied in the model, and the checkpoint has one of them",
         as_plain(net(tied=True), lambda v: {k: t for k, t in v.items() if k != "head.weight"}),
         net(tied=True),
         HALF,
         LOADED,
     ),
-    Row("tied in the checkpoint only", net(tied=True), net(out=6), LOADED, LOADED),
+    Row("two weights are tied only in the checkpoint", net(tied=True), net(out=6), LOADED, LOADED),
     Row(
-        "tied in the model, two values in the checkpoint",
+        "two weights are tied in the model and differ in the checkpoint",
         as_plain(net(tied=True), untied_values),
         net(tied=True),
         WRONG,
         REFUSED,
         LAX,
-        "the first is loaded; the other is in `not_loaded`",
+        "loads the first weight, with the other in `not_loaded`",
     ),
-    Row("an optimizer that has not stepped", trained(net()), trained(net(), steps=0), LOADED, LOADED),
+    Row("the optimizer in the program has not stepped", trained(net()), trained(net(), steps=0), LOADED, LOADED),
     Row(
         "the optimizer has more groups",
         trained(net()),
@@ -450,7 +466,7 @@ ROWS = (
         "loaded, without the optimizer",
     ),
     Row(
-        "SGD, the checkpoint has AdamW",
+        "the checkpoint has AdamW, the program SGD",
         trained(net()),
         trained(net(), torch.optim.SGD),
         WRONG,
@@ -459,7 +475,7 @@ ROWS = (
         "loaded, without the optimizer",
     ),
     Row(
-        "the optimizer of a head of 5 classes",
+        "the optimizer has parameters of a head with 5 classes",
         lambda: {"optimizer": trained(net())()["optimizer"]},
         lambda: {"optimizer": trained(net(out=5))()["optimizer"]},
         WRONG,
@@ -477,81 +493,81 @@ ROWS = (
         REFUSED,
     ),
     Row(
-        "LoRA was added beside",
+        "LoRA weights were added to a layer",
         net(),
         changed(net(), add_lora),
         HALF,
         REFUSED,
         LAX,
-        "loaded; the adapters are `missing`",
+        "loaded, with the adapters in `missing`",
     ),
     Row(
-        "LoRA was added by PEFT",
+        "PEFT added LoRA",
         net(),
         changed(net(), lora),
         HALF,
         REFUSED,
         {"rename": {"layer.": "layer.base_layer."}, "strict": False},
-        "loaded; the adapters are `missing`",
+        "loaded, with the adapters in `missing`",
     ),
     Row(
-        "LoRA was removed",
+        "LoRA of PEFT was removed",
         changed(net(), lora),
         net(),
         HALF,
         REFUSED,
         {"rename": {".base_layer.": "."}, "strict": False},
-        "loaded; the adapters are `unexpected`",
+        "loaded, with the adapters in `unexpected`",
     ),
     Row("a layer of the model is lazy", net(), changed(net(), lazily), LOADED, LOADED),
     Row(
-        "a `BatchNorm` of before torch 0.4",
+        "a `BatchNorm` was saved by torch before 0.4",
         as_plain(batchnorm, lambda v: {k: t for k, t in v.items() if "num" not in k}),
         batchnorm,
         LOADED,
         LOADED,
     ),
     Row(
-        "extra state that grew, as the scales of Transformer Engine",
+        "extra state grew, such as the scales of Transformer Engine",
         beside(scaled_by_2),
         beside(Scales),
         LOADED,
         LOADED,
     ),
-    Row("a buffer that takes the size of what it loads", beside(History), beside(History), LOADED, LOADED),
+    Row("a buffer takes the size of the loaded tensor", beside(History), beside(History), LOADED, LOADED),
     Row(
         "a hook joins two weights of an old checkpoint", beside(lambda: Fused(old=True)), beside(Fused), LOADED, LOADED
     ),
     Row(
-        "a weight of 4 bits with its quantization, as bitsandbytes has it",
+        "a weight has 4 bits and quantization data, as in bitsandbytes",
         beside(Quantized),
         beside(Quantized),
         HALF,
         REFUSED,
         LAX,
-        "loaded; the weight is in `not_loaded`, its parts are `unexpected`",
+        "loaded, with the weight in `not_loaded` and its parts in `unexpected`",
     ),
     Row(
-        "a hook adds a tensor to the state, and none loads it",
+        "a hook adds a tensor to the state, and no hook loads it",
         beside(Adding),
         beside(Adding),
         HALF,
         REFUSED,
         LAX,
-        "loaded; the tensor is `unexpected`",
+        "loaded, with the tensor in `unexpected`",
     ),
     Row(
-        "a hook leaves a weight out of the state",
+        "a hook omits a weight from the state",
         beside(Leaving),
         beside(Leaving),
         HALF,
         REFUSED,
         LAX,
-        "loaded; the weight is `missing`",
+        "loaded, with the weight in `missing`",
     ),
-    Row("extra state that its module refuses", beside(Wary), beside(Wary), HALF, REFUSED),
+    Row("a module refuses its extra state", beside(Wary), beside(Wary), HALF, REFUSED),
     Row(
-        "a dict instead of a tensor",
+        "the checkpoint has a dict in place of a tensor",
         as_plain(net(), lambda v: {**v, "head.weight": {"deep": 1}}),
         net(),
         HALF,
@@ -577,35 +593,38 @@ def _row(row: Row) -> str:
 HEAD = """\
 # Loads into models
 
-What differs between a checkpoint and the model that it is loaded into, and what happens then: with `load_state_dict` of
-torch on the model and the optimizer, and with `load_into`, without arguments and with the one that helps. Each row is a
-test that runs both.
+This page lists differences between a checkpoint and the model that it is loaded into, and their outcomes. The column
+"torch" is `load_state_dict` of torch on the model and the optimizer. The next columns are `load_into` without
+arguments, and with the argument that helps. Each row is a test that runs all three.
 
-| Outcome | Means |
+| Outcome | Meaning |
 | --- | --- |
 | loaded | the model has the values of the checkpoint, bit for bit |
-| refused | an error; **nothing was touched** |
+| refused | an error; **nothing was changed** |
 | refused, half loaded | an error; a part of the model or the optimizer has new values |
-| converted silently | values were rounded or cut off, and nothing says so |
-| wrong | no error; the model lacks the values of the checkpoint, or the next step of training fails |
+| converted silently | values were rounded or cut off without an error or a warning |
+| wrong | no error, but the model lacks the values of the checkpoint, or the next step of training fails |
 
-`load_into` never converts silently, never leaves a half-loaded target, and in none of these rows is it wrong.
+In these rows, `load_into` never converts silently, never leaves a half-loaded target and is never wrong. The two cases
+in which it can leave a half-loaded target are described [below the table](#half-loaded-targets).
 
-An optimizer has its parameters in an order. Make it of `named_parameters()`, and it has their names as well: where the
-checkpoint and the optimizer have names, what it keeps follows them, and other names are refused. Where one of them has
-no names, parameters are found by their position, as torch does it. Two parameters of equal shape that swapped positions
-then get the moments of each other, which nothing can detect.
+An optimizer has its parameters in an order. If you create it from `named_parameters()`, it also has their names. If
+both the checkpoint and the optimizer have names, `load_into` assigns the state of the optimizer by name and refuses
+different names. Otherwise it assigns the state by position, as torch does. If two parameters of equal shape have
+swapped positions, each then gets the moments of the other, and ckstore cannot detect this.
 
-| What differs | torch | `load_into` | `load_into(…, argument)` |
+| Difference | torch | `load_into` | `load_into(…, argument)` |
 | --- | --- | --- | --- |"""
 
 FOOT = """\
-The checkpoint may be a file that a trainer wrote: `load_into(model, ref, file="pytorch_model.bin")`; see
-[a file as a state](../how-to/files.md#a-file-as-a-state).
+The checkpoint may be a file that a trainer wrote: `load_into(model, ref, file="pytorch_model.bin")`.
+[A file as a state](../how-to/files.md#a-file-as-a-state) describes this.
 
-An object that is no module and has a `load_state_dict` of its own judges its state itself; if it raises, what came
-before it is loaded. The same holds where bytes turn out to be damaged while they are read.
-[Load into a model](../how-to/load-into-a-model.md) explains the arguments.
+## Half-loaded targets
+
+`load_into` cannot check the state of an object that is not a module and has its own `load_state_dict`. If that method
+raises, the parts that were loaded before it keep their new values. The same happens if a blob is damaged: the error is
+raised while the target is being filled. [Load into a model](../how-to/load-into-a-model.md) explains the arguments.
 """
 
 if __name__ == "__main__":
