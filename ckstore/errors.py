@@ -1,48 +1,48 @@
-"""Every error that ckstore raises on purpose, and the exit status of each.
+"""The errors that ckstore raises deliberately, with their exit statuses.
 
     CkstoreError                 1
-    ├── StoreNotFound            4   there is no store at that place
-    ├── NoSuchRef                4   no checkpoint, tag or id of that name (also a LookupError)
-    │   └── NoSuchFile           4   no file of that name in a checkpoint (also a FileNotFoundError)
-    ├── AmbiguousRef             4   the ref fits several checkpoints (also a LookupError)
-    ├── BadInput                 2   an argument or a file that cannot be used as given (also a ValueError)
-    │   ├── CannotStore          1   a value in the state that the format does not hold
-    │   ├── CannotLoad           1   a committed file, or a value in it, that cannot be loaded as a state
-    │   └── DoesNotFit           2   a checkpoint and the target that it was to be loaded into differ
-    ├── StepExists               1   the run has another checkpoint of that step
+    ├── StoreNotFound            4   no store exists at this path
+    ├── NoSuchRef                4   no checkpoint has this step, tag or id (also a LookupError)
+    │   └── NoSuchFile           4   the checkpoint has no file of this name (also a FileNotFoundError)
+    ├── AmbiguousRef             4   the ref matches several checkpoints (also a LookupError)
+    ├── BadInput                 2   an argument or a file is not valid (also a ValueError)
+    │   ├── CannotStore          1   the format cannot store a value of the state
+    │   ├── CannotLoad           1   a committed file, or a value in it, cannot be loaded as a state
+    │   └── DoesNotFit           2   the checkpoint and the target of the load differ
+    ├── StepExists               1   the run has another checkpoint with this step
     ├── RunInUse                 1   the run has checkpoints of another training
-    ├── StateChanged             1   the state was changed while it was being saved
-    │   └── NotUnchanged         1   a tensor that was named as unchanged has changed
-    ├── SaveFailed               1   a save failed; every earlier checkpoint is intact
-    │   ├── InsufficientSpace    6   not enough bytes or inodes
-    │   ├── SaveAbandoned        1   a background save was given up, and will not appear
-    │   ├── UnknownOutcome       1   the checkpoint is there, but may not survive a power cut
-    │   ├── ReadOnlyStore        1   the store was opened read-only, and something was to be written
-    │   └── RankError            1   several ranks could not save one checkpoint together
-    │       ├── MissingRanks     1   some did not come in time
-    │       ├── RankMismatch     1   they do not mean the same checkpoint, or two say that they are one rank
-    │       └── RankFailed       1   the save failed at some of them, and so at all
-    ├── DamagedBlob              3   bytes on disk are not what their name says
-    │   ├── MissingBlob          3   a file with bytes of a checkpoint is not there
-    │   ├── NoWholeCheckpoint    3   checkpoints exist where the newest was asked for, and none of them is whole
-    │   └── OtherHash            3   a whole checkpoint of a store with another hash algorithm
-    ├── CatalogUnavailable       1   the catalog cannot be used, and the act needs it
-    │   └── CatalogFull          6   since the disk, or a quota on it, is full (also an InsufficientSpace)
-    ├── InUse                    5   a process uses it, or holds a lock; or a save that replaces it has not finished
-    │   └── Protected            5   a tag or a pin names the checkpoint that was to be deleted
-    ├── LoopFailed               1   a training loop under check raised, died or did not end in time
-    ├── NewerFormat              1   written by a newer ckstore
-    ├── RemoteError              1   a remote refused or did not answer, or holds something else than its names say
-    │   ├── NoSuchRemote         4   the store has no remote of that name, or there is none at that place
-    │   ├── RemoteDenied         1   the service refused the credentials, or has none
+    ├── StateChanged             1   the state changed during the save
+    │   └── NotUnchanged         1   a tensor that `unchanged=` selects has changed
+    ├── SaveFailed               1   a save failed, and every earlier checkpoint is intact
+    │   ├── InsufficientSpace    6   not enough free bytes or inodes
+    │   ├── SaveAbandoned        1   a background save was abandoned, and its checkpoint will not appear
+    │   ├── UnknownOutcome       1   the checkpoint is published, but may not survive a power cut
+    │   ├── ReadOnlyStore        1   the call would write to a store that is opened read-only
+    │   └── RankError            1   several ranks could not save or load one checkpoint together
+    │       ├── MissingRanks     1   some ranks did not arrive in time
+    │       ├── RankMismatch     1   the ranks disagree about the checkpoint, or two processes claim the same rank
+    │       └── RankFailed       1   the call failed on some ranks, so it failed on all of them
+    ├── DamagedBlob              3   bytes on disk do not match their digest
+    │   ├── MissingBlob          3   a file with data of a checkpoint is missing
+    │   ├── NoWholeCheckpoint    3   checkpoints exist, but none of them is complete
+    │   └── OtherHash            3   the checkpoint belongs to a store with another hash algorithm
+    ├── CatalogUnavailable       1   the catalog cannot be used, and the operation needs it
+    │   └── CatalogFull          6   the catalog cannot be written to a full disk or quota (also an InsufficientSpace)
+    ├── InUse                    5   a process uses it or holds a lock, or a save that replaces it has not finished
+    │   └── Protected            5   a tag or a pin protects the checkpoint from deletion
+    ├── LoopFailed               1   a training loop under `check` raised an error, died or did not end in time
+    ├── NewerFormat              1   a newer ckstore wrote it
+    ├── RemoteError              1   a remote refused, did not answer, or holds data that does not match its name
+    │   ├── NoSuchRemote         4   the store has no remote of this name, or no remote exists at this URL
+    │   ├── RemoteDenied         1   the service refused the credentials, or received none
     │   ├── RemoteFull           6   a quota of the bucket or the account is used up, or the service has no space left
-    │   ├── RemoteUnavailable    1   the service could not be reached or failed; the same call may succeed later
-    │   ├── RunIsOwned           1   another store mirrors the run to this remote; the checkpoints stay in the store
-    │   └── BytesElsewhere       1   bytes of a checkpoint are at a remote alone, and cannot be fetched from here
-    └── UnsafePlace              1   the place cannot keep what ckstore promises, or is another user's
+    │   ├── RemoteUnavailable    1   the service was unreachable or failed, so the same call may succeed later
+    │   ├── RunIsOwned           1   another store mirrors the run to this remote; the local checkpoints remain
+    │   └── BytesElsewhere       1   data of a checkpoint is stored only on a remote and cannot be fetched
+    └── UnsafePlace              1   the place cannot keep the guarantees of ckstore, or another user owns it
 
-A message says what happened, what was wanted and what was found; `hint` says what to do next. All of them survive
-pickling, since training code raises them across processes. Exit statuses: docs/reference/exit-statuses.md.
+A message describes the failure, with the expected and the actual values. `hint` is the next step. All errors survive
+pickling, because training code passes them between processes. docs/reference/exit-statuses.md lists the exit statuses.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ _REFUSED_SHOWN = 100
 
 
 class CkstoreWarning(UserWarning):
-    """Something that the caller should know went otherwise than asked: ``latest-valid`` passed over a damaged one."""
+    """A call succeeded, but not exactly as requested: for example, ``latest-valid`` skipped a damaged checkpoint."""
 
 
 class CkstoreError(Exception):
-    """Base of all errors of ckstore.
+    """Base class of all errors of ckstore.
 
     Attributes:
-        hint: What to do next, one sentence; empty if there is nothing better than the message. It is advice for Python.
-        command_hint: The same for the command line, where `hint` would not help there; empty if it does.
-        exit_status: What the command line exits with.
+        hint: The next step in one sentence, for Python code. It is empty if the message needs no advice.
+        command_hint: The next step for the command line. It is empty if `hint` also applies to the command line.
+        exit_status: The exit status of the command line.
     """
 
     exit_status: ClassVar[int] = 1
@@ -99,42 +99,42 @@ def _rebuild(cls: type[CkstoreError], args: tuple[Any, ...], state: dict[str, An
 
 
 class StoreNotFound(CkstoreError):
-    """There is no store at that place."""
+    """No store exists at this path."""
 
     exit_status = 4
 
 
 class NoSuchRef(CkstoreError, LookupError):
-    """No checkpoint, tag or id of that name."""
+    """No checkpoint has this step, tag or id."""
 
     exit_status = 4
 
 
 class NoSuchFile(NoSuchRef, FileNotFoundError):
-    """A checkpoint has no file of that name, or there is no such checkpoint to look for one in."""
+    """The checkpoint does not exist, or it has no file of this name."""
 
-    # Of two built-in bases the one that has more to make.
+    # Of the two built-in bases, OSError has the constructor that does more.
     __new__ = OSError.__new__  # type: ignore[assignment]
 
 
 class AmbiguousRef(CkstoreError, LookupError):
-    """The ref fits several checkpoints; the message lists some."""
+    """The ref matches several checkpoints. The message lists some of them."""
 
     exit_status = 4
 
 
 class BadInput(CkstoreError, ValueError):
-    """An argument, or a file that was read, cannot be used as it is."""
+    """An argument, or the content of a file, is not valid."""
 
     exit_status = 2
 
 
 class CannotStore(BadInput):
-    """A value in the state that the format does not hold.
+    """The format cannot store a value of the state.
 
     Attributes:
-        path: Where it is in the state, ``optimizer.param_groups[0].foo``; of several, the first.
-        refused: Path -> why and what to do, of every value that cannot be stored.
+        path: The path of the first such value in the state, such as ``optimizer.param_groups[0].foo``.
+        refused: The path of each value that cannot be stored -> the reason and the advice.
     """
 
     exit_status = 1
@@ -147,7 +147,7 @@ class CannotStore(BadInput):
 
     @classmethod
     def of(cls, found: Sequence[CannotStore]) -> CannotStore:
-        """Return one error for all that was found, in the order of the state."""
+        """Return one error for all values that cannot be stored, in the order of the state."""
         if len(found) == 1:
             return found[0]
         shown = [f"  {error}" for error in found[:_REFUSED_SHOWN]]
@@ -161,11 +161,12 @@ class CannotStore(BadInput):
 
 
 class CannotLoad(BadInput):
-    """A committed file, or a value in it, that cannot be loaded as a state; nothing of it was run.
+    """A committed file, or a value in it, cannot be loaded as a state. No code in the file was run.
 
     Attributes:
-        file: Its path in the checkpoint.
-        refused: Path in its state -> what is there; empty if the file has none that can be read.
+        file: The path of the file in the checkpoint.
+        refused: The path of each refused value in the state of the file -> its kind. It is empty if the file has no
+            readable state.
     """
 
     exit_status = 1
@@ -184,12 +185,12 @@ class CannotLoad(BadInput):
 
 
 class DoesNotFit(BadInput):
-    """A checkpoint and the target that it was to be loaded into differ; nothing was loaded.
+    """The checkpoint and the target of the load differ. Nothing was loaded.
 
     Attributes:
         missing: Names in the target that the checkpoint lacks.
         unexpected: Names in the checkpoint that the target lacks.
-        mismatched: Names in both -> what was wanted and what was found.
+        mismatched: Names in both -> the expected and the actual value.
     """
 
     def __init__(
@@ -208,10 +209,10 @@ class DoesNotFit(BadInput):
 
 
 class StepExists(CkstoreError):
-    """The run has another checkpoint of that step.
+    """The run has another checkpoint with this step.
 
     Attributes:
-        id: The id of that checkpoint; empty if it is not known.
+        id: The id of the existing checkpoint, or an empty string if it is unknown.
     """
 
     def __init__(self, message: str, *, hint: str = "", id: str = "") -> None:
@@ -220,28 +221,31 @@ class StepExists(CkstoreError):
 
 
 class RunInUse(CkstoreError):
-    """The run has checkpoints of another training, which the save would replace or supersede. Nothing was published."""
+    """The run has checkpoints of another training that the save would replace or supersede. Nothing was published."""
 
 
 class StateChanged(CkstoreError):
-    """The state was changed while it was being saved; nothing was published."""
+    """The state changed during the save. Nothing was published."""
 
 
 class NotUnchanged(StateChanged):
-    """A tensor that was named in ``unchanged=`` is not as the checkpoint before has it; nothing was published."""
+    """A tensor that ``unchanged=`` selects differs from the previous checkpoint. Nothing was published."""
 
 
 class SaveFailed(CkstoreError):
-    """A save failed. Nothing was published; every earlier checkpoint is intact."""
+    """A save failed. Nothing was published, and every earlier checkpoint is intact."""
 
 
 class InsufficientSpace(SaveFailed):
-    """Not enough bytes or inodes on the filesystem of the store; the hint of a save says what would free how much.
+    """The filesystem of the store has not enough free bytes or inodes.
+
+    If a save raises this error, the hint lists the actions that would free space, with the bytes that each frees.
 
     Attributes:
-        needed_bytes, needed_inodes: What a save would take beyond what the store has; None if it is not known, as
-            when the disk was filled by others meanwhile.
-        free_bytes, free_inodes: What was free for it; None if it is not known, or the filesystem counts no inodes.
+        needed_bytes, needed_inodes: The space that the save needs in addition to the data in the store. None if this
+            is unknown, for example because other processes filled the disk during the save.
+        free_bytes, free_inodes: The space that was available to the save. None if this is unknown, or the filesystem
+            does not count inodes.
     """
 
     exit_status = 6
@@ -252,29 +256,29 @@ class InsufficientSpace(SaveFailed):
 
 
 class SaveAbandoned(SaveFailed):
-    """A background save was given up before it was published: its saver was stuck, or it was cancelled.
+    """A background save was abandoned before it was published, because its saver hung or the save was cancelled.
 
-    It will not appear later, whatever its saver was doing.
+    The checkpoint cannot appear later, whatever its saver was doing.
     """
 
 
 class UnknownOutcome(SaveFailed):
-    """The checkpoint was published, but may not survive a power cut; open the store again before the next save."""
+    """The checkpoint was published, but may not survive a power cut. Open the store again before the next save."""
 
 
 class ReadOnlyStore(SaveFailed):
-    """The store was opened read-only, or this user may not write to it; nothing was saved, named or deleted."""
+    """The store was opened read-only, or this user may not write to it. The call changed nothing."""
 
 
 class RankError(SaveFailed):
-    """Several ranks could not save one checkpoint together, or load it. After such a save nothing was published."""
+    """Several ranks could not save or load one checkpoint together. A save that raises this published nothing."""
 
 
 class MissingRanks(RankError):
-    """Some ranks did not come in time; the message says which, and what is known of them.
+    """Some ranks did not arrive in time. The message lists them, with the known facts about each.
 
     Attributes:
-        missing: Their numbers.
+        missing: The numbers of the missing ranks.
     """
 
     def __init__(self, message: str, *, hint: str = "", missing: tuple[int, ...] = ()) -> None:
@@ -283,16 +287,16 @@ class MissingRanks(RankError):
 
 
 class RankMismatch(RankError):
-    """The ranks do not mean the same checkpoint, or two processes say that they are the same rank."""
+    """The ranks disagree about the checkpoint, or two processes claim the same rank."""
 
 
 class RankFailed(RankError):
-    """The save, or the load, failed at some ranks, and so at all of them.
+    """The save or load failed on some ranks, so it failed on all of them.
 
     Attributes:
-        causes: Rank -> what went wrong there.
-        of_storage: Whether the ranks that failed said that only their storage did, where `causes` are no errors of
-            that kind any more.
+        causes: The number of each failed rank -> its error.
+        of_storage: Whether the failed ranks reported that only their storage failed. It is set if the errors in
+            `causes` no longer have their original classes.
     """
 
     of_storage: bool = False
@@ -303,11 +307,11 @@ class RankFailed(RankError):
 
 
 class DamagedBlob(CkstoreError):
-    """Bytes on disk are not what their name says, or are missing.
+    """Bytes on disk do not match their digest, or are missing.
 
     Attributes:
-        blob: Digest of the blob; empty for other files, such as a manifest.
-        names: The values of the checkpoint that were being read; empty if that is not known.
+        blob: The digest of the blob. It is empty for other files, such as a manifest.
+        names: The values of the checkpoint that were being read. It is empty if this is unknown.
     """
 
     exit_status = 3
@@ -321,30 +325,30 @@ class DamagedBlob(CkstoreError):
 
 
 class MissingBlob(DamagedBlob):
-    """A file with bytes of a checkpoint is not there; the rest of the checkpoint may be whole."""
+    """A file with data of a checkpoint is missing. The rest of the checkpoint may be intact."""
 
 
 class NoWholeCheckpoint(DamagedBlob):
-    """Checkpoints exist, but none of them is whole, so there is no newest one to return.
+    """Checkpoints exist, but none of them is complete, so no newest one can be returned.
 
-    Not a `NoSuchRef`: a training that takes this for its first start would begin again at step 1.
+    This is not a `NoSuchRef`, because a training that treats it as a first start would begin again at step 1.
     """
 
 
 class OtherHash(DamagedBlob):
-    """The manifest is whole, and of a store that hashes with another algorithm; a store takes no such checkpoint."""
+    """The manifest is intact, but its store uses another hash algorithm. A store accepts only its own algorithm."""
 
 
 CatalogProblem = Literal["missing", "behind", "newer", "damaged", "unreadable"]
 
 
 class CatalogUnavailable(CkstoreError):
-    """The catalog cannot be used now. It is an index: everything but gc goes on without it.
+    """The catalog cannot be used at present. It is an index, and only gc needs it.
 
     Attributes:
-        why: ``missing``, ``damaged``, ``behind`` (an older ckstore made it): the next opening for writing mends it.
-            ``newer``: a newer ckstore made it. ``unreadable``: the filesystem or the permissions refuse it, or the
-            disk is full.
+        why: ``missing``, ``damaged`` or ``behind`` (an older ckstore wrote it) mean that the next opening for writing
+            repairs the catalog. ``newer`` means that a newer ckstore wrote it. ``unreadable`` means that the filesystem
+            or the permissions prevent access, or that the disk is full.
     """
 
     def __init__(self, message: str, *, why: CatalogProblem, hint: str = "") -> None:
@@ -353,7 +357,7 @@ class CatalogUnavailable(CkstoreError):
 
 
 class CatalogFull(CatalogUnavailable, InsufficientSpace):
-    """The catalog cannot be written, since the disk or a quota on it is full; nothing is wrong with it."""
+    """The catalog cannot be written, because the disk or a quota is full. The catalog itself is intact."""
 
     exit_status = 6
 
@@ -362,17 +366,17 @@ class CatalogFull(CatalogUnavailable, InsufficientSpace):
 
 
 class InUse(CkstoreError):
-    """A process uses what was to be deleted or holds a lock, or a save that replaces it has not finished."""
+    """A process uses the checkpoint or holds a lock, or a save that replaces the checkpoint has not finished."""
 
     exit_status = 5
 
 
 class Protected(InUse):
-    """A tag or a pin names what was to be deleted or replaced."""
+    """A tag or a pin protects the checkpoint from being deleted or replaced."""
 
 
 class LoopFailed(CkstoreError):
-    """A training loop that `ckstore.training.check` runs raised, died or did not end in time.
+    """A training loop under `ckstore.training.check` raised an error, died or did not end in time.
 
     Attributes:
         output: The last lines that the process printed.
@@ -384,40 +388,40 @@ class LoopFailed(CkstoreError):
 
 
 class NewerFormat(CkstoreError):
-    """Written by a newer ckstore; it is refused, never guessed."""
+    """A newer ckstore wrote the data. ckstore refuses it and does not guess its meaning."""
 
 
 class RemoteError(CkstoreError):
-    """A remote refused or did not answer, or holds something else than its names say; the store here is unchanged."""
+    """A remote refused, did not answer, or holds data that does not match its name. The local store is unchanged."""
 
 
 class NoSuchRemote(RemoteError):
-    """The store has no remote of that name, or there is none at that place."""
+    """The store has no remote of this name, or no remote exists at this URL."""
 
     exit_status = 4
 
 
 class RemoteDenied(RemoteError):
-    """The service refused the credentials, or did not get any; messages never contain them."""
+    """The service refused the credentials, or received none. Messages never contain credentials."""
 
 
 class RemoteFull(RemoteError):
-    """A quota of the bucket or the account is used up, or the service has no space left; nothing there was removed."""
+    """A quota of the bucket or the account is used up, or the service is full. Nothing was deleted on the remote."""
 
     exit_status = 6
 
 
 class RemoteUnavailable(RemoteError):
-    """The service could not be reached, failed, or did not answer in time; the same call may succeed later."""
+    """The service was unreachable, failed or did not answer in time. The same call may succeed later."""
 
 
 class RunIsOwned(RemoteError):
-    """Another store mirrors the run to this remote."""
+    """Another store mirrors the run to this remote. The checkpoints remain in the local store."""
 
 
 class BytesElsewhere(RemoteError):
-    """Bytes of a checkpoint are at a remote alone, and cannot be fetched from here; they are not damaged."""
+    """Data of a checkpoint is stored only on a remote and cannot be fetched. It is not damaged."""
 
 
 class UnsafePlace(CkstoreError):
-    """The place cannot keep what ckstore promises, or the store that was found there is another user's."""
+    """The filesystem or the machine cannot keep the guarantees of ckstore, or another user owns the store."""
