@@ -1,4 +1,4 @@
-"""The saves of one handle in the background: `Store.background`."""
+"""The background saves of one handle, `Store.background`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class BackgroundSaves:
-    """What `Store.save_async` began and has not ended, and the process that ends it: `Store.background`.
+    """The unfinished saves of `Store.save_async`, and the saver process that finishes them. See `Store.background`.
 
     Attributes:
         path: Directory of the store.
     """
 
     _made: Client | None = None
-    """It is made at the first save, and has a process, a thread and memory from then on."""
+    """The client of the saver. The first save creates it, with a process, a thread and memory."""
 
     def __init__(self, context: Context, path: Path) -> None:
         self.path = path
@@ -42,13 +42,16 @@ class BackgroundSaves:
 
     @api_call_in_memory
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every save of this handle in the background has ended.
+        """Wait until every background save of this handle has ended.
+
+        Args:
+            timeout_s: Maximum time to wait, in seconds. If None, wait as long as the saver makes progress.
 
         Returns:
-            False: some have not after `timeout_s`; None waits as long as the saver gets on.
+            Whether all saves have ended. It is False if some have not ended after `timeout_s`.
 
         Raises:
-            CkstoreError: One of them failed, and its `result` was not read.
+            CkstoreError: A save failed, and its `result` was not read.
         """
         if self._made is None:
             return True
@@ -58,20 +61,20 @@ class BackgroundSaves:
 
     @api_call_in_memory
     def flush(self, timeout_s: float) -> bool:
-        """Finish the saves in the background within `timeout_s`, as before a preemption; else give them up.
+        """Finish the background saves within `timeout_s`, for example before a preemption, or abandon them.
 
-        A save whose publishing has begun is not given up: it may still appear. The others leave the checkpoint before
-        them as the newest.
+        A save that has begun to publish is not abandoned, and its checkpoint may still appear. If a save is abandoned,
+        the previous checkpoint remains the newest.
 
         Returns:
-            Whether all of them are durable.
+            Whether all saves are durable.
 
         Raises:
-            CkstoreError: One of them failed, and its `result` was not read.
+            CkstoreError: A save failed, and its `result` was not read.
         """
         if self._made is None:
             return True
-        # Those that failed before are no news, and those that fail now may be tolerated.
+        # Earlier failures do not count, and failures from now on may be tolerated.
         under_way = self._made.under_way()
         done = self._made.wait(timeout_s)
         if not done:
@@ -81,7 +84,7 @@ class BackgroundSaves:
 
     @api_call_in_memory
     def staging_bytes(self, state: object) -> int:
-        """Return how much memory a save of this state in the background takes, for each of `max_in_flight`.
+        """Return the bytes of memory that each background save of this state needs, of up to `max_in_flight` saves.
 
         Raises:
             CannotStore: A value in the state cannot be stored.
@@ -90,9 +93,13 @@ class BackgroundSaves:
 
     @api_call_in_memory
     def prewarm(self, state: object | None = None, *, nice: int = 0) -> None:
-        """Start the saver and make the memory that a save of this state needs: the first is as quick as others then.
+        """Start the saver and allocate the memory for a save of this state, so that the first save is not slower.
 
-        For a state on a GPU it also pins that memory and waits for the kernel that compares tensors to be compiled.
+        For a state on a GPU, this also pins that memory and waits until the kernel that compares tensors is compiled.
+
+        Args:
+            state: The state that will be saved. If None, only the saver is started.
+            nice: Niceness of the saver, as in `Store.save_async`.
 
         Raises:
             CannotStore: A value in the state cannot be stored.
@@ -114,8 +121,8 @@ class BackgroundSaves:
         unchanged: UnchangedNames | None,
         on_failure: OnFailure = "raise",
     ) -> PendingSave:
-        """Have a save begun; see `ckstore.Store.save_async`."""
-        # Before the order is sent: a second saver must not draw another training for it.
+        """Start a background save. See `ckstore.Store.save_async`."""
+        # This precedes the order, so that a second saver does not create another training for the run.
         know_training(self._context, order.run)
         tolerate = None if on_failure == "raise" else partial(tolerated, self._context)
         parents = self._context.known.last_parents
@@ -125,19 +132,19 @@ class BackgroundSaves:
         return pending
 
     def _call_failed(self, run: str) -> None:
-        """Note that a save of a run was refused: what comes after it goes on from what was there before."""
+        """Record that a call for a run failed. The next save copies all tensors, even those named as unchanged."""
         if self._made is not None:
             self._made.call_failed(run)
 
     def _settle(self, run: str) -> None:
-        """Wait for the saves of a run, so that the next one comes after them."""
+        """Wait for the background saves of a run, so that the next save is committed after them."""
         if self._made is not None:
             self._made.raise_unread()
             self._made.wait(None, run)
             self._made.raise_unread()
 
     def _close(self, timeout_s: float | None) -> None:
-        """Let the saver go; None: without waiting for it, and without the errors of its saves."""
+        """Release the saver. Without `timeout_s`, do not wait for it and do not raise the errors of its saves."""
         if self._made is None:
             return
         if timeout_s is not None:
@@ -147,7 +154,7 @@ class BackgroundSaves:
             self._made.raise_unread()
 
     def _client(self) -> Client:
-        """Return the trainer's side of the saver, which is made now if there is none."""
+        """Return the client of the saver in the trainer, and create it if necessary."""
         if self._made is not None:
             return self._made
         from ckstore.saver.client.client import Client
@@ -167,8 +174,8 @@ class BackgroundSaves:
         made = Client(str(self.path), catalog_path, ended, tell_left_out)
         closing = weakref.finalize(self, made.close)
         closing.atexit = False
-        # One step: of two threads the second gets what the first made. There is no lock that a fork could leave
-        # taken, and what was made for nothing has no process, thread or memory yet.
+        # `setdefault` is atomic, so a second thread uses the client of the first. A lock could remain taken in a forked
+        # child. The unused client of the second thread has no process, thread or memory yet.
         first: Client = vars(self).setdefault("_made", made)
         if first is not made:
             closing.detach()

@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from ckstore.saver.client.pending import PendingSave
 
 RefLike = str | SupportsIndex | CheckpointInfo
-"""``STEP``, ``latest``, ``best:METRIC``, a tag or 6 or more digits of an id, each optionally ``RUN@…``; a step number;
-an info."""
+"""One of the strings ``STEP``, ``latest``, ``best:METRIC``, a tag, or 6 or more digits of an id, optionally with
+``RUN@`` in front. It can also be a step number or a `CheckpointInfo`."""
 
 
 class Store:
@@ -89,7 +89,7 @@ class Store:
 
     Attributes:
         path: Directory of the store.
-        run: The run that the handle is bound to, or None; see `open`.
+        run: The run that the handle is bound to, or None. See `open`.
         background: The unfinished saves of `save_async`. Its methods wait for them, finish or abandon them before the
             process ends, and prepare memory and the saver before the first save.
     """
@@ -141,7 +141,7 @@ class Store:
             path: An empty or missing directory. Missing parents are created, and removed if this fails.
             hash: ``xxh3_128``, or ``blake3`` for stores that receive data from untrusted people.
             run: As in `open`. The store does not record it.
-            chunk_bytes: Tensors are split into chunks of this size, a multiple of 1 MiB (default: 32 MiB).
+            chunk_bytes: Tensors are split into chunks of this size, a multiple of 1 MiB. The default is 32 MiB.
             catalog_path: As in `open`. The store does not record it.
 
         Raises:
@@ -164,7 +164,7 @@ class Store:
         catalog_path: str | os.PathLike[str] | None = None,
         continue_from: RefLike | None = None,
     ) -> Store:
-        """Open the store at `path`; the same as ``Store(path)``.
+        """Open the store at `path`, like ``Store(path)``.
 
         A catalog that is missing, damaged or of an older ckstore is repaired with a `CkstoreWarning`.
 
@@ -175,7 +175,7 @@ class Store:
                 Tags and ids name a checkpoint of any run. If None, saves use ``main``, and ``latest`` without a run is
                 refused if the store has several runs. ``auto`` creates a new run: ``main``, or the first of
                 ``main-2``, ``main-3`` … that no process has taken. `run` of the handle is its name.
-            readonly: Change nothing, now and later.
+            readonly: If True, neither opening nor any later call changes the store.
             recover: If False, opening repairs nothing. Use it before `reindex`, which makes the repairs itself.
             catalog_path: The file of the index, on a disk of this host. Its directory is created. If None, it is
                 ``catalog.db`` in the store. If the store is on a shared filesystem or other users may write to it,
@@ -260,12 +260,13 @@ class Store:
             BadInput: Something else is at `path`, no directory can be made there, or an argument is out of range.
         """
         store = None
-        with suppress(StoreNotFound):  # whose traceback would stand above that of what fails below
+        with suppress(StoreNotFound):  # otherwise tracebacks of later errors would show it as their cause
             store = cls(path, run=run, catalog_path=catalog_path)
         if store is None:
             root = _resolved(path)
             if mirror is not None:
-                # Before anything is made: a store that began beside a mirror that was away would train from the start.
+                # First, read the settings of the mirror. If the mirror does not answer, a new store without its
+                # checkpoints would start the training from the beginning.
                 hash, chunk_bytes = _settings_at(root, mirror) or (hash, chunk_bytes)
             if _create(root, hash, chunk_bytes, catalog_path, exist_ok=True):
                 _tell_made(root)
@@ -294,7 +295,7 @@ class Store:
         `evict`, and `pull` downloads them. An existing clone of that remote is updated with its new checkpoints.
 
         Args:
-            source: As in `remotes.add`: a URL, the directory of a remote, or the directory of a store.
+            source: The URL of a remote, its directory, or the directory of a store, as in `remotes.add`.
             path: As in `init`, or an existing clone of the remote.
             run: As in `open`.
             remote: The name of the remote in the new store.
@@ -357,8 +358,9 @@ class Store:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
         The state is a nested dict, list or tuple of tensors, NumPy arrays, int, float, complex, bool, str, bytes and
-        None; objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
-        state dict. It must not be changed until this returns. Data that the store already has is not written again.
+        None. Objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
+        state dict. The state must not be changed until this returns. Data that the store already has is not written
+        again.
         A save is retried after a transient storage failure: see `SaveOptions` and `StoreConfig.save_retries`.
 
         Args:
@@ -371,8 +373,8 @@ class Store:
             on_failure: Reaction to a failure of the storage after all retries. ``raise`` raises it. ``warn`` warns and
                 returns `NotSaved`, until more than `StoreConfig.failed_saves_most` saves in a row have failed. Other
                 errors, and `UnknownOutcome`, are always raised.
-            options: metrics, metadata, message, tags, parent, if_exists, retries, wait_for_space_s, try_for_s: see
-                `SaveOptions`.
+            options: The fields of `SaveOptions`, such as metrics, metadata, message, tags, parent, if_exists, retries,
+                wait_for_space_s and try_for_s.
 
         Returns:
             The new checkpoint, or the existing one if its content is identical or ``if_exists="keep"``. Its `warnings`
@@ -382,7 +384,8 @@ class Store:
             CannotStore: A value in the state cannot be stored. Nothing was written.
             StateChanged: The state was changed during the save.
             StepExists: The run has another checkpoint at that step.
-            RunInUse: The checkpoint that it would replace, or the run, belongs to another training. See `SaveOptions`.
+            RunInUse: The run, or the checkpoint that the save would replace, belongs to another training. See
+                `SaveOptions`.
             InsufficientSpace: Not enough bytes or inodes. The message has the required and the free space, and how much
                 each possible action would free. See `StoreConfig.make_room`.
             MissingRanks: With `ranks`, other ranks did not join in time. The message names them.
@@ -433,15 +436,16 @@ class Store:
             step: As in `save`. The saver finds the next step.
             run: As in `save`.
             unchanged: The tensors that have not changed since the previous `save_async` of the run, in the form of
-                `select` of `load`: globs, where a name also selects everything below it, or a function of a name. They
-                are taken from that checkpoint and not copied. The caller is responsible for this: each save compares
-                only one chunk in 32, and a changed chunk that is not compared is saved with its old bytes.
+                `select` of `load`. This is a function of a name, or globs, where a name also selects everything below
+                it. The save uses these tensors from that checkpoint and does not copy them. The caller must guarantee
+                that they are unchanged. Each save compares only one chunk in 32, and saves a changed chunk that it does
+                not compare with its old bytes.
             max_in_flight: Maximum number of unfinished saves, each with a copy of its state in memory.
-            when_busy: What to do at that maximum: ``wait`` for one of them, ``skip`` this save (see
-                `PendingSave.skipped`), or raise an ``error``.
+            when_busy: The reaction at that maximum. ``wait`` waits until one of them ends, ``skip`` skips this save
+                (see `PendingSave.skipped`), and ``error`` raises an error.
             timeout_s: Maximum time that ``wait`` waits, in seconds.
-            stall_timeout_s: A saver that sends no message and uses no processor time for this many seconds is stuck.
-                It is killed and its saves are abandoned.
+            stall_timeout_s: A saver that sends no message and uses no processor time for this many seconds is
+                killed, and its saves are abandoned.
             nice: Niceness of a saver that this call starts, 0 to 19. A higher number lowers its priority.
             after: A `torch.cuda.Event`. GPU tensors are copied after that event, as work of the current stream, and
                 this call does not wait for the copy. Later work of the current stream follows the copy. Another stream
@@ -458,7 +462,7 @@ class Store:
             BadInput: `unchanged` selects nothing, or another argument is invalid.
             CannotStore: A value in the state cannot be stored.
             StateChanged: The state was changed while it was being copied.
-            InUse: Too many saves are unfinished, and `when_busy` is ``error`` or `timeout_s` has passed.
+            InUse: `max_in_flight` saves are unfinished, and `when_busy` is ``error`` or `timeout_s` has passed.
             InsufficientSpace: There is no memory for the copy.
             SaveFailed: No saver can be started.
             CkstoreError: An earlier save failed, and its `result` was not read.
@@ -496,8 +500,8 @@ class Store:
     def write_metrics(self, path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> None:
         """Write the metrics of the saves of this handle to a file, in the OpenMetrics text format.
 
-        The file is replaced atomically, so that a reader, such as the textfile collector of Prometheus' node exporter,
-        never sees a partial file. The store is not touched.
+        The file is replaced atomically, so a reader such as the textfile collector of Prometheus' node exporter never
+        sees a partial file. The store is not accessed.
 
         Args:
             path: The file. Its directory must exist.
@@ -585,7 +589,7 @@ class Store:
             CannotStore: The paths contain a socket, a pipe, a device or a name that cannot be stored.
             StateChanged: A file was changed while it was read.
             StepExists: The run has another checkpoint at that step.
-            RunInUse: The checkpoint that it would replace belongs to another training. See `SaveOptions`.
+            RunInUse: The checkpoint that the commit would replace belongs to another training. See `SaveOptions`.
             InsufficientSpace: Not enough bytes or inodes. The message has the required and the free space.
             MissingRanks: With `ranks`, other ranks did not join in time. The message names them.
             RankMismatch: With `ranks`, two processes have the same rank, or the ranks commit different checkpoints.
@@ -773,7 +777,7 @@ class Store:
         Raises:
             BadInput: The export has no sums, or they name a file outside it.
             DamagedBlob: The record of the files cannot be read.
-            NewerFormat: It was written by a newer ckstore.
+            NewerFormat: A newer ckstore made the export.
         """
         from ckstore.ops.read.export_check import verify_export
 
@@ -805,8 +809,8 @@ class Store:
             device: The target device of tensors, in the form of ``map_location`` of `torch.load`. It is a device, a
                 dict, in which every tensor is at ``"cpu"``, since devices are not stored, or a function of a storage
                 and ``"cpu"``.
-            select: Glob, globs, or a function of the name. Only matching values are loaded. Others are left out of
-                dicts and are None in lists.
+            select: Glob, globs, or a function of the name. Only matching values are loaded. The others are omitted from
+                dicts, and replaced by None in lists.
             mmap: Map the blobs copy-on-write instead of reading them. Tensors share the page cache until they are
                 written to.
             verify: Check every byte against its digest. With `mmap`, this call reads all data once. With
@@ -878,11 +882,12 @@ class Store:
                 the meta device, and a module without a matching name, are always refused.
             select: As in `load`, by the names in the checkpoint. The rest of the target remains unchanged. Objects with
                 ``load_state_dict``, except modules, are loaded completely or not at all.
-            rename: Prefixes of the checkpoint's names -> their replacements: ``{"_orig_mod.": "", "module.": ""}``.
+            rename: Prefixes of the checkpoint's names -> their replacements, as in
+                ``{"_orig_mod.": "", "module.": ""}``.
                 They apply to the keys of a module's state and of tensors in a dict. The longest matching prefix is
                 replaced. Matching continues on the rest of the name, using each rule once. The replacement of ``""``
                 is put in front of names that match no other prefix. Keys that begin with a dot are replaced at any
-                position: ``{"._orig_mod.": "."}``.
+                position, as in ``{"._orig_mod.": "."}``.
             cast: Convert tensors to their dtype in the target, if ``torch.can_cast`` allows it.
             assign: Allocate CPU memory for tensors of the target that are on the meta device. Parameters remain
                 parameters, with their ``requires_grad``, and tied ones remain tied.
@@ -895,8 +900,8 @@ class Store:
 
         Raises:
             CannotLoad: `file` holds no state, or values that are not loaded.
-            DoesNotFit: Names (with `strict`), shapes or dtypes differ. The target is unchanged. The message has twenty
-                names of each kind. The error has all of them.
+            DoesNotFit: Names (with `strict`), shapes or dtypes differ. The target is unchanged. The message lists at
+                most twenty names of each kind. The error has all of them.
             BadInput: `rename` makes two names equal, or `select` selects a part of an object that is loaded
                 completely. The target is unchanged. It is also raised if ``load_state_dict`` of an object raised. In
                 this case, the objects before it are loaded.
@@ -919,12 +924,12 @@ class Store:
 
     @api_call
     def open_checkpoint(self, ref: RefLike = "latest", *, max_bytes: int | None = None) -> OpenCheckpoint:
-        """Open a checkpoint for lazy reading; a context manager. An open checkpoint is not deleted.
+        """Open a checkpoint for lazy reading, as a context manager. An open checkpoint is not deleted.
 
         Args:
             ref: Which checkpoint.
             max_bytes: Refuse each read of more bytes (a tensor, a slice or a load) before allocating memory. As with
-                `load`, use it for checkpoints from people you do not know.
+                `load`, use it for checkpoints from people you do not trust.
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
@@ -949,7 +954,7 @@ class Store:
 
     @api_call
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
-        """Return the newest checkpoint of a run by order of commits, or None if there is none.
+        """Return the newest checkpoint of a run by order of commits, or None if the run has no checkpoint.
 
         With `valid`, the checkpoint is complete, its blobs have their sizes and times, and no read or verification
         found damage in it. Newer ones are skipped with a `CkstoreWarning`. The data is not read.
@@ -987,7 +992,7 @@ class Store:
 
         Raises:
             AmbiguousRef: No run is given, and the store has several.
-            BadInput: `metric`, `run` or `mode` is invalid, or `mode` is None and the name does not decide it.
+            BadInput: `metric`, `run` or `mode` is invalid, or `mode` is missing and the name does not imply one.
         """
         from ckstore.ops.refs.find import best_by
 
@@ -999,10 +1004,10 @@ class Store:
     ) -> list[CheckpointInfo]:
         """Return all complete checkpoints of a run, or of all, in the order of their commits, oldest first.
 
-        If `run` is None, the run of `open` is used, or all runs if it has none. `newest` limits the result to this
-        number of newest checkpoints, and its cost hardly depends on the number of existing ones. `superseded` adds
-        checkpoints whose step has a newer checkpoint. With `newest`, or if nothing is returned, a `CkstoreWarning`
-        names newer directories that are not whole.
+        If no `run` is given, the run of `open` is used, or all runs if the handle has no run. `newest` limits the
+        result to this number of newest checkpoints, and its cost hardly depends on the number of existing ones.
+        `superseded` adds checkpoints whose step has a newer checkpoint. With `newest`, or if nothing is returned, a
+        `CkstoreWarning` names newer directories that are not whole.
 
         Raises:
             BadInput: `newest` is below 1, or `run` is not a valid run name.
@@ -1015,7 +1020,7 @@ class Store:
         torn: set[CheckpointKey] = set()
         wanted = self.run if run is None else run
         found = infos(self._context, wanted, newest=newest, superseded=superseded, torn=torn)
-        if newest is not None or not found:  # the newest was asked for, or the answer is that there is none
+        if newest is not None or not found:  # the caller wants the newest, or the result is empty
             tell_torn(self._context, found[-1] if found else None, torn)
         return BriefList(found)
 
@@ -1090,8 +1095,8 @@ class Store:
             return follow(context, run, after, timeout_s, lacking=lacking, newest_first=newest_first, attempts=attempts)
         if lacking is not None:
             raise BadInput(
-                "lacking= needs a store on a filesystem: at a remote no evaluator is told of the others",
-                hint="follow without lacking=, and pass over those that have the metric in info.metrics",
+                "lacking= needs a store on a filesystem: a remote does not record evaluators of other stores",
+                hint="follow without lacking=, and skip checkpoints that have the metric in info.metrics",
             )
         from ckstore.remote.remote_only.clone import POLL_S, News
 
@@ -1159,7 +1164,7 @@ class Store:
 
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            BadInput: An option is out of range, two do not go together, or a directory cannot be read.
+            BadInput: An option is out of range, two options exclude each other, or a directory cannot be read.
             RemoteError: A URL of `repair_from` has no remote, or the remote does not answer.
             SaveFailed: A repair was requested and the store cannot be written.
         """
@@ -1208,7 +1213,7 @@ class Store:
 
     @api_call
     def migrate(self) -> MigrateReport:
-        """Convert a store that a draft of ckstore made; `open` does the same, unless called with ``recover=False``.
+        """Convert a store that a draft of ckstore made. `open` also does this, except with ``recover=False``.
 
         The directory of each checkpoint is renamed after its id, and tags are rewritten. No data is copied. A directory
         without a readable manifest keeps its name.
@@ -1226,16 +1231,16 @@ class Store:
     def touch(self, ref: RefLike | Iterable[RefLike] | None = None, *, run: str | None = None) -> TouchReport:
         """Renew the modification and access times of checkpoints, so that a filesystem that purges by age keeps them.
 
-        Saves do this for the blobs that they use, at most once a day. Use it for checkpoints that no save uses any
-        more: older ones, and those of finished runs. No data is read or written.
+        Saves do this for the blobs that they use, at most once a day. Use `touch` for older checkpoints and those of
+        finished runs, which no save uses any more. No data is read or written.
 
         Args:
             ref: One checkpoint or several. If None, all of the store, or of the run that the handle is bound to.
             run: All checkpoints of this run.
 
         Returns:
-            The number of renewed files, and the files of other users, which cannot be renewed. If there are such files,
-            a `CkstoreWarning` says the same.
+            The number of renewed files, and the files of other users, which cannot be renewed. A `CkstoreWarning` also
+            names such files.
 
         Raises:
             BadInput: Refs and a run were given.
@@ -1264,8 +1269,9 @@ class Store:
             before: The first checkpoint.
             after: The second.
             values: See above.
-            file: Compare what committed files hold, as `load` would give it: the path of the one in each checkpoint
-                that has files, or a pair for `before` and `after`; a saved state (in a pair: None) is taken as it is.
+            file: Compare the content of a committed file, as `load` returns it. Pass the path of the file in each
+                checkpoint that has files, or a pair of paths for `before` and `after`. In a pair, pass None for a saved
+                state.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint, or it has no such file.
@@ -1303,10 +1309,10 @@ class Store:
 
     @api_call
     def report(self, path: str | os.PathLike[str] | None = None) -> HtmlReport:
-        """Return a page of HTML about the store, which needs no network; a notebook shows it.
+        """Return an HTML page about the store. A notebook shows it, and it needs no network.
 
-        It has the checkpoints of each run over time with their metrics, what each run takes and each rule keeps, which
-        tensors changed, and what `doctor` finds. Nothing is changed.
+        It shows the checkpoints of each run over time with their metrics, the space of each run, the checkpoints that
+        each rule keeps, the changed tensors, and the findings of `doctor`. Nothing is changed.
 
         Args:
             path: A file to write the page to. An existing file is replaced.
@@ -1390,7 +1396,7 @@ class Store:
         Args:
             ref: Which checkpoint, or several. If None, the newest, unless an option selects others.
             remote: Name of a remote. If None, the only remote.
-            options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
+            options: The fields of `TransferOptions`, which are run, all, tagged, bwlimit and progress.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
@@ -1441,13 +1447,13 @@ class Store:
         between them.
 
         Args:
-            ref: Which checkpoint of the remote, or several: a step, ``latest``, a tag, or digits of an id. If None,
+            ref: Which checkpoint of the remote, or several, by a step, ``latest``, a tag or digits of an id. If None,
                 the newest of the remote, unless an option selects others.
             remote: As in `push`.
             if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops newer ones,
-                which can be undone for `undo_by_rule_s`. If a tag, a pin or a reader
-                keeps a newer one, the step still names that one, and the `warnings` of the report say so.
-            options: run, all, tagged, bwlimit, progress: see `TransferOptions`.
+                which can be undone for `StoreConfig.undo_by_rule_s`. If a tag, a pin or a reader keeps a newer one, the
+                step still names that one, and the `warnings` of the report name it.
+            options: The fields of `TransferOptions`, which are run, all, tagged, bwlimit and progress.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
@@ -1482,12 +1488,12 @@ class Store:
         both cases the remote must still list it. `pull` restores the local data.
 
         Args:
-            ref: Which checkpoint, or several, unless an option says which.
+            ref: Which checkpoint, or several, unless an option selects them.
             remote: As in `push`.
             rule: Evict the checkpoints that `StoreConfig.keep_local` does not keep locally, as after each push of the
                 mirror.
             dry_run: Change nothing, read nothing back, and report the data that would be freed.
-            options: run, all, tagged: see `ChoiceOptions`.
+            options: The fields of `ChoiceOptions`, which are run, all and tagged.
 
         Returns:
             The freed data. A checkpoint that keeps its data is in `skipped`, with the reason: it is not at the remote,
@@ -1533,7 +1539,7 @@ class Store:
         Tags, pins, readers and the newest valid checkpoint are checked again before each drop.
 
         Args:
-            policy: The policy, or a plan of `plan_retention`, which is carried out as it is. If None, the policy of the
+            policy: The policy, or a plan of `plan_retention`, which is executed unchanged. If None, the policy of the
                 store.
             run: Only this run. If None, that of `open`, otherwise each run by itself, or the runs of the plan.
             dry_run: Change nothing, and report the checkpoints and data that would be dropped and freed.
@@ -1545,9 +1551,10 @@ class Store:
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
-            BadInput: There is no policy, no checkpoint has a metric that it names, or a tag or a pin cannot be read.
+            BadInput: There is no policy, no checkpoint has a metric that the policy uses, or a tag or a pin cannot be
+                read.
             InUse: Another gc is running, and no checkpoint had to be dropped. If some were dropped, a `CkstoreWarning`
-                says instead that their space is not free yet.
+                reports instead that their space is not free yet.
             SaveFailed: The store cannot be written.
             CatalogUnavailable: The catalog cannot be used. `reindex` makes a new one.
         """
@@ -1665,7 +1672,7 @@ class Store:
 
     @api_call_in_memory
     def savers(self) -> tuple[SaverStatus, ...]:
-        """Return the processes that save to this store in the background, of all handles and users seen from here.
+        """Return the savers of this store, of all handles and users whose processes are visible to this one.
 
         Raises:
             CkstoreError: The processes of this host cannot be listed.
@@ -1676,7 +1683,7 @@ class Store:
 
     @api_call
     def doctor(self) -> DoctorReport:
-        """Check the store and its filesystem for problems. Each finding that is not ok says what to do.
+        """Check the store and its filesystem for problems. Each finding that is not ok has advice.
 
         The store is not changed. If this user may write, links and block sharing are tested with temporary names that
         are removed immediately.
@@ -1695,7 +1702,7 @@ class Store:
         Raises:
             BadInput: `name` is not a valid tag name.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            InUse: Another process is deleting it.
+            InUse: Another process is deleting the checkpoint.
         """
         from ckstore.ops.refs.labels import tag
 
@@ -1738,7 +1745,7 @@ class Store:
         Raises:
             BadInput: `reason` or `expires` is invalid.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            InUse: Another process is deleting it.
+            InUse: Another process is deleting the checkpoint.
         """
         from ckstore.ops.refs.labels import pin
 
@@ -1748,7 +1755,7 @@ class Store:
 
     @api_call
     def unpin(self, ref: RefLike | Pin) -> list[str]:
-        """Remove one pin, by its name, or all pins of a checkpoint; return their names.
+        """Remove one pin by its name, or all pins of a checkpoint, and return their names.
 
         Raises:
             NoSuchRef: There is no such pin, or the checkpoint has none.
@@ -1782,7 +1789,7 @@ class Store:
         Raises:
             BadInput: A metric is not a number, or there is nothing to add.
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
-            InUse: Another process is deleting it.
+            InUse: Another process is deleting the checkpoint.
         """
         from ckstore.ops.refs.labels import annotate
 
@@ -1818,7 +1825,7 @@ class Store:
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
-            BadInput: There is no policy, no checkpoint has a metric that it names, or a pin cannot be read.
+            BadInput: There is no policy, no checkpoint has a metric that the policy uses, or a pin cannot be read.
         """
         from ckstore.ops.free.retain import plan_asked
 
@@ -1849,7 +1856,7 @@ class Store:
     ) -> None:
         if kind is None:
             self.close()
-        else:  # what was raised is the news
+        else:  # the caller gets its own error, not those of the saves
             self.background._close(None)  # noqa: SLF001 - its own
             self._tell_failures()
 
@@ -1872,7 +1879,7 @@ class Store:
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the arguments of opening, so that a spawned worker opens the store again."""
         context, known = self._context, self._context.known
-        # With what it continues: where rank 0 of `ddp_spawn` saves, this process has loaded.
+        # Include the parents, because rank 0 of `ddp_spawn` saves and this process has loaded.
         continues = dict(known.last_parents), known.declared
         return _opened_again, (type(self), self.path, self.run, context.readonly, context.catalog_path, continues)
 
@@ -1882,14 +1889,14 @@ class Store:
     def _repr_html_(self) -> str:
         return f"<code>{html.escape(repr(self))}</code>"
 
-    # A new user tries these first, and Python would only say that there is no such thing.
+    # New users try these first. The errors of Python would not name the right method.
     def __getitem__(self, ref: object) -> NoReturn:
         """Refuse ``store[ref]``, and name the method to use.
 
         Raises:
             TypeError: Always.
         """
-        msg = f"a Store has no [...]: store.load({ref!r}) loads a checkpoint, store.info({ref!r}) says what it is"
+        msg = f"a Store has no [...]: store.load({ref!r}) loads a checkpoint, store.info({ref!r}) describes it"
         raise TypeError(msg)
 
     def __setitem__(self, step: object, state: object) -> NoReturn:
@@ -1899,7 +1906,7 @@ class Store:
         raise TypeError(f"a Store has no [...]: store.delete({ref!r}) deletes a checkpoint")
 
     def __contains__(self, ref: object) -> NoReturn:
-        msg = f"a Store is no collection: store.info({ref!r}) says what it is, and raises NoSuchRef where there is none"
+        msg = f"a Store is not a collection: store.info({ref!r}) describes a checkpoint, or raises NoSuchRef"
         raise TypeError(msg)
 
     def __iter__(self) -> NoReturn:
@@ -2055,7 +2062,7 @@ def _refuse_ranks(world_size: str) -> None:
     """Refuse ``run="auto"`` if there are several ranks."""
     if world_size.isdecimal() and int(world_size) > 1:
         msg = f'run="auto": each of {world_size} ranks would take a run of its own'
-        raise BadInput(msg, hint='have one rank take it: Store.open(path, run="auto").run, and give it to all')
+        raise BadInput(msg, hint='one rank calls Store.open(path, run="auto").run and sends the name to all ranks')
 
 
 def _of_training(state: object, options: SaveOptions) -> None:
@@ -2069,8 +2076,8 @@ def _of_training(state: object, options: SaveOptions) -> None:
 def _resolved(path: str | os.PathLike[str]) -> Path:
     try:
         return Path(os.path.realpath(expanded(path)))
-    except OSError as error:  # the working directory is gone
-        msg = f"{os.fspath(path)!r} is relative to a working directory that cannot be found: {error.strerror}"
+    except OSError as error:  # the working directory was deleted
+        msg = f"{os.fspath(path)!r} is relative to a working directory that does not exist: {error.strerror}"
         raise BadInput(msg, hint="give an absolute path") from error
 
 
@@ -2206,7 +2213,7 @@ def _tell_made(root: Path) -> None:
 
 @short_tracebacks
 def open_checkpoint(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> OpenCheckpoint:
-    """Open a checkpoint by its directory, in a store or copied out of one with ``cp -r``; a context manager.
+    """Open a checkpoint by its directory, in a store or a copy made with ``cp -r``, as a context manager.
 
     Args:
         path: The directory of the checkpoint.
