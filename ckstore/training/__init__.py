@@ -1,6 +1,6 @@
-"""The whole state of a training run: what to capture, how to restore it, and what will not continue exactly.
+"""Capture and restore the complete state of a training run, and report what will not continue exactly.
 
-Importing it imports no torch.
+Importing this module does not import torch.
 """
 
 from ckstore.training.capture import capture

@@ -1,4 +1,4 @@
-"""Capture the state of a training run as one value for `Store.save`, with a record of what is in it."""
+"""Capture the state of a training run as one value for `Store.save`, with a record of its parts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ VERSION = 2
 RECORD = CAPTURED
 """The key of the record in the state."""
 PARTS = ("model", "optimizer", "scheduler", "scaler", "dataloader")
-"""Those that most runs have; a record says which of them a checkpoint lacks."""
+"""The parts that most runs have. The record lists those that a checkpoint lacks."""
 PRIVATE = "parts"
-"""The key, beside the random states of a rank, of those of generators that belong to its parts."""
+"""The key, in the random states of a rank, of the states of generators that belong to its parts."""
 _warned: set[str] = set()
-"""The keys of the warnings that this process has given."""
+"""The keys of the warnings that this process has issued."""
 
 
 @short_tracebacks
@@ -42,54 +42,55 @@ def capture(
     extra: Mapping[str, Any] | None = None,
     **parts: Any,
 ) -> dict[str, Any]:
-    """Return the state of a run, to be given to `Store.save`; `restore` is its counterpart.
+    """Return the state of a run for `Store.save`. `restore` is its counterpart.
 
-    With several processes every rank calls it, since the random states of all are gathered; one of them saves.
+    With several processes, every rank must call it, because it gathers the random states of all ranks. One rank saves.
 
     Args:
         model: A module, a dict of modules, or a state dict. Wrappers of `torch.compile` and
-            `DistributedDataParallel` are taken off, so a checkpoint does not depend on them.
-        optimizer: An optimizer, or a list or dict of several; so for `scheduler` and `scaler`.
-        scheduler: Of the learning rate.
+            `DistributedDataParallel` are removed, so a checkpoint does not depend on them.
+        optimizer: An optimizer, or a list or dict of several. The same applies to `scheduler` and `scaler`.
+        scheduler: The scheduler of the learning rate.
         scaler: A `GradScaler`.
-        dataloader: One with ``state_dict`` is stored with its place, and another with the epoch of its sampler. A
-            `CkstoreWarning` names, once each, what will not continue exactly from its current place.
+        dataloader: A data loader. If it has ``state_dict``, its position in the data is stored, otherwise only the
+            epoch of its sampler. A `CkstoreWarning` names each aspect that will not continue exactly from the current
+            position. Each warning is issued once.
         rng: Whether to store the random states of Python, NumPy, torch and the GPUs of each rank. Random generators
-            that belong to a part, and the place of the data loader, are stored in any case; without `rng` only those
-            of the rank that saves.
-        extra: Anything else that a state may hold, such as the step.
-        parts: Any other part by its name, such as ``ema=ema``: what `restore` loads in place, as it does a model; also
-            a random generator. A value into which nothing can be loaded, such as ``epoch=3``, goes to `extra`.
+            that belong to a part, and the position of the data loader, are always stored. Without `rng`, they are
+            stored only for the rank that saves.
+        extra: Any other values that a state may hold, such as the step.
+        parts: Any other part by its name, such as ``ema=ema``. It may be any object that `restore` can load in place,
+            or a random generator. A value that nothing can be loaded into, such as ``epoch=3``, is added to `extra`.
 
     Raises:
         BadInput: A part has the name of another entry of the state, or accelerate prepared the data loader.
     """
     _, world_size = rank_and_world()
-    # None means "this run has none", so scripts can pass all parts always.
+    # None means that the run has no such part, so scripts can always pass all parts.
     parts = given_parts(parts)
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
     values = {name: part for name, part in parts.items() if not loads_in_place(part)}
     if twice := {*(extra or {})} & values.keys():
-        raise BadInput(f"{min(twice)} is in extra, too", hint="give it once")
+        raise BadInput(f"{min(twice)} is a part and also in extra", hint="give it once")
     held = {name: unwrapped(part) for name, part in given.items() if part is not None and name not in values}
     extra = {**(extra or {}), **values}
     if dataloader is not None:
         check_loader(dataloader)
         begin(dataloader)
     searched = {**held, **({} if dataloader is None else {"dataloader": dataloader})}
-    # Their states are among those of all generators of parts.
+    # The states of these generators are already among those of all generators of parts.
     held = {name: part for name, part in held.items() if kind_of_generator(part) is None}
     generators, is_whole = find_generators(searched)
     private = states_of(generators)
     lost = [] if dataloader is None else [*losses(dataloader)]
     if not is_whole:
-        lost.append("the parts refer to too many objects: not all were searched for random generators")
+        lost.append("the parts refer to too many objects, and not all were searched for random generators")
     for sentence in lost:
         warn_once(sentence, f"a run that is resumed from this checkpoint will differ: {sentence}")
     of_process = random_states() if rng else {}
     mine = {**of_process, PRIVATE: private}
     place_of_mine = dataloader.state_dict() if is_stateful(dataloader) else None
-    # Gathered: one rank saves, and each rank draws its own numbers, and reads its own samples, after a resume.
+    # One rank saves the states of all ranks. After a resume, each rank draws its own numbers and reads its own samples.
     ranks = of_all_ranks((mine, place_of_mine)) if rng else {0: (mine, place_of_mine)}
     conditions = Conditions(
         world_size=world_size,
@@ -110,19 +111,19 @@ def capture(
     held["rng"] = {rank_name(rank): state for rank, (state, _) in ranks.items()}
     if is_stateful(dataloader):
         held["dataloader"] = {rank_name(rank): of_loader for rank, (_, of_loader) in ranks.items()}
-    # One string: a part of a state that is loaded by its name comes without the empty lists in it.
+    # The record is one string, because a load of selected names omits empty lists.
     return {RECORD: json.dumps(record), **held, **({"extra": extra} if extra else {})}
 
 
 def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of other names that are not None."""
+    """Return the parts with other names that are not None."""
     if RECORD in parts:
         raise BadInput(f"{RECORD} is the name of the record in the state", hint="give this part another name")
     return {name: part for name, part in parts.items() if part is not None}
 
 
 def loads_in_place(part: Any) -> bool:
-    """Whether a value can be loaded into: an object with a state, a tensor, a generator, or a container of such."""
+    """Whether `restore` can load into a value: a tensor, a generator, an object with a state, or a container of any."""
     if isinstance(part, dict | list | tuple):
         return any(map(loads_in_place, part.values() if isinstance(part, dict) else part))
     return is_stateful(part) or is_tensor(part) or kind_of_generator(part) is not None
@@ -133,21 +134,21 @@ def _by_place(name: str) -> int:
 
 
 def warn_of_place(loader: Any, instead: str) -> None:
-    """Warn once for each class of data loaders that keep no place in their data; `instead`: what does."""
+    """Warn once for each class of data loaders without a position. `instead` is advice about a loader that has one."""
     kind = type_name(type(loader))
-    msg = f"{kind} keeps no place in its data: a run that is resumed within an epoch begins it again; {instead}"
+    msg = f"{kind} keeps no place in its data, so a run that is resumed within an epoch begins it again; {instead}"
     warn_once(kind, msg)
 
 
 def warn_once(key: str, message: str) -> None:
-    """Warn once for each key, and by one rank: each capture of each rank would repeat it through the training."""
+    """Warn once for each key, on one rank only. Otherwise each capture on each rank would repeat the warning."""
     if key not in _warned and rank_and_world()[0] == 0:
         _warned.add(key)
         warn(message)
 
 
 def rank_name(rank: int) -> str:
-    """Return the key of what belongs to a rank."""
+    """Return the key of the values of a rank."""
     return f"rank-{rank}"
 
 
@@ -159,11 +160,11 @@ def unwrapped(part: Any) -> Any:
     if torch is None or not isinstance(part, torch.nn.Module):
         return part
     parallel = torch.nn.parallel
-    # Wrappers are nested in any order: DDP of a compiled module, or the other way round.
+    # Wrappers are nested in any order, such as DDP of a compiled module, or a compiled DDP module.
     while True:
         if isinstance(part, (parallel.DataParallel, parallel.DistributedDataParallel)):
             part = part.module
         elif isinstance(getattr(part, "_orig_mod", None), torch.nn.Module):
-            part = part._orig_mod  # noqa: SLF001 - the one way to what torch.compile wraps
+            part = part._orig_mod  # noqa: SLF001 - the only access to the compiled module
         else:
             return part

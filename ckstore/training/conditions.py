@@ -1,4 +1,4 @@
-"""What a run depended on when it was saved, besides its state, and what differs from it now. Pure values."""
+"""The conditions of a run at a save, in addition to its state, and their differences from the current ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ckstore.model.words import some_of
 @brief()
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a run depended on when it was saved."""
+    """The conditions of a run at a save, in addition to its state."""
 
-    world_size: int = 1  # how many processes trained
-    rng_ranks: tuple[int, ...] = ()  # the ranks of which random states are there
-    rng_kinds: tuple[str, ...] = ()  # which generators, ``python``, ``numpy``, ``torch``, ``cuda``
-    # What describes the data loader: class, batch size, lengths; empty if there was none.
+    world_size: int = 1  # number of processes that trained
+    rng_ranks: tuple[int, ...] = ()  # ranks whose random states were captured
+    rng_kinds: tuple[str, ...] = ()  # captured generators: ``python``, ``numpy``, ``torch``, ``cuda``
+    # Class, batch size and lengths of the data loader, or empty without a data loader.
     dataloader: Mapping[str, Any] = field(default_factory=dict)
-    dataloader_resumes: bool = True  # whether the data loader goes on where it was
-    settings: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters that a framework was given
-    # Settings that a resume leaves as the program has them, such as the precision.
+    dataloader_resumes: bool = True  # whether the data loader continues at its position
+    settings: Mapping[str, Any] = field(default_factory=dict)  # hyper-parameters that were passed to a framework
+    # Settings of the program that a resume does not change, such as the precision.
     options: Mapping[str, Any] = field(default_factory=dict)
-    lost: tuple[str, ...] = ()  # what could not be kept, one sentence each, with what to do about it
+    lost: tuple[str, ...] = ()  # aspects that could not be captured, one sentence each, with the remedy
 
     def to_json(self) -> dict[str, Any]:
         """Return this as metadata of a checkpoint."""
@@ -33,7 +33,7 @@ class Conditions:
 
     @classmethod
     def from_json(cls, value: object) -> Conditions:
-        """Return what `to_json` gave."""
+        """Return the conditions that `to_json` encoded."""
         try:
             members: Any = value
             return cls(
@@ -42,7 +42,7 @@ class Conditions:
                 tuple(str(kind) for kind in members["rng_kinds"]),
                 dict(members["dataloader"]),
                 bool(members["dataloader_resumes"]),
-                # Older checkpoints have none of these.
+                # Older checkpoints lack these members.
                 dict(members.get("settings", {})),
                 dict(members.get("options", {})),
                 tuple(str(sentence) for sentence in members.get("lost", ())),
@@ -53,13 +53,13 @@ class Conditions:
 
 
 def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rng: bool = True) -> Iterator[str]:
-    """Say what differs, and so will not continue exactly on these ranks; without `rng` random states do not matter."""
+    """Yield the differences that prevent an exact resume on these ranks. Without `rng`, ignore random states."""
     lacking = tuple(rank for rank in ranks if rank not in before.rng_ranks)
     if before.world_size != now.world_size:
         now_text = "there is 1" if now.world_size == 1 else f"there are {now.world_size}"
         yield f"the checkpoint was saved by {_processes(before.world_size)}, and now {now_text}"
     if not rng:
-        yield "random states were not asked for"
+        yield "random states were not restored, since rng=False"
     elif not before.rng_ranks:
         yield "the checkpoint holds no random states: numbers drawn from here on will differ"
     elif lacking:
@@ -71,7 +71,7 @@ def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rn
                 yield f"the checkpoint holds no random state of {kind}, which is in use now"
     yield from _other_settings(before, now)
     if before.dataloader and not before.dataloader_resumes:
-        yield "the data loader keeps no place in the data: it begins an epoch"
+        yield "the data loader keeps no place in the data, so it begins an epoch"
     yield from before.lost
 
 

@@ -1,4 +1,4 @@
-"""A sampler that continues an epoch on another number of ranks, and gives each sample once."""
+"""A sampler that continues an epoch on another number of ranks and returns each sample once."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ _REMAINDERS = ("repeat", "drop", "share")
 
 
 class ElasticSampler:
-    """A sampler for several ranks whose place in the data is counted over all of them.
+    """A sampler for several ranks that counts its position in the data over all ranks.
 
-    `StatefulDataLoader` of torchdata keeps its place, and a resume on more or fewer ranks continues after the samples
+    `StatefulDataLoader` of torchdata stores the position. A resume on more or fewer ranks continues after the samples
     that all ranks together have read. All ranks read the same number of batches, in the order of `DistributedSampler`.
 
     Args:
         dataset: A data set with a length, or the length.
         shuffle: Whether each epoch has a different order. The program calls `set_epoch` before each epoch.
         seed: Seed of the order. It must be the same on all ranks.
-        remainder: How the last samples are shared if there are fewer of them than ranks. ``repeat`` reads other samples
-            of the epoch a second time, so that all ranks read the same number. ``drop`` leaves them out. ``share``
-            gives some ranks one more, so that each sample is read once; `DistributedDataParallel` then needs its
-            `join`, or it waits for ever at the last batch.
+        remainder: How to distribute the last samples if there are fewer of them than ranks. ``repeat`` reads other
+            samples of the epoch a second time, so that all ranks read the same number. ``drop`` omits the last samples.
+            With ``share``, some ranks read one more sample, and each sample is read once. `DistributedDataParallel`
+            then needs its `join`, or it hangs at the last batch.
         world_size: The number of ranks. If None, that of `torch.distributed`.
         rank: The rank of this process. If None, that of `torch.distributed`.
 
     Raises:
-        BadInput: `remainder` is another word, or `rank` and `world_size` do not fit each other.
+        BadInput: `remainder` is not one of these words, or `rank` and `world_size` do not match.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ElasticSampler:
         if remainder not in _REMAINDERS:
             raise BadInput(f"remainder must be one of {', '.join(_REMAINDERS)}, got {remainder!r}")
         if (world_size is None) != (rank is None):
-            raise BadInput(f"world_size and rank go together, got {world_size} and {rank}", hint="give both, or none")
+            raise BadInput(f"world_size and rank go together, got {world_size} and {rank}", hint="give both or neither")
         if world_size is not None and rank is not None and not 0 <= rank < world_size:
             raise BadInput(f"rank must be below world_size, got {rank} of {world_size}")
         self.dataset = dataset
@@ -55,10 +55,10 @@ class ElasticSampler:
         self.epoch = 0
         self._of_group = None if world_size is None else (rank or 0, world_size)
         self._done_count = 0  # samples of the epoch that all ranks have read
-        self._begin_at: int | None = None  # where the next iterator begins; None: at the first sample
+        self._begin_at: int | None = None  # start of the next iterator, or None for the first sample
 
     def __len__(self) -> int:
-        """Return how many samples of a whole epoch this rank reads."""
+        """Return the number of samples that this rank reads in a whole epoch."""
         return len(range(*self._share(0)))
 
     def __iter__(self) -> Iterator[int]:
@@ -69,11 +69,11 @@ class ElasticSampler:
         order, (_, world_size) = self._order(), self._rank_and_world()
         for at in range(*self._share(begin)):
             self._done_count = min(self._done_count + world_size, len(order))
-            # `repeat` goes on at the first samples of the order.
+            # `repeat` continues with the first samples of the order.
             yield order[at % len(order)]
 
     def _share(self, begin: int) -> tuple[int, int, int]:
-        """Return of which places in the order this rank reads the samples, as arguments of `range`."""
+        """Return the positions in the order that this rank reads, as arguments of `range`."""
         rank, world_size = self._rank_and_world()
         count = self._count()
         whole = (count - begin) // world_size * world_size
@@ -81,16 +81,16 @@ class ElasticSampler:
         return begin + rank, ends[self.remainder], world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that begins or continues. A place in another epoch is discarded."""
+        """Set the epoch that begins or continues. A position in another epoch is discarded."""
         if epoch != self.epoch:
             self.epoch, self._begin_at = epoch, None
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch, and how many samples of it all ranks have read."""
+        """Return the epoch and the number of its samples that all ranks have read."""
         return {"epoch": self.epoch, "done": self._done_count if self._begin_at is None else self._begin_at}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Set the place at which the next iterator begins."""
+        """Set the position at which the next iterator begins."""
         self.epoch, self._begin_at = state["epoch"], state["done"]
 
     def _order(self) -> Any:

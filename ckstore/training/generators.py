@@ -1,6 +1,6 @@
-"""Random generators that belong to a part of a run: found by the attributes of its objects, read, and set again.
+"""Find, read and set the random generators in the attributes of the parts of a run.
 
-The generators of the process, which everything shares, are in `ckstore.training.rng`.
+`ckstore.training.rng` handles the global generators of the process.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ckstore.tensors.kinds import is_array
 from ckstore.training.rng import python_state, set_python_state
 
 OBJECTS_MOST = 100_000
-"""The number of objects of all parts that are inspected: a part may refer to half the program."""
+"""The maximum number of inspected objects of all parts. A part may refer to half the program."""
 _SYSTEM_RANDOM = "SystemRandom"
 _ITEMS_MOST = 1_000
-"""A container of more is data, such as the names of files of a data set."""
+"""A larger container is data, such as the file names of a data set."""
 _PLAIN = frozenset(
     {
         *(str, bytes, int, float, complex, bool, type(None), type, set, frozenset),
         *(types.ModuleType, types.BuiltinFunctionType),
     }
 )
-# What a loader that has begun refers to: its iterator, which a new process does not have, and its workers.
+# Attributes of a loader that has begun: its iterator, which a new process lacks, and its workers.
 _PASSED_OVER = frozenset({"_iterator", "__weakref__", "_parameters", "_buffers", "_modules", "_generators"})
 
 
 def find_generators(parts: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Return each generator that an attribute of a part leads to, by its path, such as ``ema.rng``; whether all.
+    """Return each generator that a part refers to by its path, such as ``ema.rng``, and whether the search is complete.
 
-    The shortest path names it, so that two processes that made their parts in the same way have the same names.
-    Generators of the process are left out.
+    The shortest path is the name, so two processes that created their parts in the same way have the same names.
+    Global generators of the process are omitted.
     """
     return find_objects(parts, lambda value: kind_of_generator(value) is not None)
 
 
 def find_objects(parts: Mapping[str, Any], is_wanted: Callable[[Any], bool]) -> tuple[dict[str, Any], bool]:
-    """Return each wanted object that an attribute of a part leads to, by its path; whether all were inspected.
+    """Return each wanted object that a part refers to by its path, and whether all objects were inspected.
 
-    What a wanted object refers to is not searched.
+    The attributes of a wanted object are not searched.
     """
     found: dict[str, Any] = {}
     seen = set(map(id, _global_generators()))
@@ -56,7 +56,7 @@ def find_objects(parts: Mapping[str, Any], is_wanted: Callable[[Any], bool]) -> 
         if is_wanted(value):
             found[path] = value
         else:
-            # Most members are numbers and names: a model has thousands of modules, and each save comes by here.
+            # Most members are numbers and names. A model has thousands of modules, and each save runs this search.
             waiting.extend((f"{path}.{name}", child) for name, child in _children(value) if type(child) not in _PLAIN)
     return found, not waiting
 
@@ -72,9 +72,9 @@ def _global_generators() -> Iterator[Any]:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a container, the attributes of an object, and the variables that a function closes over.
+    """Yield the items of a container, the attributes of an object, or the closure variables of a function.
 
-    No code of the value's class runs: a proxy may answer for another object, or raise.
+    This runs no code of the value's class, because a proxy may answer for another object or raise an error.
     """
     kind = type(value)
     if issubclass(kind, dict):
@@ -106,10 +106,10 @@ def _is_filled(cell: types.CellType) -> bool:
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         members = object.__getattribute__(value, "__dict__")
-    except AttributeError:  # it has slots alone, or is of C
+    except AttributeError:  # it has only slots, or its class is written in C
         members = {}
     if _is_of("torch.nn", "Module", value):
-        # By their own names, as in a state dict.
+        # Submodules and parameters have their own names, as in a state dict.
         yield from members.get("_modules", {}).items()
     for name, item in [*members.items()] if isinstance(members, dict) else ():
         if name not in _PASSED_OVER and "_hooks" not in name:
@@ -124,13 +124,13 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of(module: str, name: str, value: object) -> bool:
-    """Whether a value is of a class of a module that is imported; while another thread does that it may lack it."""
+    """Whether a value is of a class of an imported module. During an import by another thread, it may be missing."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and issubclass(type(value), kind)
 
 
 def kind_of_generator(value: object) -> str | None:
-    """Return which kind of generator a value is; None if it is not one. States go from a kind to the same kind."""
+    """Return the kind of a generator, or None for other values. A state can only be set in a generator of its kind."""
     generator: Any = value
     if issubclass(type(value), random.Random):
         return _SYSTEM_RANDOM if issubclass(type(value), random.SystemRandom) else "Python"
@@ -144,7 +144,7 @@ def kind_of_generator(value: object) -> str | None:
 
 
 def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
-    """Return kind and state of each generator that has a state, by its path, as values that a state may hold."""
+    """Return the kind and state of each generator with a state, by its path, as values that a state may hold."""
     kinds = {path: kind_of_generator(one) for path, one in generators.items()}
     return {path: _state(generators[path], kind) for path, kind in kinds.items() if kind != _SYSTEM_RANDOM}
 
@@ -164,7 +164,7 @@ def _state(generator: Any, kind: str | None) -> dict[str, Any]:
 
 
 def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[str, ...]:
-    """Give generators the states of the same paths; return what will differ, one sentence each."""
+    """Set each generator to the state with the same path, and return the differences, one sentence each."""
     differing = []
     for path, generator in generators.items():
         kind, saved = kind_of_generator(generator), states.get(path)

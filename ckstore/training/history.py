@@ -1,6 +1,6 @@
-"""Import the checkpoints that another trainer left in a folder, with their steps, times and metrics.
+"""Import the checkpoints of another trainer from a folder, with their steps, times and metrics.
 
-The folder may be hostile: it is looked into by descriptors, without following a symlink, as `ckstore.fs.tree` does.
+The folder may be hostile. It is read through descriptors and without following symlinks, as in `ckstore.fs.tree`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from ckstore.store import Store, context_of
 from ckstore.tracebacks import short_tracebacks
 
 _LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
-# A dot in front: trainers and `find_checkpoints` pass over it.
+# Trainers and `find_checkpoints` skip names that begin with a dot.
 _DELETING = ".ckstore-deleting-"
-# These files hold one name; a folder from elsewhere may have anything under it.
+# These files hold one name, but a foreign folder may have other content in them.
 _LATEST_MOST_BYTES = 4096
 _STATE = "trainer_state.json"
 _STATE_MOST_BYTES = 256 * 2**20
 IMPORTED = "imported"
-"""The name in the metadata of what says where a checkpoint came from."""
+"""The key in the metadata of the record about the source of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class CheckpointFolder:
     """A checkpoint in a folder.
 
     Attributes:
-        path: Its directory or file.
-        step: Its step.
-        time: When it was last written, UTC.
-        nbytes: Size of its files.
-        incomplete: Why it is not complete; empty if it is.
+        path: The directory or file of the checkpoint.
+        step: The step of the checkpoint.
+        time: The time of the last write, in UTC.
+        nbytes: The size of all files.
+        incomplete: The reason why the checkpoint is not complete. It is empty for a complete one.
     """
 
     path: Path
@@ -69,15 +69,15 @@ class CheckpointFolder:
 @brief()
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What `import_history` did.
+    """The result of `import_history`.
 
     Attributes:
-        imported: Checkpoints that were committed, in the order of their commits.
-        present: Those that an earlier import had committed.
-        skipped: Names in the folder that were left alone -> why.
-        deleted: Sources that were deleted after their copy was verified.
-        source_bytes: Size of the files that were imported or present.
-        new_bytes: Bytes that the store took for what was imported.
+        imported: The committed checkpoints, in the order of their commits.
+        present: The checkpoints that an earlier import committed.
+        skipped: The names in the folder that were not imported -> the reasons.
+        deleted: The sources that were deleted after their copies were verified.
+        source_bytes: The size of the files of all imported and present checkpoints.
+        new_bytes: The bytes that the import added to the store.
     """
 
     imported: tuple[CheckpointInfo, ...] = ()
@@ -93,7 +93,7 @@ class ImportReport:
 
 
 def lines(report: ImportReport) -> Iterator[str]:
-    """Say what was left alone, and what was imported."""
+    """Yield a line for each skipped name, and a line about the import."""
     yield from (printable(f"left alone {name}: {reason}") for name, reason in report.skipped.items())
     present = f", {len(report.present)} already there" if report.present else ""
     deleted = f", {counted(len(report.deleted), 'source')} deleted" if report.deleted else ""
@@ -102,11 +102,11 @@ def lines(report: ImportReport) -> Iterator[str]:
 
 
 def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[CheckpointFolder], dict[str, str]]:
-    """Return the checkpoints in a folder by step, and the other names with the reason.
+    """Return the checkpoints in a folder in the order of their steps, and each other name with the reason.
 
-    Known are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500``, ``epoch=1-step=500.ckpt``. If a
-    file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of them, that comes last, so that it is the
-    latest. Names that begin with a dot are passed over.
+    Recognized names are ``checkpoint-500``, ``step-500``, ``global_step500``, ``iter_0000500`` and
+    ``epoch=1-step=500.ckpt``. If a file ``latest`` or ``latest_checkpointed_iteration.txt`` names one of them, that
+    checkpoint is last in the list, so it becomes the latest. Names that begin with a dot are skipped.
     """
     base = foreign(expanded(folder))
     found: dict[int, CheckpointFolder] = {}
@@ -122,7 +122,7 @@ def find_checkpoints(folder: str | os.PathLike[str]) -> tuple[list[CheckpointFol
         else:
             source = _look(base / name, step)
             other = found.get(step)
-            # Two forms of one step, as a file and a folder: the complete one, then the newer one.
+            # If one step has a file and a folder, prefer the complete one, then the newer one.
             if other is not None and _preference(other) > _preference(source):
                 source, other = other, source
             if other is not None:
@@ -138,7 +138,7 @@ def _preference(source: CheckpointFolder) -> tuple[bool, str, str]:
 
 
 def _listed(base: StorePath) -> list[tuple[str, int]]:
-    """Return the names in a folder, in order, with what they are."""
+    """Return the names in a folder in sorted order, each with its mode."""
     try:
         with dirfd_stat.entries(base) as entries:
             return sorted((entry.name, entry.stat(follow_symlinks=False).st_mode) for entry in entries)
@@ -147,10 +147,10 @@ def _listed(base: StorePath) -> list[tuple[str, int]]:
 
 
 def _gather(where: StorePath) -> list[Entry]:
-    """Return what `commit` would take of a checkpoint in a folder; no symlink is followed, not even to it."""
+    """Return the entries of a checkpoint that `commit` would store. No symlink is followed, not even the top one."""
     with _reading(where):
         top = look_at(where, where.name)
-        # By descriptors and without following: what is imported is later deleted, and must be the same files.
+        # Use descriptors and do not follow symlinks, so that only the imported files are deleted later.
         entries = list(walk(where)) if top.kind == "directory" else [top]
     check_names(entries)
     return entries
@@ -177,7 +177,7 @@ def _look(where: StorePath, step: int) -> CheckpointFolder:
 
 
 def _named_latest(base: StorePath, skipped: dict[str, str]) -> set[str]:
-    """Return what the files name that trainers keep the name of their newest checkpoint in; others are skipped."""
+    """Return the names in the files in which trainers record their newest checkpoint. Invalid files are skipped."""
     named = set()
     for name in _LATEST:
         about = dirfd_stat.find(base / name)
@@ -189,7 +189,7 @@ def _named_latest(base: StorePath, skipped: dict[str, str]) -> set[str]:
         with _reading(base / name):
             try:
                 text = files.read_file(base / name, most_bytes=_LATEST_MOST_BYTES).decode(errors="replace").strip()
-            except DamagedBlob:  # its size, or no file any more
+            except DamagedBlob:  # it is too large, or no longer a file
                 skipped[name] = f"larger than {_LATEST_MOST_BYTES} bytes: it names no checkpoint"
                 continue
         named |= {text, f"iter_{text.zfill(7)}"}
@@ -198,12 +198,12 @@ def _named_latest(base: StorePath, skipped: dict[str, str]) -> set[str]:
 
 @contextmanager
 def _reading(path: StorePath) -> Iterator[None]:
-    """Read a file or a directory in the block."""
+    """Convert errors of reading a file or directory in the block to `BadInput`."""
     try:
         yield
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror or error}"
-        raise BadInput(msg, hint="import again when it can be read; what was imported before stays") from error
+        raise BadInput(msg, hint="import again when it is readable; checkpoints imported so far are kept") from error
 
 
 @short_tracebacks
@@ -215,32 +215,32 @@ def import_history(
     delete_sources: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImportReport:
-    """Commit every checkpoint in a folder at its step, oldest first; each is durable before the next begins.
+    """Commit every checkpoint in a folder at its step, the oldest first. Each is durable before the next one begins.
 
-    Steps, times and the metrics in ``trainer_state.json`` come along. An import that was stopped goes on where it was:
-    what is in the store already, with the same names, sizes and times of its files, is not read again.
+    Steps, times and the metrics in ``trainer_state.json`` are also imported. A repeated call continues an interrupted
+    import. It does not read a checkpoint again that is in the store with the same names, sizes and times of its files.
 
     Args:
         store: The store.
-        folder: Where the checkpoints are.
-        run: The run; None: that of `Store.open`, else ``main``.
-        delete_sources: Delete each source when its copy was read back from the disk and verified.
-        progress: Called with the bytes that are done and those to be done.
+        folder: The folder with the checkpoints.
+        run: Name of the run. If None, that of `Store.open`, otherwise ``main``.
+        delete_sources: Delete each source after its copy was read back from the disk and verified.
+        progress: Called with the number of bytes done and the total.
 
     Raises:
-        BadInput: It is not a directory, or a file in it cannot be read; or sources are to be deleted, and one is
-            incomplete, or the store has a policy or a budget that would drop what was just imported.
+        BadInput: `folder` is not a directory, or a file in it cannot be read. With `delete_sources`, also if a
+            checkpoint is incomplete, or if the store has a policy or a budget that would drop imported checkpoints.
         StepExists: The run has another checkpoint at one of the steps.
-        DamagedBlob: A copy that was read back is damaged; its source is still there.
+        DamagedBlob: A copy is damaged. Its source was not deleted.
     """
     sources, skipped = find_checkpoints(folder)
     skipped |= {source.path.name: f"incomplete: {source.incomplete}" for source in sources if source.incomplete}
     if delete_sources:
-        # Before the first commit: an import of hours must not end in a refusal to delete.
+        # Check this before the first commit, so that a long import does not end with a refusal to delete.
         _check_deletable(store, run_of(store, run), sources)
         base = foreign(expanded(folder))
         for name, mode in _listed(base):
-            # A killed import had renamed it, and not deleted it yet.
+            # A killed import renamed this source and did not delete it.
             if name.startswith(_DELETING) and not _delete(base / name, mode):
                 skipped[name] = f"{kind_of(mode)}: no import left it"
     wanted = [source for source in sources if not source.incomplete]
@@ -251,7 +251,7 @@ def import_history(
     for source in wanted:
         entries = _gather(_where(source))
         listing = _listing(entries)
-        # Same names, sizes and times as at that import: then it is not read again.
+        # If names, sizes and times are the same as in an earlier import, do not read the source again.
         info = _present(store, run, source, listing)
         if info is None:
             info = _commit(store, run, source, entries)
@@ -284,27 +284,27 @@ def _check_deletable(store: Store, run: str, sources: list[CheckpointFolder]) ->
         glob = next((glob for glob, of_run in rules.by_run.items() if of_run is policy), None)
         attribute, option = (name, "") if glob is None else ("retention_by_run", f" --run {shlex.quote(glob)}")
         raise BadInput(
-            f"the store has {what}, which would drop what is imported while its source is deleted",
+            f"the store has {what}, which would drop imported checkpoints whose sources are deleted",
             hint=f"set store.config.{attribute} to None, import, then set it again",
             command_hint=f"ckstore config {name}{option} --off, import, then set it again",
         )
 
 
 def _listing(entries: list[Entry]) -> str:
-    """Return a digest of names, sizes and times: another one means that something was written since."""
+    """Return a digest of names, sizes and times. It changes if a file is written."""
     rows = [f"{entry.path}\0{entry.kind}\0{entry.nbytes}\0{entry.mtime_ns}" for entry in entries]
     return hashlib.sha256("\n".join(sorted(rows)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def run_of(store: Store, run: str | None) -> str:
-    """Return the run that a save goes to: that given, that of the handle, else ``main``; for ``auto`` a new one."""
+    """Return the run of a save: `run`, that of the handle, or ``main``. For ``auto``, return a new run."""
     return store._new_run() if run == AUTO else run or store.run or DEFAULT_RUN  # noqa: SLF001 - as `save` finds it
 
 
 def _present(store: Store, run: str | None, source: CheckpointFolder, listing: str) -> CheckpointInfo | None:
     try:
         info = store.info(f"{run_of(store, run)}@{source.step}")
-    except (NoSuchRef, InUse):  # the latter while it is being replaced, which a commit of that step completes
+    except (NoSuchRef, InUse):  # InUse: the step is being replaced, and a commit of that step completes this
         return None
     recorded: Any = info.metadata.get(IMPORTED)
     return info if isinstance(recorded, dict) and recorded.get("listing") == listing else None
@@ -317,24 +317,24 @@ def _commit(store: Store, run: str | None, source: CheckpointFolder, entries: li
 
 
 def _metrics(entries: Iterable[Entry], source: CheckpointFolder) -> dict[str, float]:
-    """Return what the Trainer of transformers logged at the step of a checkpoint; its log is no symlink."""
+    """Return the metrics that the Trainer of transformers logged at the step of a checkpoint. A symlink is ignored."""
     state = next((entry for entry in entries if entry.path == _STATE), None)
     if state is None or state.kind == "directory":
         return {}
     if state.kind != "file" or state.nbytes > _STATE_MOST_BYTES:
         why = f"a {state.kind}" if state.kind != "file" else f"larger than {size_text(_STATE_MOST_BYTES)}"
-        warn(f"{source.path.name} comes in without metrics: its {_STATE} is {why}, kept as it is and not read")
+        warn(f"{source.path.name} is imported without metrics: its {_STATE} is {why}, and was stored but not read")
         return {}
     with _reading(state.where):
         content = state.content()
     try:
         return numbers_at(parse_foreign(content)["log_history"], source.step)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # there is no such history
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # the file has no such history
         return {}
 
 
 def numbers_at(log: Iterable[Mapping[str, Any]], step: int) -> dict[str, float]:
-    """Return the numbers that the log of a Trainer has for a step, but for the step itself."""
+    """Return the numbers in the log of a Trainer for a step, except the step itself."""
     return {
         name: value
         for entry in log
@@ -345,27 +345,27 @@ def numbers_at(log: Iterable[Mapping[str, Any]], step: int) -> dict[str, float]:
 
 
 def _delete_verified(store: Store, info: CheckpointInfo, source: CheckpointFolder, listing: str) -> None:
-    # Read back from the disk: a copy that only the page cache has whole must not cost the source.
+    # Read the copy back from the disk. A copy that is intact only in the page cache does not justify a deletion.
     report = store.verify(info)
     if not report.ok:
         msg = f"the copy of {source.path} in the store is damaged: {report.damage[0].what}"
-        raise DamagedBlob(msg, hint="the source is still there; ckstore verify says more")
+        raise DamagedBlob(msg, hint="the source was not deleted; ckstore verify has details")
     where = _where(source)
-    # The trainer may still write there: what was imported is then not what would be deleted.
+    # The trainer may still write to the source, which then differs from the imported copy.
     if _listing(_gather(where)) != listing:
         msg = f"{source.path} was written to since it was imported, and was not deleted"
         raise BadInput(msg, hint="import it again under another run")
-    # Renamed first: what is left of a deletion that was stopped does not look like a checkpoint.
+    # Rename the source first, so that the remains of an interrupted deletion do not look like a checkpoint.
     doomed = where.parent / f"{_DELETING}{where.name}"
     links.rename(where, doomed)
     _delete(doomed, dirfd_stat.status(doomed).st_mode)
 
 
 def _delete(where: StorePath, mode: int) -> bool:
-    """Delete a directory or a file in a folder; return whether it was one."""
+    """Delete a directory or a file in a folder. Return False for anything else, without deleting it."""
     with at(where) as (parent, name):
         if stat.S_ISDIR(mode):
-            shutil.rmtree(name, dir_fd=parent)  # by descriptors, following nothing
+            shutil.rmtree(name, dir_fd=parent)  # through descriptors, without following symlinks
         elif stat.S_ISREG(mode):
             os.unlink(name, dir_fd=parent)
         else:

@@ -1,4 +1,4 @@
-"""What a program gives its optimizers, compared with what a load has put in its place."""
+"""Compare the settings that a program passed to its optimizers with those after a load."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ckstore.tensors.kinds import is_tensor
 
-# Given by a program. Other members of a group, as those of schedule-free optimizers, are state.
+# Settings that a program passes. Other members of a group, such as those of schedule-free optimizers, are state.
 _NAMES = (
     "lr",
     "betas",
@@ -28,7 +28,7 @@ Settings = dict[str, list[dict[str, Any]]]
 
 
 def settings_of(optimizers: Any, path: str = "optimizer") -> Settings:
-    """Return what optimizers have now: one, or a list or dict of several."""
+    """Return the current settings of one optimizer, or of a list or dict of several."""
     if isinstance(optimizers, Mapping | list | tuple):
         items = optimizers.items() if isinstance(optimizers, Mapping) else enumerate(optimizers)
         found: Settings = {}
@@ -44,7 +44,7 @@ def settings_in(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def overwritten(before: Settings, after: Settings, *, has_scheduler: bool) -> Iterator[str]:
-    """Say which settings of a program a load has replaced; a schedule alone replaces none."""
+    """Yield each setting of the program that a load has replaced. Changes by a schedule do not count."""
     for path, groups in before.items():
         for number, (own, loaded) in enumerate(zip(groups, after.get(path, []), strict=False)):
             for name in _NAMES:
@@ -59,7 +59,7 @@ def overwritten(before: Settings, after: Settings, *, has_scheduler: bool) -> It
 
 
 def _given(group: Mapping[str, Any], name: str) -> Any:
-    # A scheduler keeps the rate that it begins with, and changes the other one.
+    # A scheduler keeps its initial rate in `initial_lr`, and changes `lr`.
     return group.get("initial_lr", group.get("lr")) if name == "lr" else group.get(name)
 
 

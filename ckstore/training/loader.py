@@ -1,4 +1,4 @@
-"""A data loader: what describes it, where it is in its data, and what of that cannot be kept."""
+"""Describe a data loader, read and set its position in the data, and list the aspects that cannot be captured."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ STATEFUL = f"{_TORCHDATA}.StatefulDataLoader"
 
 
 def description(loader: Any) -> dict[str, Any]:
-    """Return what describes a data loader, as metadata: another one of these gives other batches."""
+    """Return a description of a data loader as metadata. A loader with another description returns other batches."""
     found: dict[str, Any] = {"class": type(loader).__name__}
     for name in ("batch_size", "num_workers", "drop_last"):
         value = getattr(loader, name, None)
-        if value is None:  # of what accelerate makes only the sampler of batches knows
+        if value is None:  # in loaders of accelerate, only the batch sampler has it
             value = getattr(getattr(loader, "batch_sampler", None), name, None)
         if isinstance(value, (bool, int)):
             found[name] = value
@@ -43,7 +43,7 @@ def description(loader: Any) -> dict[str, Any]:
 
 
 def length_of(dataset: Any) -> int | None:
-    """Return how many samples a data set has; None: it does not say, as a stream."""
+    """Return the number of samples in a data set, or None if it has no length, like a stream."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):  # a stream
@@ -51,10 +51,10 @@ def length_of(dataset: Any) -> int | None:
 
 
 def check_loader(loader: Any) -> None:
-    """Refuse a loader that has the methods of a state, and no state.
+    """Refuse a loader that has the methods of a state but no state.
 
     Raises:
-        BadInput: accelerate prepared it.
+        BadInput: accelerate prepared the loader.
     """
     if _is_prepared(loader) and not loader.use_stateful_dataloader:
         raise BadInput("the data loader was prepared by accelerate, and has no state", hint=f"save with {_INSTALL}")
@@ -62,25 +62,25 @@ def check_loader(loader: Any) -> None:
 
 def _is_prepared(loader: Any) -> bool:
     kind = getattr(sys.modules.get("accelerate.data_loader"), "DataLoaderAdapter", None)
-    # By its type: as an instance it answers for the loader that it wraps.
+    # Check the type, because the instance answers for the loader that it wraps.
     return kind is not None and issubclass(type(loader), kind)
 
 
 def begin(loader: Any) -> None:
-    """Have the loader of torchdata make its iterator, if it has none, as its first ``state_dict()`` does.
+    """Create the iterator of a loader of torchdata, if it has no iterator, as its first ``state_dict()`` does.
 
-    This draws random numbers, so it comes before random states are read or set.
+    This draws random numbers, so it must precede reading and setting random states.
     """
     if _is_of(_TORCHDATA, "StatefulDataLoader", loader):
         loader.state_dict()  # the next `iter` returns that iterator
 
 
 def place(loader: Any) -> dict[str, Any]:
-    """Return what a loader does not keep in a state of its own.
+    """Return the position of a loader that is not in its own state.
 
     Returns:
-        ``epoch`` of its sampler, or None; ``begun``: whether it keeps an iterator; ``read``: how many samples of an
-        epoch this rank has read; 0 between two epochs, or if unknown.
+        ``epoch`` is the epoch of its sampler, or None. ``begun`` is whether the loader keeps an iterator. ``read`` is
+        the number of samples of the epoch that this rank has read, or 0 between two epochs or if unknown.
     """
     epoch = getattr(getattr(loader, "sampler", None), "epoch", None)
     return {
@@ -91,21 +91,21 @@ def place(loader: Any) -> dict[str, Any]:
 
 
 def place_misfit(loader: Any, saved: Mapping[str, Any]) -> str:
-    """Say why a loader cannot take the place of one that had this description; empty: it can."""
+    """Return why a loader cannot use the position of a loader with this description, or an empty string if it can."""
     now = getattr(loader, "num_workers", None)
     if not _is_of(_TORCHDATA, "StatefulDataLoader", loader) or saved.get("num_workers") == now:
         return ""
-    # Its place is made up of the places of its workers; it would raise an AssertionError at the next batch.
+    # Its position consists of the positions of its workers. It would raise an AssertionError at the next batch.
     return f"the data loader has {now} workers, and its place was saved with {saved.get('num_workers')}"
 
 
 def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world_size: int) -> Iterator[str]:
-    """Count the samples of an unfinished epoch that will be read again, or never, on this number of ranks."""
+    """Yield how many samples of an unfinished epoch will be read again, or never, on this number of ranks."""
     shares = _is_of("torch.utils.data", "DistributedSampler", getattr(loader, "sampler", None))
     if not place["read"] or (is_stateful(loader) and (before_world_size == world_size or not shares)):
         return
     count = length_of(loader.dataset) or sys.maxsize
-    # All ranks together have read the first samples of one order, or each has read some of its own.
+    # Either all ranks together have read the first samples of one order, or each rank has read some of its own.
     read = min(place["read"] * (before_world_size if shares else 1), count)
     begin = min(place["read"] * world_size, count)
     whose = "the epoch" if shares or before_world_size == 1 else "the epoch on each rank"
@@ -118,21 +118,21 @@ def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world
 
 
 def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    """Set the place of a loader, and the states of its generators after it has drawn from them.
+    """Set the position of a loader, and then the states of its generators, from which the loader draws.
 
     Args:
-        loader: Its own state was loaded, if it has one.
-        place: What `place` returned.
+        loader: The loader. If it has its own state, that state was already loaded.
+        place: The result of `place` at the capture.
         generators: All private generators, by path.
-        states: Their states.
+        states: The states of the generators, by path.
     """
     set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
     if place["epoch"] is not None and set_epoch is not None:
         set_epoch(place["epoch"])
     if not place["begun"]:
         return
-    # A loader draws a seed, and maybe an order, when its iterator is made. So that is done here, before the states are
-    # set with which the saved run continued.
+    # A loader draws a seed, and maybe an order, when it creates its iterator. So create it before the states of the
+    # saved run are set.
     begin(loader)
     if not is_stateful(loader) and _has_persistent_workers(loader):
         iter(loader)  # the next `iter` begins an epoch with the same workers, and draws no seed
@@ -142,7 +142,7 @@ def set_place(loader: Any, place: Mapping[str, Any], generators: Mapping[str, An
 
 
 def first_private(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the states of generators in what a checkpoint of version 1 has of a loader without a state of its own."""
+    """Return the states of generators that a checkpoint of version 1 has for a loader without its own state."""
     generator = state.get("generator")
     return {} if generator is None else {"dataloader.generator": {"kind": "torch cpu", "state": generator}}
 
@@ -153,7 +153,7 @@ def is_of_torchdata(loader: Any) -> bool:
 
 
 def losses(loader: Any) -> Iterator[str]:
-    """Say what of a data loader that has begun cannot be kept where it is now, and the cure; one sentence each."""
+    """Yield the aspects of a started data loader that cannot be captured, one sentence each, with the remedy."""
     if _is_prepared(loader):
         yield (
             "the data loader was prepared by accelerate, which reads a batch ahead and counts epochs by itself; "
@@ -164,10 +164,10 @@ def losses(loader: Any) -> Iterator[str]:
     elif _is_of(_NODES, "Loader", loader):
         yield from _losses_of_nodes(loader)
     elif not is_stateful(loader):
-        # Where a loader that is not of torch is in its data, it does not say.
+        # A loader that is not of torch does not report its position.
         if is_inside_epoch(loader) or not _is_of("torch.utils.data", "DataLoader", loader):
             yield (
-                "the data loader keeps no place in the data: it begins an epoch, and was saved inside one; "
+                "the data loader keeps no place in the data, so it begins an epoch, and was saved inside one; "
                 f"save after the loop over it, or use {STATEFUL}"
             )
         if _has_persistent_workers(loader) and place(loader)["begun"] and not _draws_nothing(loader.dataset):
@@ -184,7 +184,7 @@ def _losses_of_torchdata(loader: Any) -> Iterator[str]:
     placeless = _placeless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
     if is_inside and placeless is not None:
         yield (
-            f"{type_name(type(placeless))} does not know which samples it gave: the rest of the epoch has another "
+            f"{type_name(type(placeless))} does not know which samples it gave, so the rest of the epoch has another "
             "order; use shuffle=True instead, or a sampler with state_dict"
         )
     has_new_workers = loader.num_workers > 0 and (is_inside or loader.persistent_workers)
@@ -196,7 +196,7 @@ def _losses_of_torchdata(loader: Any) -> Iterator[str]:
 
 
 def _losses_of_nodes(loader: Any) -> Iterator[str]:
-    """Name the samplers whose order a loader of torchdata's nodes does not keep in its state."""
+    """Yield a sentence for each sampler whose order is not in the state of a loader of torchdata's nodes."""
     waiting, seen = [loader.root], set[int]()
     while waiting and len(seen) < _NODES_MOST:
         node = waiting.pop()
@@ -208,7 +208,7 @@ def _losses_of_nodes(loader: Any) -> Iterator[str]:
         elif _is_of(_NODES, "BaseNode", node):
             waiting += vars(node).values()
         sampler = getattr(node, "sampler", None) if _is_of(_NODES, "SamplerWrapper", node) else None
-        # It skips as many samples as it gave, in an order that it asks the sampler for.
+        # It skips the samples that it already returned, in a new order of the sampler.
         if sampler is not None and not hasattr(sampler, "set_epoch") and _draws_order(sampler):
             yield (
                 f"{type_name(type(sampler))} in a SamplerWrapper gives the rest of the epoch in another order, so that "
@@ -228,7 +228,7 @@ def _has_persistent_workers(loader: Any) -> bool:
 
 
 def _kept_iterator(loader: Any) -> Any:
-    """Return the iterator that a loader keeps, as one with persistent workers and that of torchdata do."""
+    """Return the iterator that a loader with persistent workers or of torchdata keeps, or None."""
     return getattr(loader, "_iterator", None)
 
 
@@ -245,40 +245,40 @@ def _draws_nothing(dataset: Any) -> bool:
 
 
 def _placeless(sampler: Any) -> Any:
-    """Return the sampler that the loader of torchdata does not continue with the same order; None if it does."""
+    """Return the sampler whose order the loader of torchdata does not continue, or None if it does."""
     of_torchdata = f"{_TORCHDATA}.sampler"
     if is_stateful(sampler) or _is_of(of_torchdata, "RandomSampler", sampler):
         return None
-    # Its own sampler of batches keeps the state of what it draws from, that of torch does not.
+    # The batch sampler of torchdata keeps the state of its sampler. The one of torch does not.
     if _is_of(of_torchdata, "BatchSampler", sampler):
         return _placeless(sampler.sampler)
     return sampler if _draws_order(sampler) else None
 
 
 def _draws_order(sampler: Any) -> bool:
-    """Whether a sampler may give another order each time that it is asked; one with a state of its own does not."""
+    """Whether a sampler may return another order each time. A sampler with its own state does not."""
     order = sampler.sampler if _is_of("torch.utils.data", "BatchSampler", sampler) else sampler
-    # These give the same order whenever they are asked, and a stream has none.
+    # These samplers always return the same order, and a stream has no order.
     repeats = any(_is_of("torch.utils.data", name, order) for name in ("SequentialSampler", "DistributedSampler"))
     is_stream = _is_of("torch.utils.data.dataloader", "_InfiniteConstantSampler", order)
     return not (repeats or is_stream or is_stateful(sampler) or isinstance(order, list | tuple | range))
 
 
 def is_inside_epoch(loader: Any) -> bool:
-    """Whether a loader has given the first batch of an epoch, and not all; False if unknown."""
+    """Whether a loader has returned some but not all batches of an epoch. False if this is unknown."""
     return _batches_read(loader) > 0
 
 
 def _batches_read(loader: Any) -> int:
-    """Return how many batches of an epoch a loader has given; 0 between two epochs, or if unknown."""
+    """Return the number of batches of an epoch that a loader has returned, or 0 between two epochs or if unknown."""
     if _is_of(_TORCHDATA, "StatefulDataLoader", loader):
         iterator = _kept_iterator(loader)
         return 0 if iterator is None or iterator._finished else int(iterator._num_yielded)  # noqa: SLF001
     if not _is_of("torch.utils.data", "DataLoader", loader):
         return 0
     sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    # Each iterator of the loader refers to its sampler. Without one only the loader, this variable and the argument
-    # do: so a save between two epochs does not search the whole heap.
+    # Each iterator of the loader refers to its sampler. Without an iterator, only the loader, this variable and the
+    # argument refer to it, so a save between two epochs does not search the whole heap.
     if sys.getrefcount(sampler) <= 3:
         return 0
     return max((members["_num_yielded"] for members in _iterators(sampler) if not _is_exhausted(members)), default=0)
@@ -287,14 +287,14 @@ def _batches_read(loader: Any) -> int:
 def _iterators(sampler: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the members of each iterator of torch that draws from a sampler."""
     for value in gc.get_referrers(sampler):
-        # Members of an object are in a dict of their own, or not: by the version of Python.
+        # Depending on the version of Python, the referrer is the dict of an object or the object.
         members = value if isinstance(value, dict) else getattr(value, "__dict__", {})
         if members.get("_index_sampler") is sampler and "_num_yielded" in members:
             yield members
 
 
 def _is_exhausted(members: Mapping[str, Any]) -> bool:
-    """Whether an iterator draws nothing any more, and has handed out every batch."""
+    """Whether an iterator draws no more samples and has returned every batch."""
     order = members["_sampler_iter"]
     if not isinstance(order, GeneratorType) or order.gi_frame is not None:
         return False

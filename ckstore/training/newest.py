@@ -1,4 +1,4 @@
-"""The newest checkpoint that was not tried: how a process that may only read goes back past damage."""
+"""Find the newest checkpoint that was not tried yet, so that a process without write access can skip damage."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckstore.store import RefLike, Store
 
 
 def untried(store: Store, ref: RefLike, tried: Collection[str]) -> CheckpointInfo:
-    """Return the checkpoint that a ref names; for ``latest-valid`` one that was not tried, if there is one."""
-    # For ``latest-healthy`` as well, which only names healthy ones.
-    # Damage that a read finds is marked, and ``latest-valid`` names the checkpoint before. A store that is open for
-    # reading only has no marks made: there it is the newest before those that were tried, with a warning.
+    """Return the checkpoint that a ref names. For ``latest-valid``, return an untried one if one exists."""
+    # This also applies to ``latest-healthy``, which only names healthy checkpoints.
+    # A read marks the damage that it detects, and ``latest-valid`` then names the previous checkpoint. A read-only
+    # store cannot set marks, so return the newest checkpoint before the tried ones, with a warning.
     info = store.info(ref)
-    # A writer's damage mark has moved `latest-valid` on by itself: only a reader without marks has to go back.
+    # If a writer set a mark, `latest-valid` already names another checkpoint.
     if info.id not in tried or not is_latest_valid(ref):
         return info
     # By order of commits, not by step: after a rollback the newest may have a smaller step.

@@ -1,4 +1,4 @@
-"""Which process of how many this is, and what is asked of all of them."""
+"""The rank of this process, the number of processes, and operations that involve all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def _group() -> Any:
     """Return `torch.distributed` if this process is in a group of several."""
-    # Not imported: a script without a group must not pay for it.
+    # Do not import it, because a script without a group should not wait for the import.
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -21,13 +21,13 @@ def _group() -> Any:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return the rank of this process and how many there are."""
+    """Return the rank of this process and the number of processes."""
     group = _group()
     return (0, 1) if group is None else (group.get_rank(), group.get_world_size())
 
 
 def of_all_ranks(value: object) -> dict[int, Any]:
-    """Return the value that each rank gives here, by rank; all ranks must call it."""
+    """Return the `value` of each rank, by rank. All ranks must call this."""
     group = _group()
     if group is None:
         return {0: value}
@@ -44,19 +44,19 @@ def wait_for_all() -> None:
 
 
 def _failures() -> tuple[type[BaseException], ...]:
-    """Return the classes of errors of any work. `CheckpointException` of torch is not an `Exception`."""
+    """Return the classes of all possible errors. `CheckpointException` of torch is not an `Exception`."""
     checkpoints = sys.modules.get("torch.distributed.checkpoint.api")
     return (Exception,) if checkpoints is None else (Exception, checkpoints.CheckpointException)
 
 
 def from_rank_zero(act: Callable[[], T]) -> T:
-    """Have rank 0 do something; on every rank return what it got, or raise what it raised. All ranks must call it."""
+    """Call `act` on rank 0, and return its result or raise its error on every rank. All ranks must call this."""
     group = _group()
     if group is None:
         return act()
     outcome: list[Any] = [None, None]
     failure: BaseException | None = None
-    # The others wait in the broadcast below: an error must reach them, or they wait until its timeout.
+    # The other ranks wait in the broadcast below. Without the error, they would wait until its timeout.
     if group.get_rank() == 0:
         try:
             outcome[0] = act()

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: the revision of the code, the command line, versions of packages, configuration."""
+"""The origin of a checkpoint: the revision of the code, the command line, package versions and the configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from ckstore.model.names import expanded
 
 PACKAGES = ("ckstore", "torch", "numpy", "transformers", "accelerate", "lightning", "deepspeed", "peft")
-# A repository on a network filesystem may not answer; a training must start without it.
+# A repository on a network filesystem may not answer, and the training must start anyway.
 _GIT_TIMEOUT_S = 10.0
 
 
@@ -24,14 +24,14 @@ def provenance(
     packages: Iterable[str] = PACKAGES,
     directory: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Return where a run comes from, as ``metadata`` for `Store.save`; shown by ``ckstore show``.
+    """Return the origin of a run as ``metadata`` for `Store.save`. ``ckstore show`` prints it.
 
-    Nothing of it is recorded unasked: a command line can hold what should not be kept.
+    ckstore never records this by itself, because a command line can contain secrets.
 
     Args:
-        config: The configuration of the run: JSON-like values.
-        packages: Whose versions to record; those that are not installed are left out.
-        directory: A directory in the git repository of the code; None: that of the program.
+        config: The configuration of the run, as JSON-like values.
+        packages: The packages whose versions are recorded. Packages that are not installed are omitted.
+        directory: A directory in the git repository of the code. If None, the directory of the program.
     """
     found: dict[str, Any] = {
         "command_line": list(sys.orig_argv),
@@ -58,7 +58,7 @@ def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def git_revision(directory: str) -> dict[str, Any] | None:
-    """Return the commit and whether files differ from it; None: no repository, or no git that answers.
+    """Return the commit and whether files differ from it, or None without a repository or a git that answers.
 
     It takes no lock of git.
     """
@@ -76,7 +76,7 @@ def _git(directory: str, *arguments: str) -> str | None:
             check=False,
             capture_output=True,
             text=True,
-            errors="replace",  # a name of a file need not be text
+            errors="replace",  # the name of a file may be invalid text
             timeout=_GIT_TIMEOUT_S,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )

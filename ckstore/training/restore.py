@@ -1,4 +1,4 @@
-"""Restore what `capture` captured, and say what will not continue exactly."""
+"""Restore a state that `capture` captured, and report what will not continue exactly."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from ckstore.training.rng import random_states, set_random_states
 @brief()
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """What `restore` did. Printed, it says what will not continue exactly; that is also one `CkstoreWarning`.
+    """The result of `restore`. Its text lists what will not continue exactly. One `CkstoreWarning` has the same text.
 
     Attributes:
         info: The checkpoint.
-        present: The parts that it holds and that were restored.
-        missing: Parts that were asked for and that it does not hold; they were left as they were.
-        unused: Parts that it holds and that were not asked for.
-        inexact: What will not continue exactly, one sentence each; empty: the run goes on as if it had not stopped,
-            as far as ckstore can tell.
-        extra: What was given to `capture` as `extra`, and values of other names into which nothing is loaded.
-        overwritten: Hyper-parameters that your program gave its optimizers and that the checkpoint has replaced, one
-            sentence each. The run goes on with those of the checkpoint.
+        present: The restored parts.
+        missing: The parts that were passed to `restore` and that the checkpoint lacks. They are unchanged.
+        unused: The parts of the checkpoint that were not passed to `restore`.
+        inexact: The aspects that will not continue exactly, one sentence each. If it is empty, ckstore knows of no
+            difference from a run without an interruption.
+        extra: The `extra` values of `capture`, and its other values that nothing can be loaded into.
+        overwritten: The hyper-parameters of your optimizers that the checkpoint replaced, one sentence each. The run
+            continues with the values of the checkpoint.
     """
 
     info: CheckpointInfo
@@ -59,22 +59,22 @@ class ResumeReport:
 
 
 class _Receiver:
-    """Takes up a state as it is in the checkpoint."""
+    """Receives a state as it is in the checkpoint."""
 
     def __init__(self) -> None:
         self.state: Any = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: it has no state before it gets one."""
+        """Return an empty state, because no state was loaded yet."""
         return {}
 
     def load_state_dict(self, state: object) -> None:
-        """Take it up."""
+        """Keep the loaded state."""
         self.state = state
 
 
 class _RandomStates(_Receiver):
-    """Takes up the random states of a rank, and sets those of generators that belong to parts at once."""
+    """Receives the random states of a rank, and immediately sets the generators that belong to parts."""
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
         super().__init__()
@@ -84,9 +84,9 @@ class _RandomStates(_Receiver):
         self._parts = parts
 
     def load_state_dict(self, state: Any) -> None:
-        """Take it up."""
+        """Keep the random states of the process, and set those of generators of parts."""
         super().load_state_dict(state)
-        # Not those of a part that was not asked for.
+        # Ignore the generators of parts that were not passed to `restore`.
         of_parts = state.get(PRIVATE, {}).items()
         self.private = {path: one for path, one in of_parts if path.partition(".")[0] in self._parts}
         self.differing = set_generators(self.generators, self.private)
@@ -106,14 +106,14 @@ def restore(
     strict: bool = True,
     **parts: Any,
 ) -> ResumeReport:
-    """Read a captured state into the objects of a run, in place; every rank calls it.
+    """Load a captured state into the objects of a run, in place. Every rank must call this.
 
-    Names, shapes and dtypes are compared before anything is touched. Random states are set last.
+    Names, shapes and dtypes are compared before any object is changed. Random states are set last.
 
     Args:
         store: The store.
-        ref: Which checkpoint; as in `Store.load`, ``latest-valid`` passes over damaged ones.
-        model: The object that was given to `capture`, wrapped or not. The same applies to all other parts.
+        ref: Which checkpoint. As in `Store.load`, ``latest-valid`` skips damaged ones.
+        model: The object that was passed to `capture`, wrapped or not. The same applies to all other parts.
         optimizer: See `model`.
         scheduler: See `model`.
         scaler: See `model`.
@@ -121,15 +121,15 @@ def restore(
         rng: Whether to set the random states of this rank.
         strict: If False, a part that the checkpoint lacks is reported and left unchanged, and a data loader that cannot
             continue at its position begins an epoch.
-        parts: Any other part by the name that it had in `capture`, such as ``ema=ema``.
+        parts: Any other part by its name in `capture`, such as ``ema=ema``.
 
     Raises:
         NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         BadInput: `capture` did not make the checkpoint, nothing can be loaded into a part, or accelerate prepared the
             data loader.
-        DoesNotFit: A part is missing, or differs from what it is to be loaded into.
-        DamagedBlob: Bytes are damaged. The objects keep what was restored until then; ``latest-valid`` restores
-            the checkpoint before over it, and if that lacks one of these parts, `BadInput` is raised.
+        DoesNotFit: The checkpoint lacks a part, or a part differs from its object.
+        DamagedBlob: Data is damaged. The objects may hold a part of the state. With ``latest-valid``, the previous
+            checkpoint is then restored into them. If that one lacks one of the parts, `BadInput` is raised.
     """
     if isinstance(store, str | os.PathLike | None):
         raise BadInput(f"restore takes an open store, got {store!r}", hint="restore(Store.open(path), …)")
@@ -158,7 +158,7 @@ def restore(
 def _restore_from(
     store: Store, info: CheckpointInfo, wanted: dict[str, Any], begun: dict[str, str], *, rng: bool, strict: bool
 ) -> ResumeReport:
-    """Restore from one checkpoint; `begun` gets the parts that are restored -> its name."""
+    """Restore from one checkpoint, and add its parts -> its name to `begun`."""
     record, before = _record(store, info)
     present = tuple(record["present"])
     missing = tuple(name for name in wanted if name not in present)
@@ -169,19 +169,19 @@ def _restore_from(
     parts: dict[str, Any] = {name: wanted[name] for name in restored}
     loader = parts.get("dataloader")
     random, place, extra = _RandomStates(parts), _Receiver(), _Receiver()
-    # A rank that is new takes what rank 0 had: what is alike on all ranks must stay alike.
+    # A new rank uses the states of rank 0, so that states that are equal on all ranks remain equal.
     source = rank_name(rank if rank in record["ranks"] else 0)
-    # First: a part that has its generator in its own state sets it after this, and as it needs it.
+    # Set random states first. A part that has a generator in its own state sets it afterwards.
     target: dict[str, Any] = {"rng": {source: random}} if record["ranks"] else {}
     apart = {"dataloader", *random.generators}
     target |= {name: part for name, part in parts.items() if name not in apart}
-    # Loaders of two kinds have no state in common; the report names their classes.
+    # Loaders of two kinds cannot exchange a state. The report names their classes.
     resumes = loader is not None and record["loader"]["stateful"] == is_stateful(loader)
     misfit = place_misfit(loader, before.dataloader) if resumes else ""
     if misfit and strict:
-        msg = f"{info.name}: {misfit}; nothing was loaded"
+        msg = f"{info.name} was not loaded: {misfit}"
         raise DoesNotFit(
-            msg, hint="make it as it was saved; strict=False begins an epoch, as it does without its place"
+            msg, hint="create the data loader with the same workers; strict=False begins a new epoch instead"
         )
     resumes = resumes and not misfit
     if resumes and record["version"] == 1:
@@ -189,14 +189,14 @@ def _restore_from(
     elif resumes and is_stateful(loader):
         target["dataloader"] = {source: loader}
     if record["extra"]:
-        # Through a receiver: `load_into` fills what is there, and extra values have no object to be loaded into.
+        # Use a receiver, because `load_into` fills existing objects and extra values have none.
         target["extra"] = extra
-    # Before the load: from its first byte on these parts may be touched.
+    # Do this before the load, which may change these parts from its first byte on.
     begun |= dict.fromkeys(restored, info.name)
     cast: Mapping[str, str] = {}
     given = settings_of(parts.get("optimizer"))
     if target:
-        # Only these names are read: the random states of other ranks, say, stay on the disk.
+        # Read only these names, and not, for example, the random states of other ranks.
         of_rank = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
         select = [f"{name}.{source}" if name in of_rank else name for name in target]
         cast = store.load_into(target, info, select=select).cast
@@ -213,12 +213,12 @@ def _restore_from(
         dataloader={} if loader is None else description(loader),
     )
     if has_rng:
-        # Last: building loaders and loading objects draw numbers.
+        # Do this last, because creating loaders and loading objects draws random numbers.
         set_random_states(random.state)
     unused = tuple(name for name in present if name not in wanted)
     inexact = (
         *(f"the checkpoint holds no {name}" for name in missing),
-        *(f"the {name} of the checkpoint was not asked for" for name in unused),
+        *(f"the checkpoint has a part {name}, which was not passed to restore" for name in unused),
         *differences(before, now, (rank,), rng=rng),
         *(reading(loader, record["loader"], before.world_size, world_size) if resumes else ()),
         *random.differing,
@@ -232,9 +232,9 @@ def _restore_from(
 
 
 def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[str, str], *, strict: bool) -> None:
-    """Raise if a checkpoint lacks a part that a damaged one was read into, or with `strict` any part."""
+    """Raise if a checkpoint lacks a part that a damaged one was read into, or, with `strict`, any part."""
     for name in missing:
-        # A damaged checkpoint was read into it in part: to go on without it would train with a mixture.
+        # This object holds a part of a damaged checkpoint. The training would continue with a mixture.
         if name in begun:
             msg = f"{info.name} holds no {name}, and yours may hold a part of {begun[name]}, which is damaged"
             raise BadInput(msg, hint=f"build all parts again, then restore {info.name}")
@@ -244,9 +244,9 @@ def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[
 
 
 def _set_rates(schedulers: Any) -> None:
-    """Give the optimizers of schedulers the learning rates that these had when they were saved."""
-    # A scheduler that is made for an optimizer sets its rate to that of the first step, and its own state does not
-    # set it again: it is right where the optimizer is restored afterwards or at once.
+    """Set the learning rates in the optimizers of schedulers to those of the checkpoint."""
+    # A new scheduler sets the rate of its optimizer to that of the first step. Loading its state does not change the
+    # rate. The rate is correct if the optimizer is restored in the same call or later.
     if isinstance(schedulers, dict | list | tuple):
         for one in schedulers.values() if isinstance(schedulers, dict) else schedulers:
             _set_rates(one)

@@ -1,4 +1,4 @@
-"""The random generators of this process: Python's, NumPy's, torch's and those of its GPUs."""
+"""The global random generators of this process, of Python, NumPy, torch and its GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of the generators that this process has loaded, as values that a state may hold."""
+    """Return the states of the global generators of all imported libraries, as values that a state may hold."""
     states: dict[str, Any] = {}
     torch = sys.modules.get("torch")
     numpy = sys.modules.get("numpy")
@@ -24,14 +24,14 @@ def random_states() -> dict[str, Any]:
         }
     if torch is not None:
         states["torch"] = torch.get_rng_state()
-        # Asking an uninitialized CUDA would initialize it, and take hundreds of MB of each GPU.
+        # Reading the states would initialize CUDA, which needs hundreds of MB on each GPU.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state_all()
     return {"python": python_state(random), **states}
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Give the generators of this process the states that `random_states` returned."""
+    """Set the global generators of this process to the states that `random_states` returned."""
     set_python_state(random, states["python"])
     if "numpy" in states:
         import numpy as np
@@ -50,7 +50,7 @@ def set_random_states(states: Mapping[str, Any]) -> None:
 
 
 def python_state(generator: Any) -> dict[str, Any]:
-    """Return the state of a `random.Random`, or of the module `random`; its words as bytes."""
+    """Return the state of a `random.Random` or of the module `random`, with its words as bytes."""
     version, words, gauss = generator.getstate()
     return {"version": version, "words": b"".join(word.to_bytes(4, "little") for word in words), "gauss": gauss}
 

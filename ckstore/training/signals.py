@@ -1,4 +1,4 @@
-"""A flag that a signal sets, so that the training loop saves once more and ends."""
+"""A flag that a signal sets, so that the training loop saves a last time and ends."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from ckstore.model.document import shown
 from ckstore.ops.pace import process_ends_in
 
 _came: set[int] = set()
-"""The signals that have come; changed by a handler, which may run between any two steps of the program."""
+"""The received signals. A handler changes this set, and may run between any two instructions of the program."""
 _GRACE_S = 20.0
-"""Slurm, Docker and Kubernetes kill a process 30 s after SIGTERM, by default."""
+"""By default, Slurm, Docker and Kubernetes kill a process 30 s after SIGTERM."""
 
 
 def should_stop() -> bool:
-    """Whether a signal of `stop_on_signals` has come since that was called."""
+    """Whether the process has received a signal of `stop_on_signals` since the call of `stop_on_signals`."""
     return bool(_came)
 
 
 def stop_on_signals(*signals: int, grace_s: float = _GRACE_S) -> None:
-    """Have these signals, or SIGTERM, do nothing but let `should_stop` say so, instead of what they did.
+    """Handle these signals, or SIGTERM, by only setting the flag that `should_stop` returns.
 
-    The save at the end has more patience: after a failure of the storage that can pass, or on a full disk, a save of
-    this process is tried again until `grace_s` after the signal, and no longer, unless it has `try_for_s`.
+    Saves after the signal are retried longer. After a transient storage failure or on a full disk, a save of this
+    process is retried until `grace_s` seconds after the signal, and no longer, unless the save has `try_for_s`.
 
     Args:
-        signals: Their numbers.
-        grace_s: How many seconds after the signal the process is not killed yet, less what it needs for other things.
+        signals: The numbers of the signals. Without any, SIGTERM.
+        grace_s: The number of seconds after the signal for saves, which is the time until the process is killed
+            without the time that it needs for other work.
 
     Raises:
-        BadInput: This is not the main thread, a signal cannot be handled, or `grace_s` is no number of seconds.
+        BadInput: This is not the main thread, a signal cannot be handled, or `grace_s` is not a number of seconds.
     """
     given: object = grace_s
     if isinstance(given, bool) or not isinstance(given, int | float) or not given >= 0:
         raise BadInput(f"grace_s must be a number of seconds, got {shown(grace_s)}")
 
     def stop(number: int, _frame: object) -> None:
-        if not _came:  # a second signal gives no more time
+        if not _came:  # a second signal does not extend the time
             process_ends_in(grace_s)
         _came.add(number)
 

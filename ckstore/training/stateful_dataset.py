@@ -1,4 +1,4 @@
-"""A data set whose state is the random states of the process that reads it, for loaders that ask data sets for one."""
+"""A data set whose state is the random states of the process that reads it, for loaders that save such a state."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ckstore.training.rng import random_states, set_random_states
 class StatefulDataset:
     """A data set with a state: the random states of the process that reads it, and those of its own generators.
 
-    `StatefulDataLoader` of torchdata asks a data set for its state in each worker process, and gives it back after a
-    resume: augmentation by ``random``, NumPy or torch then goes on exactly inside an epoch. Each batch carries this
+    `StatefulDataLoader` of torchdata saves the state of the data set in each worker process, and loads it after a
+    resume. Augmentation with ``random``, NumPy or torch then continues exactly inside an epoch. Each batch carries this
     state, about 10 kB.
 
     Args:
-        dataset: A data set with ``__len__`` and ``__getitem__``. If it has a state of its own, that is kept as well.
+        dataset: A data set with ``__len__`` and ``__getitem__``. If it has its own state, that state is also saved.
     """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        # Searched for once in each process: a loader with workers asks for the state after every batch.
+        # Search once in each process, because a loader with workers reads the state after every batch.
         self._generators: tuple[int, dict[str, Any]] = (0, {})
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class StatefulDataset:
         return self.dataset[index]
 
     def __getattr__(self, name: str) -> Any:
-        # While it is unpickled in a worker it has no data set yet.
+        # During unpickling in a worker, the object has no data set yet.
         if name == "dataset":
             raise AttributeError(name)
         return getattr(self.dataset, name)
@@ -44,7 +44,7 @@ class StatefulDataset:
         return {"random": random_states(), "generators": states_of(self._found()), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set them in this process."""
+        """Set the random states of this process and of the generators, and load the state of the data set."""
         if is_stateful(self.dataset) and "dataset" in state:
             self.dataset.load_state_dict(state["dataset"])
         set_generators(self._found(), state["generators"])

@@ -119,7 +119,7 @@ def test_a_loader_that_keeps_no_place_is_named_at_the_first_save_inside_an_epoch
         accelerator.load_state("ckstore:3")
 
     assert kept.resumed_inexactly == ()
-    with pytest.warns(CkstoreWarning, match="keeps no place in the data: it begins an epoch"):
+    with pytest.warns(CkstoreWarning, match="keeps no place in the data, so it begins an epoch"):
         accelerator.load_state("ckstore:2")
 
 

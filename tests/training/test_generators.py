@@ -160,7 +160,7 @@ def test_generators_that_differ_or_have_no_state_are_named(store: Store) -> None
 
     assert new.bit_generator.state == state
     assert report.inexact == (
-        "the teacher of the checkpoint was not asked for",
+        "the checkpoint has a part teacher, which was not passed to restore",
         "the random generator ema.held.other is NumPy PCG64, and was Python in the checkpoint: it was left as it is",
         "the random generator ema.held.system draws from the system and has no state; use random.Random(seed)",
         "the checkpoint has no state of the random generator ema.held.new, which was left as it is",
@@ -181,7 +181,7 @@ def test_a_generator_can_be_a_part_itself(kind: str, store: Store) -> None:
     assert report.present == ("model", "noise")
     assert report.inexact == ()
     unused = restore(store, model=torch.nn.Linear(1, 1))
-    assert unused.inexact == ("the noise of the checkpoint was not asked for",)
+    assert unused.inexact == ("the checkpoint has a part noise, which was not passed to restore",)
 
 
 class Proxy:
@@ -216,7 +216,7 @@ def test_parts_of_too_many_objects_are_named_at_the_capture_and_in_the_report(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(generators, "OBJECTS_MOST", 10)
-    sentence = "the parts refer to too many objects: not all were searched for random generators"
+    sentence = "the parts refer to too many objects, and not all were searched for random generators"
 
     with pytest.warns(CkstoreWarning, match=sentence):
         store.save(capture(ema=part([[number] for number in range(20)])))
@@ -262,4 +262,4 @@ def test_a_checkpoint_of_the_first_version_gives_a_plain_loader_its_generator(st
     report = restore(store, model=torch.nn.Linear(1, 1), dataloader=again)
 
     assert [batch.tolist() for batch in again] == expected
-    assert report.inexact == ("the data loader keeps no place in the data: it begins an epoch",)
+    assert report.inexact == ("the data loader keeps no place in the data, so it begins an epoch",)

@@ -108,4 +108,4 @@ def test_settings_of_a_framework_are_compared_where_the_checkpoint_has_them() ->
     (said,) = differences(before, now, ())
 
     assert said == "learning_rate is 0.0003 now, 0.001 in the checkpoint, which has its own optimizer and schedule"
-    assert [*differences(older, now, (), rng=False)] == ["random states were not asked for"]
+    assert [*differences(older, now, (), rng=False)] == ["random states were not restored, since rng=False"]

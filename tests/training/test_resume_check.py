@@ -25,7 +25,7 @@ from tests.training import loops_to_check
 Check = Callable[..., CheckReport]
 ROOT = Path(__file__).resolve().parents[2]
 _MODULE = "tests.training.loops_to_check"
-_REASON = "the data loader keeps no place in the data: it begins an epoch, and was saved inside one"
+_REASON = "the data loader keeps no place in the data, so it begins an epoch, and was saved inside one"
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_what_a_broken_loop_lacks_is_the_first_difference(name: str, checked: Ch
     assert point.difference == report.difference
     assert (point.difference.after_restore, point.difference.kind) == (after_restore, kind)
     assert (point.difference.names[0], point.cause, point.suspects) == (first, cause, suspects)
-    assert (point.inexact == ("random states were not asked for",)) == (name == "without_random_states")
+    assert (point.inexact == ("random states were not restored, since rng=False",)) == (name == "without_random_states")
     is_blamed = "restore reported this resume as exact, and it is not" in str(report)
     assert is_blamed == (name == "hidden_state")
     assert all(f"{one}: " in str(report) or f": {one};" in str(report) for one in suspects)

@@ -114,7 +114,7 @@ def test_any_named_part_comes_back_in_place_and_a_plain_value_in_the_report(stor
         restore(store, model=again.model, teacher=again.model)
     with pytest.raises(BadInput, match="training is the name of the record"):
         capture(run.model, training=1)
-    with pytest.raises(BadInput, match="epoch is in extra, too"):
+    with pytest.raises(BadInput, match="epoch is a part and also in extra"):
         capture(run.model, epoch=1, extra={"epoch": 1})
 
 
@@ -220,7 +220,7 @@ def test_the_report_says_what_will_not_continue_exactly(store: Store) -> None:
     assert (report.missing, report.unused) == (("optimizer",), ("scaler",))
     assert report.inexact == (
         "the checkpoint holds no optimizer",
-        "the scaler of the checkpoint was not asked for",
+        "the checkpoint has a part scaler, which was not passed to restore",
         "the checkpoint holds no random states: numbers drawn from here on will differ",
         "the data loader has another batch size: 2 now, 4 in the checkpoint",
     )
