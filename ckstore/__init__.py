@@ -1,7 +1,7 @@
 """ckstore: a content-addressed, versioned store for checkpoints of PyTorch training.
 
-Importing it imports neither torch nor SQLite; names are loaded on first use, from the modules that ``__init__.pyi``
-gives.
+Importing ckstore imports neither torch nor SQLite. Each public name is loaded on first use from the module that
+``__init__.pyi`` lists.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 
 @cache
 def _homes() -> dict[str, str]:
-    """Return the public names, and the modules that define them."""
+    """Return the public names with the modules that define them."""
     import re
     from pathlib import Path
 

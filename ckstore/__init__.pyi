@@ -1,4 +1,4 @@
-# The public names, each written once: `__init__.py` reads this file to find where they are defined.
+# The public names, each listed once. `__init__.py` reads this file to find the modules that define them.
 
 from ckstore.background import BackgroundSaves as BackgroundSaves
 from ckstore.errors import AmbiguousRef as AmbiguousRef

@@ -1,1 +1,1 @@
-"""One module a framework. Importing this package imports none of them; each module imports its own."""
+"""One module for each framework. Importing this package imports no framework, and each module imports its own."""

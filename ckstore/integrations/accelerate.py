@@ -1,4 +1,4 @@
-"""accelerate: `Accelerator.save_state` commits what it wrote, `load_state` takes checkpoints of the store."""
+"""accelerate: `Accelerator.save_state` also commits its files, and `load_state` loads checkpoints of the store."""
 
 from __future__ import annotations
 
@@ -33,37 +33,39 @@ from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_
 
 _PREFIX = "ckstore:"
 _INSTEAD = (
-    "DataLoaderConfiguration(use_stateful_dataloader=True) goes on where it was, and so does a script that calls "
+    "DataLoaderConfiguration(use_stateful_dataloader=True) continues at its place, and so does a script that calls "
     "accelerator.skip_first_batches"
 )
 _NUMBER = re.compile(r"(\d+)\D*\Z")
 
 
 def install(accelerator: Any, store: Store, run: str | None = None) -> Installed:
-    """Have an `Accelerator` keep its checkpoints in a store. One call, after it is made.
+    """Make an `Accelerator` keep its checkpoints in a store. Call this once after creating it.
 
-    ``accelerator.save_state(directory)`` then commits the directory when all processes have written it, whatever the
-    backend: FSDP and DeepSpeed write theirs by themselves. It also takes ``step`` and ``metrics``; without ``step`` it
-    is the number in the name of the directory, and for a name without one the next step, with the name as message.
-    ``accelerator.load_state("ckstore:latest-valid")`` resumes from the store, ``ckstore:REF`` from any checkpoint.
-    ``total_limit`` is taken over: directories are deleted after the commit of the new one, not before.
+    ``accelerator.save_state(directory)`` then commits the directory after all processes have written to it. This works
+    with every backend, including FSDP and DeepSpeed. It also accepts ``step`` and ``metrics``. Without ``step``, the
+    number in the name of the directory is the step. If the name has no number, the next step is used, and the name is
+    the message. ``accelerator.load_state("ckstore:latest-valid")`` resumes from the newest valid checkpoint of the
+    store, and ``ckstore:REF`` from any other. ckstore implements ``total_limit`` itself, and deletes old directories
+    after the commit of the new one, not before.
 
     Args:
         accelerator: An `accelerate.Accelerator`.
         store: The store.
-        run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each training.
+        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+            training.
     """
     return Installed(accelerator, store, run)
 
 
 class Installed:
-    """What `install` returns.
+    """The connection of an `Accelerator` to a store, as `install` returns it.
 
     Attributes:
-        last: The last checkpoint that was committed; on every process. A commit that failed with
-            `StoreConfig.on_failed_save` leaves it as it was; the directory stays.
-        resumed_inexactly: What does not continue exactly since the last load from the store, and hyper-parameters of
-            optimizers that it has replaced.
+        last: The last committed checkpoint, on every process. A failed commit that `StoreConfig.on_failed_save`
+            tolerates does not change it, and keeps the directory.
+        resumed_inexactly: The aspects that did not continue exactly at the last load from the store, and the
+            hyper-parameters of optimizers that the load replaced.
     """
 
     def __init__(self, accelerator: Any, store: Store, run: str | None) -> None:
@@ -75,7 +77,7 @@ class Installed:
         self._resumed = False
         self._begun = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit
-        # accelerate deletes the oldest before it writes: a save that fails would leave one less.
+        # accelerate deletes the oldest directory before it writes, so a failed save would leave one less.
         accelerator.project_configuration.total_limit = None
         self._save: Callable[..., Any] = accelerator.save_state
         self._load: Callable[..., Any] = accelerator.load_state
@@ -91,25 +93,25 @@ class Installed:
         metrics: Mapping[str, float] | None = None,
         **options: Any,
     ) -> Any:
-        """Save as `Accelerator.save_state`, then commit."""
+        """Save like `Accelerator.save_state`, then commit the directory."""
         directory = self._directory(output_dir)
         wanted = _step_of(directory) if step is None else step
-        # First: a run of another training is refused before a directory of it is touched.
+        # First refuse a run of another training, before one of its directories is changed.
         from_rank_zero(self._begin)
-        # accelerate refuses a directory that exists, as after a rollback or a kill.
+        # accelerate refuses an existing directory, such as one from before a rollback or a kill.
         if self._names_itself and wanted is not None:
             from_rank_zero(lambda: self._make_way(directory, wanted))
         if not self._conditions().dataloader_resumes:
             warn_of_place(self._accelerator._dataloaders[0], _INSTEAD)  # noqa: SLF001 - those that were prepared
         result = self._save(output_dir, safe_serialization, **options)
-        # `save_state` of accelerate returns on each rank when its own files are written.
+        # `save_state` of accelerate returns on each rank after it wrote the files of that rank.
         wait_for_all()
         committed = from_rank_zero(lambda: self._commit(directory, wanted, metrics or {}))
         self.last = committed if isinstance(committed, CheckpointInfo) else self.last
         return result
 
     def load_state(self, input_dir: str | None = None, *arguments: Any, **options: Any) -> None:
-        """Load as `Accelerator.load_state`; ``ckstore:REF`` from the store."""
+        """Load like `Accelerator.load_state`, or load ``ckstore:REF`` from the store."""
         if input_dir is None or not str(input_dir).startswith(_PREFIX):
             self._load(input_dir, *arguments, **options)
             if input_dir is not None:
@@ -134,7 +136,7 @@ class Installed:
             warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
         self._resumed = self._begun = True
         if self._names_itself:
-            # Else accelerate counts from 0 again, and the next save takes a step that the run has.
+            # Otherwise accelerate counts from 0 again, and the next save uses an existing step of the run.
             self._accelerator.project_configuration.iteration = step + 1
 
     def _begin(self) -> None:
@@ -161,13 +163,13 @@ class Installed:
         return Path(output_dir)
 
     def _make_way(self, directory: Path, step: int) -> None:
-        """Remove the directory of a step that is saved again after a rollback or a kill; accelerate refuses it."""
+        """Remove the directory of a step that is saved again after a rollback or a kill. accelerate refuses it."""
         if not directory.exists():
             return
         if self._resumed or is_there(self._store, self._run, step):
             remove(directory)
             return
-        # Moved, not deleted: the store does not know it, so it may be the only copy.
+        # Move it and do not delete it, because it is not in the store and may be the only copy.
         aside = Path(tempfile.mkdtemp(prefix=".ckstore-replaced-", dir=self._accelerator.project_dir)) / directory.name
         directory.rename(aside)
         warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)
@@ -175,7 +177,7 @@ class Installed:
     def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | NotSaved:
         about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
-        # A directory that is not in the store is the only copy, and so may those before it be.
+        # A directory that is not in the store is the only copy. Earlier directories may also be the only copies.
         if info and self._names_itself and self._keep_count is not None:
             folders = (path for path in directory.parent.glob("checkpoint_*") if path.is_dir())
             directories = {number: path for path in folders if (number := _step_of(path)) is not None}
@@ -196,12 +198,12 @@ class Installed:
         )
 
     def _lost_order(self) -> tuple[str, ...]:
-        """Say if a data loader shuffles with a generator of its own; accelerate gives it one on several processes."""
+        """Return a sentence if a data loader shuffles with its own generator. accelerate adds one on several ranks."""
         loaders = () if self._accelerator.use_stateful_dataloader else self._accelerator._dataloaders  # noqa: SLF001
         if all(getattr(loader, "synchronized_generator", None) is None for loader in loaders):
             return ()
         cause = "the data loader draws its order from a generator that accelerate does not save"
-        return (f"{cause}; DataLoaderConfiguration(use_seedable_sampler=True) and loader.set_epoch(epoch) need none",)
+        return (f"{cause}; use DataLoaderConfiguration(use_seedable_sampler=True) and loader.set_epoch(epoch)",)
 
 
 def _step_of(directory: Path) -> int | None:

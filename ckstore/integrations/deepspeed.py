@@ -1,4 +1,4 @@
-"""DeepSpeed: a checkpoint engine that writes as DeepSpeed does, and commits when all ranks have written."""
+"""DeepSpeed: a checkpoint engine that writes files like DeepSpeed and commits them after all ranks have written."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ _SCHEDULER = ("scheduler_name", "scheduler_params")
 
 
 class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
-    """Files lie where DeepSpeed expects them; the directory of a tag is committed before ``latest`` names it.
+    """A checkpoint engine that writes the files of DeepSpeed and commits the directory of a tag to a store.
 
-    The step is the number in the tag; a tag without one, such as ``best``, takes the next step, and is its message.
+    The commit precedes the update of ``latest``. The step is the number in the tag. A tag without a number, such as
+    ``best``, uses the next step, and the tag is the message.
 
     Args:
-        config: That of the engine.
+        config: The configuration of the engine.
         store: The store.
-        run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each training.
+        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+            training.
 
     Attributes:
-        resumed_inexactly: What does not continue exactly since the last `load`, and hyper-parameters of the optimizer
-            that it has replaced.
+        resumed_inexactly: The aspects that did not continue exactly at the last `load`, and the hyper-parameters of the
+            optimizer that the load replaced.
     """
 
     def __init__(self, config: Any, store: Store, run: str | None = None) -> None:
@@ -47,18 +49,18 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         self._begun = False
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Load a file as DeepSpeed does, and remember the directory: what is saved next continues it."""
+        """Load a file like DeepSpeed, and record its directory as the parent of the next save."""
         self._read, self._begun = Path(path).parent, False
         return super().load(path, map_location=map_location)
 
     def continues(self) -> None:
-        """Note that the store has loaded what is saved next."""
+        """Record that the training continues the checkpoint that was loaded from the store."""
         self._begun = True
 
     def commit(self, info: Any) -> bool:
-        """Commit the directory of a tag, from rank 0 when all ranks have written; if it fails, all ranks raise."""
+        """Commit the directory of a tag from rank 0 after all ranks have written. If it fails, all ranks raise."""
         super().commit(info)
-        # Each rank writes its own files: a commit before the last of them is a checkpoint that lacks a rank.
+        # Each rank writes its own files. A commit before the last rank has written would lack the files of a rank.
         wait_for_all()
         directory = Path(info.save_dir) / str(info.tag)
         step = step_in_name([directory])
@@ -71,7 +73,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
         return True
 
     def _begin(self) -> None:
-        """Find which training this is, once after each load."""
+        """Determine the training of this engine, once after each load."""
         if self._begun:
             return
         if self._read is None:
@@ -82,13 +84,13 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
 
 
 def conditions(config: Any) -> Conditions:
-    """Return what a run depends on besides its state, as the configuration of the engine says."""
+    """Return the conditions of a run from the configuration of the engine."""
     used = {name: value for name in _BATCHES if (value := getattr(config, name, None)) is not None}
     kinds = ("float16_config", "fp16"), ("bfloat16_config", "bf16")
     precision = next((kind for name, kind in kinds if getattr(getattr(config, name, None), "enabled", False)), "fp32")
     return Conditions(
         world_size=rank_and_world()[1],
-        # DeepSpeed keeps no random states: a resume from its files cannot be exact.
+        # DeepSpeed saves no random states, so a resume from its files cannot be exact.
         rng_ranks=(),
         dataloader=used,
         settings=_plain_members(config, "optimizer_name", "optimizer_params"),
@@ -98,18 +100,19 @@ def conditions(config: Any) -> Conditions:
 
 
 def _plain_members(config: Any, *names: str) -> dict[str, Any]:
-    """Return members of a configuration, as far as they are set; those that are no JSON as text."""
+    """Return the members of a configuration that are set. Members that JSON cannot represent are text."""
     found = {name: value for name in names if (value := getattr(config, name, None)) is not None}
     return {name: json.loads(json.dumps(value, default=str)) for name, value in found.items()}
 
 
 def install(engine: Any, store: Store, run: str | None = None) -> CkstoreCheckpointEngine:
-    """Have an engine of ``deepspeed.initialize`` keep its checkpoints in a store: one call, on every rank.
+    """Make an engine of ``deepspeed.initialize`` keep its checkpoints in a store. Call this once on every rank.
 
     Args:
         engine: The engine.
         store: The store.
-        run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each training.
+        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+            training.
     """
     made = CkstoreCheckpointEngine(getattr(engine, "_config", None), store, run)
     engine.checkpoint_engine = made
@@ -117,13 +120,13 @@ def install(engine: Any, store: Store, run: str | None = None) -> CkstoreCheckpo
 
 
 def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run: str | None = None) -> Any:
-    """Write a checkpoint of the store below `folder`, and have the engine load it; every rank calls it.
+    """Write a checkpoint of the store below `folder` and load it into the engine. Every rank must call this.
 
-    Warns of what does not continue exactly: see `CkstoreCheckpointEngine.resumed_inexactly`.
+    A warning lists the aspects that do not continue exactly. See `CkstoreCheckpointEngine.resumed_inexactly`.
 
     Raises:
-        NoSuchRef: There is none.
-        BadInput: DeepSpeed found nothing to load in it. It returns None then, and the run would begin at its start.
+        NoSuchRef: The store has no such checkpoint.
+        BadInput: DeepSpeed found nothing to load in the directory. Without this error, the run would start again.
     """
     config = getattr(engine, "_config", None)
 
@@ -134,7 +137,7 @@ def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run:
     parent, tag, sentences = from_rank_zero(act)
     given = settings_of(getattr(engine, "optimizer", None))
     found = engine.load_checkpoint(parent, tag=tag)
-    # DeepSpeed only logs a warning, and trains on from random weights.
+    # DeepSpeed only logs a warning, and would train from random weights.
     if found is None or found[0] is None:
         msg = f"DeepSpeed found nothing to load in {ref}"
         raise BadInput(msg, hint="ckstore ls REF lists its files")

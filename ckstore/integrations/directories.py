@@ -1,6 +1,6 @@
-"""Directories that a framework wrote: committed, deleted only after that, and written again for a resume.
+"""Commit the checkpoint directories of a framework, delete them only afterwards, and write them again for a resume.
 
-Imports no framework.
+This module imports no framework.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ckstore.training.history import run_of
 from ckstore.training.newest import untried
 
 CONDITIONS = "training"
-"""The name of the conditions in the metadata of a checkpoint."""
-# A scheduler kills a process 30 s after SIGTERM, of which the Trainer takes 3 before it saves.
+"""The key of the conditions in the metadata of a checkpoint."""
+# A scheduler kills a process 30 s after SIGTERM, and the Trainer needs 3 of them before it saves.
 _LAST_SAVE_S = 20.0
 _RNG_FILE = re.compile(r"(?:rng_state(?:_(\d+))?\.pth|random_states_(\d+)\.pkl)\Z")
 
@@ -44,14 +44,14 @@ def commit_directory(
     conditions: Conditions,
     is_last: bool = False,
 ) -> CheckpointInfo | NotSaved:
-    """Commit a directory at its step. Another checkpoint of that step, from before a rollback, is replaced.
+    """Commit a directory at its step. An existing checkpoint of that step, from before a rollback, is replaced.
 
-    With `is_last` the training ends afterwards: see `last_save_s`.
+    With `is_last`, the training ends afterwards. See `last_save_s`.
 
     Returns:
-        `NotSaved` if the storage failed it, and `StoreConfig.on_failed_save` lets the training go on.
+        The checkpoint, or `NotSaved` if the storage failed and `StoreConfig.on_failed_save` tolerates this.
     """
-    # Without a step, as a directory named ``initial`` has none, it is the next one, with that name as its message.
+    # A directory without a step, such as ``initial``, is committed at the next step, with its name as the message.
     options: SaveOptions = {"metrics": metrics, "metadata": {CONDITIONS: conditions.to_json()}, "if_exists": "replace"}
     if is_last:
         options["try_for_s"] = last_save_s(store)
@@ -62,7 +62,7 @@ def commit_directory(
 
 
 def last_save_s(store: Store) -> float:
-    """Return for how long the save before the end of a training is tried: no later one makes up for it."""
+    """Return for how many seconds the last save of a training is retried, because no later save can replace it."""
     return max(_LAST_SAVE_S, save_patience_of(context_of(store).layout).wait_for_space_s)
 
 
@@ -76,7 +76,7 @@ def is_there(store: Store, run: str | None, step: int) -> bool:
 
 
 def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
-    """Return a ref in a run: that given, that of the handle, else ``main``, which is where commits go."""
+    """Return a ref with its run. As for commits, this is `run`, that of the handle, or ``main``."""
     if isinstance(ref, CheckpointInfo):
         return ref
     text = text_of(ref)
@@ -84,17 +84,17 @@ def ref_of(store: Store, run: str | None, ref: RefLike) -> RefLike:
 
 
 def keep_newest(directories: Mapping[int, Path], count: int, keep: set[Path]) -> None:
-    """Delete all but the `count` newest of these directories; call it when the newest is durable in the store."""
-    # By time, not by step: after a rollback the newest directory has a smaller step than those before it.
+    """Delete all but the `count` newest of these directories. Call this when the newest is durable in the store."""
+    # Sort by time and not by step, because the newest directory after a rollback has a smaller step than older ones.
     newest = sorted(directories.items(), key=lambda item: (item[1].stat().st_mtime_ns, item[0]))
     for _, directory in newest[: max(len(newest) - count, 0)]:
-        # The framework still reads the best directory at its end of training.
+        # The framework reads the best directory at the end of the training.
         if directory not in keep:
             shutil.rmtree(directory)
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory that an earlier save or resume may have left, so that nothing of it gets into the next."""
+    """Remove a directory of an earlier save or resume, so that none of its files become part of the next one."""
     try:
         shutil.rmtree(directory)
     except OSError as error:
@@ -117,16 +117,16 @@ def checkout_to_resume(
     folder: str | os.PathLike[str],
     write: Callable[[Store, CheckpointInfo, Path], None] = checked_out,
 ) -> tuple[CheckpointInfo, Path]:
-    """Write a checkpoint below `folder`, for a framework to resume from; what an earlier resume left goes first."""
-    # Every byte is checked. ``latest-valid`` goes back to the checkpoint before one that is damaged.
+    """Write a checkpoint below `folder` for a framework to resume from. First remove leftovers of earlier resumes."""
+    # Every byte is checked. ``latest-valid`` skips damaged checkpoints.
     wanted = ref_of(store, run, ref)
-    # Of another run, if the ref names one: then a training begins in this one, as a fork.
+    # If the ref names another run, a training begins in this run as a fork.
     begin(store, run)
     base = expanded(folder)
     tried: set[str] = set()
     info = untried(store, wanted, tried)
     base.mkdir(parents=True, exist_ok=True)
-    # A resume that was killed while it wrote leaves half a checkpoint, which a framework would load.
+    # A resume that was killed during writing leaves a partial checkpoint, which a framework would load.
     for old in base.glob(f"{RESUME_PREFIX}*"):
         remove(old)
     while True:
@@ -134,30 +134,30 @@ def checkout_to_resume(
         try:
             write(store, info, destination)
         except DamagedBlob:
-            # Nothing of the damaged checkpoint may lie there when the one before it is written.
+            # Remove all files of the damaged checkpoint before the previous one is written.
             shutil.rmtree(destination, ignore_errors=True)
             tried.add(info.id)
             info = untried(store, wanted, tried)
             if info.id in tried:
                 raise
         else:
-            # The framework loads from files, so the store sees no load: without this the next save has no parent.
+            # The framework loads from files, which the store does not notice. Set the parent of the next save here.
             context = context_of(store)
             continue_from(context, parent_at(context, info))  # the framework loads what was written
             return info, destination
 
 
 def rng_ranks(names: list[str]) -> tuple[int, ...]:
-    """Return of which ranks there are random states among files of the Trainer or of accelerate."""
+    """Return the ranks whose random states are among these files of the Trainer or of accelerate."""
     found = [match for name in names if (match := _RNG_FILE.match(name))]
     return tuple(sorted(int(match[1] or match[2] or 0) for match in found))
 
 
 def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, ...]:
-    """Say what will not continue exactly from a checkpoint on any rank, as rank 0 sees it; one sentence each."""
+    """Return the aspects that will not continue exactly on any rank, as known to rank 0, one sentence each."""
     try:
         recorded = Conditions.from_json(info.metadata.get(CONDITIONS))
-    except BadInput:  # none, or metadata of the user with the same name
+    except BadInput:  # no conditions, or metadata of the user with the same name
         return (f"{info.name} does not say under which conditions it was saved",)
     with store.open_checkpoint(info) as checkpoint:
         names = [file.path for file in checkpoint.files()]

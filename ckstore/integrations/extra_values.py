@@ -1,6 +1,6 @@
-"""What a framework keeps beside weights and optimizers: a value that a store does not hold ends no training.
+"""Convert the values of a framework that a store cannot hold, so that they do not make a save fail.
 
-Imports no framework.
+This module imports no framework.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ckstore.model.names import plain
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.state_capture import capture
 
-# Enough to recognise a value; the `repr` of a data set can have gigabytes.
+# Enough to recognize a value. The `repr` of a data set can have gigabytes.
 _TEXT_MOST_CHARS = 4000
 _DEPTH_MOST = 20
-"""Deeper than any configuration; what contains itself ends here."""
+"""A depth greater than that of any configuration. It ends the recursion of a value that contains itself."""
 
 
 def kept_as_text(value: Any, name: str, changed: dict[str, str]) -> Any:
-    """Return a value that a store can hold: plain containers where it has other ones, and texts for the rest."""
-    # `changed` gets the path of each value that is not kept as it is, with its type and how it is kept.
+    """Return a value that a store can hold, with plain containers for other containers and texts for other values."""
+    # This adds the path of each converted value to `changed`, with its type and its new form.
     return _kept(value, name, changed, 0)
 
 
 def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]) -> dict[str, Any]:
-    """Return a state without the items that a store cannot hold, for an object that then keeps its own."""
+    """Return a state without the items that a store cannot hold, for an object that keeps its own values of them."""
     kept = {}
     for key, value in state.items():
         if _is_storable(value):
@@ -41,7 +41,7 @@ def without_refused(state: Mapping[str, Any], name: str, changed: dict[str, str]
 
 
 def warn_once(changed: Mapping[str, str], warned: set[str], advice: str) -> None:
-    """Warn of what is not kept as it is, unless `warned`, which grows, has it already."""
+    """Warn of converted values that are not in `warned`, and add them to `warned`."""
     new = {name: how for name, how in changed.items() if name not in warned}
     warned.update(new)
     if new:
@@ -65,7 +65,7 @@ def _kept(value: Any, name: str, changed: dict[str, str], depth: int) -> Any:
     if depth < _DEPTH_MOST:
         omegaconf = sys.modules.get("omegaconf")
         if omegaconf is not None and isinstance(value, omegaconf.Container):
-            # Not resolved: an interpolation may need what is not there, and "???" raises when it is read.
+            # Do not resolve interpolations, because they may need missing values, and reading "???" raises an error.
             value = omegaconf.OmegaConf.to_container(value)
             changed[name] = f"{kind}, kept as a {type(value).__name__}"
             return _kept(value, name, changed, depth + 1)

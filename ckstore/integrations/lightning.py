@@ -43,45 +43,47 @@ __all__ = ["CkstoreCheckpointIO", "ExactResume", "read_marker"]
 
 _PREFIX = "ckstore:"
 _NOT_SET = "the random states of the checkpoint are not set: add ExactResume() to the callbacks of the Trainer"
-# A marker has some 200 bytes; a real .ckpt of Lightning at the same path has gigabytes, and is not read.
+# A marker has about 200 bytes. A real .ckpt of Lightning at the same path has gigabytes and is not read.
 _MARKER_MOST_BYTES = 4096
 _VERSION = b"pytorch-lightning_version"
 _OWN_FILES = TorchCheckpointIO()
-# The kernel keeps a table up to the highest descriptor of a process: 512 kB for this one.
+# The kernel keeps a table up to the highest descriptor of a process, which is 512 kB for this one.
 _DESCRIPTORS_MOST = 65536
 _NO_SYMLINKS = frozenset((errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS))
 _OF_HYPERPARAMETERS = "hparams_name", "hparams_type"
 _ADVICE = "Weights and optimizers are kept as they are; a resume makes the model and its schedulers from your program"
 
 _Kept: TypeAlias = list[tuple[Path, CheckpointInfo, Pin]]
-"""Markers, the checkpoints that they name, and the pins of these."""
+"""Markers, the checkpoints that they name, and the pins of the checkpoints."""
 
 
 class CkstoreCheckpointIO(CheckpointIO):
-    """``Trainer(plugins=[CkstoreCheckpointIO(store)])``: checkpoints are states in the store, at their global step.
+    """Saves checkpoints of Lightning as states in a store: ``Trainer(plugins=[CkstoreCheckpointIO(store)])``.
 
-    At the path that Lightning gives lies a marker, a small JSON file that names the checkpoint, so `ModelCheckpoint`
-    goes on as always, ``ckpt_path="last"`` too. ``ckpt_path="ckstore:latest-valid"`` is the newest checkpoint of the
-    store that is whole; ``ckstore:REF`` any other. All files of a training are in one run, ``last.ckpt`` as well.
+    The step of a checkpoint is its global step. At the path that Lightning chooses, this class writes a marker, a small
+    JSON file that names the checkpoint. So `ModelCheckpoint` and ``ckpt_path="last"`` work as usual.
+    ``ckpt_path="ckstore:latest-valid"`` loads the newest whole checkpoint of the store, and ``ckstore:REF`` any other.
+    All files of a training are in one run, including ``last.ckpt``.
 
-    A resume warns of what will not continue exactly: the settings of the Trainer, its loader and its optimizers are
-    compared with those of the checkpoint. `resumed_inexactly` has the sentences.
+    A resume compares the settings of the Trainer, its loader and its optimizers with those of the checkpoint. A warning
+    lists the aspects that will not continue exactly. `resumed_inexactly` has the sentences.
 
-    A fit without a load begins a training: the first save raises `RunInUse` if the run has checkpoints of another one.
+    A fit without a load begins a training. Its first save raises `RunInUse` if the run has checkpoints of another one.
 
     A marker pins its checkpoint, so the checkpoint is kept when another callback saves the same step again.
     When `ModelCheckpoint` removes a marker, its pin is removed, and the checkpoint is deleted from the store, unless a
-    tag, a pin or another marker names it. A copy of a marker protects it only in the same directory.
+    tag, a pin or another marker names it. A copy of a marker protects the checkpoint only in the same directory.
 
     Args:
         store: The store.
-        run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each training.
+        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+            training.
         delete: If False, `ModelCheckpoint` removes only markers, and the policy of the store decides which checkpoints
             are kept. Then only a checkpoint whose step another callback saves again is pinned, until its marker is
             removed.
-        background: Save while training goes on, by a process of its own. A marker is written, and what was to be
-            removed meanwhile is, when the save before it is durable: at the next save, or at the end of the run. What
-            a save raises is raised there.
+        background: Save in a separate process while the training continues. After the save is durable, at the next save
+            or at the end of the run, its marker is written, and removals that waited for it are done. Errors of the
+            save are also raised at that time.
     """
 
     def __init__(self, store: Store, run: str | None = None, *, delete: bool = True, background: bool = False) -> None:
@@ -92,17 +94,17 @@ class CkstoreCheckpointIO(CheckpointIO):
         self.resumed_inexactly: tuple[str, ...] = ()
         self._warned: set[str] = set()
         self._to_do: deque[tuple[Path, PendingSave | None, _Kept]] = deque()
-        self._named: dict[Path, CheckpointInfo] = {}  # by the markers that this object wrote
-        self._reserved: dict[Path, int] = {}  # paths of markers to come -> the descriptors that keep them taken
-        self._failed: set[Path] = set()  # folders in which the last save failed, while the training went on
-        self._spared: list[Path] = []  # what was to be removed since, and stays until a save in its folder has worked
-        self._begun = False  # whether it is known which training this is
-        self._last_step = -1  # of its saves
-        self._left: dict[str, Mapping[str, Any]] | None = None  # what pins say that were there before, by their reasons
+        self._named: dict[Path, CheckpointInfo] = {}  # checkpoints by the markers that this object wrote
+        self._reserved: dict[Path, int] = {}  # paths of future markers -> the descriptors that reserve them
+        self._failed: set[Path] = set()  # folders in which the last save failed and was tolerated
+        self._spared: list[Path] = []  # delayed removals, until a save in their folder succeeds
+        self._begun = False  # whether the training is determined
+        self._last_step = -1  # step of the last save of the training
+        self._left: dict[str, Mapping[str, Any]] | None = None  # existing pins of earlier processes, by their reasons
 
     @property
     def run(self) -> str:
-        """The run; of ``auto`` the one that was taken, which is now if there was none."""
+        """The name of the run. For ``auto``, the created run. If it does not exist yet, this creates it."""
         return run_of(self.store, self._run)
 
     def save_checkpoint(
@@ -110,13 +112,13 @@ class CkstoreCheckpointIO(CheckpointIO):
     ) -> None:
         """Save a state durably, then write the marker. See `background`.
 
-        Another checkpoint of that step is replaced, unless a marker, a tag or a pin names it. A dict that is not a
-        checkpoint of a Trainer, such as the weights that `ddp_spawn` hands to the main process, becomes a file of
-        Lightning at `path`.
+        An existing checkpoint of that step is replaced, unless a marker, a tag or a pin names it. A dict that is not a
+        checkpoint of a Trainer, such as the weights that `ddp_spawn` passes to the main process, is written as a file
+        of Lightning at `path`.
         """
         if storage_options is not None:
             raise BadInput("storage_options: a store has none", hint="leave storage_options out")
-        # Each checkpoint of a Trainer has its step as a number; a parameter of that name would be a tensor.
+        # Each checkpoint of a Trainer has its step as a number. A parameter of that name would be a tensor.
         if not isinstance(checkpoint.get("global_step"), int):
             _OWN_FILES.save_checkpoint(checkpoint, Path(path))
             return
@@ -138,7 +140,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         if is_last_save(trainer):
             options["try_for_s"] = last_save_s(self.store)
         if self.background:
-            # Only what is done already: waiting here would make the save a blocking one.
+            # Handle only finished saves, because waiting would make this save block.
             self._settle(wait=False)
             pending = self.store.save_async(state, step, self._run, on_failure=self._on_failure, **options)
             self._to_do.append((Path(path), pending, kept))
@@ -155,7 +157,7 @@ class CkstoreCheckpointIO(CheckpointIO):
         return context_of(self.store).on_failed_save
 
     def _storable(self, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint whose hyperparameters and schedulers a store can hold; warn of what was changed."""
+        """Return a checkpoint whose hyperparameters and schedulers a store can hold, and warn of converted values."""
         state, changed = {**checkpoint}, dict[str, str]()
         for name, value in checkpoint.items():
             if isinstance(value, Mapping) and name.endswith("hyper_parameters"):
@@ -163,7 +165,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             elif name.endswith(_OF_HYPERPARAMETERS):
                 state[name] = kept_as_text(value, name, changed)
             elif name == "lr_schedulers":
-                # A scheduler takes a state up as its attributes: one that is left out stays as the program made it.
+                # A scheduler loads a state as its attributes. An omitted attribute keeps the value of the program.
                 state[name] = [
                     without_refused(one, f"{name}[{i}]", changed) if isinstance(one, dict) else one
                     for i, one in enumerate(value)
@@ -172,22 +174,23 @@ class CkstoreCheckpointIO(CheckpointIO):
         return state
 
     def _mark(self, path: Path, save: Callable[[], CheckpointInfo | NotSaved], kept: _Kept) -> None:
-        """Have a state saved, then pin it and write its marker; `kept` is what `_keep_named` returned."""
+        """Save a state, pin the checkpoint and write its marker. `kept` is the result of `_keep_named`."""
         info = save()
         if isinstance(info, NotSaved):
-            # No marker: it must never name what is not saved. ModelCheckpoint removes the one before next.
+            # Write no marker, which must only name saved checkpoints. ModelCheckpoint will remove the previous marker.
             self._failed.add(path.parent)
             return
         self._failed.discard(path.parent)
-        # A last.ckpt has often the same state as the file before it. Then one checkpoint serves both markers, and needs
-        # no pin: the policy decides about it.
+        # A last.ckpt often has the same state as the previous file. Then both markers name one checkpoint, which needs
+        # no pin, and the policy decides about it.
         for other, replaced, kept_by in kept:
             if replaced.content == info.content:
                 self._name(other, info, None)
                 self._remove_pins([kept_by])
         before = self._before(path)
-        # After the save: a marker must never name a checkpoint that is not durable. After the pin: from here on neither
-        # a save at its step nor the removal of another marker drops it. A kill in between leaves a pin, for `_before`.
+        # Write the marker after the save, because it must never name a checkpoint that is not durable. Write it after
+        # the pin, which protects the checkpoint from a save at its step and from the removal of another marker. A kill
+        # between both leaves a pin for `_before`.
         pin = self.store.pin(info, _reason(path)).name if self.delete else None
         self._name(path, info, pin)
         if before is not None:
@@ -200,36 +203,36 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._named[path] = info
 
     def _before(self, path: Path) -> Mapping[str, Any] | None:
-        """Return what the marker at a path says, or what it would have said if a kill left its pin alone."""
+        """Return the content of the marker at a path, or the content for a pin whose marker a kill prevented."""
         with suppress(BadInput):  # no marker
             return read_marker(path)
-        if self._left is None:  # once: a store may have thousands
+        if self._left is None:  # read pins only once, because a store may have thousands
             self._left = {pin.reason: {"id": pin.id, "pin": pin.name} for pin in self.store.pins()}
         return self._left.pop(_reason(path), None)
 
     def _keep_named(self, step: int) -> _Kept:
-        """Pin the checkpoints that the next save of a step would replace although markers name them; return these."""
-        # A save under way has no pin yet, and this one, behind it, would replace it.
+        """Pin and return the checkpoints with markers that the next save of a step would replace."""
+        # A background save has no pin yet, and the next save would replace its checkpoint.
         if any(pending is not None and pending.step == step for _, pending, _ in self._to_do):
             self._settle(wait=True)
         kept: _Kept = []
         if self.delete:
-            return kept  # they are pinned
-        # A pin keeps the policy of the store away, so only what leaves the policy's sight gets one.
+            return kept  # they are already pinned
+        # A pin overrides the policy of the store, so pin only checkpoints that the policy would not see any more.
         for path, info in self._named.items():
             if (info.run, info.step) == (self.run, step):
-                with suppress(BadInput, NoSuchRef):  # no marker any more, or dropped by the policy
+                with suppress(BadInput, NoSuchRef):  # the marker was removed, or the policy dropped the checkpoint
                     if read_marker(path)["id"] == info.id:
                         kept.append((path, info, self.store.pin(info, _reason(path))))
         return kept
 
     def _settle(self, *, wait: bool) -> None:
-        """Write the markers of saves that are durable and remove what was to be removed after them, in order."""
+        """Write the markers of durable saves and do the removals that waited for them, in order."""
         while self._to_do:
             path, pending, kept = self._to_do[0]
             if pending is not None and not wait and not pending.done():
                 return
-            # Before its result is read: a save that failed raises once, and must not raise at each later save.
+            # Remove it before reading its result, so that a failed save raises once and not at each later save.
             self._to_do.popleft()
             if pending is None:
                 self._remove(path)
@@ -240,24 +243,25 @@ class CkstoreCheckpointIO(CheckpointIO):
                     self._release(path)
 
     def _reserve(self, path: Path) -> bool:
-        """Make a symlink where a marker is to come, if the path is free, so that no other callback takes it.
+        """Create a symlink at the path of a future marker, if the path is free, so that no other callback uses it.
 
         Returns:
             False if the filesystem has no symlinks.
         """
-        # ModelCheckpoint takes a name that no file has, and two of them choose equal names. The symlink leads to a
-        # descriptor of this process, so after a kill it leads nowhere, and no resume takes it for a checkpoint. The
-        # number is drawn: in a container the process that resumes often has the same PID as the one that was killed.
+        # ModelCheckpoint uses a free name, and two of them choose equal names. The target of the symlink is a
+        # descriptor of this process. After a kill, the target does not exist, and no resume uses the symlink as a
+        # checkpoint. The number is random, because in a container the resuming process often has the PID of the killed
+        # one.
         if os.path.exists(path):
             return True
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = _open_for_a_name()
         try:
-            path.unlink(missing_ok=True)  # of a process that was killed
+            path.unlink(missing_ok=True)  # the symlink of a killed process
             path.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
         except OSError as error:
             os.close(fd)
-            # Another process may have taken the name meanwhile.
+            # Another process may have created the name in the meantime.
             if not isinstance(error, FileExistsError) and error.errno not in _NO_SYMLINKS:
                 raise
             return isinstance(error, FileExistsError)
@@ -274,7 +278,7 @@ class CkstoreCheckpointIO(CheckpointIO):
             path.unlink()
 
     def teardown(self) -> None:
-        """Wait for the saves in the background; Lightning calls it at the end of a run."""
+        """Wait for the background saves. Lightning calls this at the end of a run."""
         self._settle(wait=True)
         tell_failures(context_of(self.store).totals)
         # A later fit continues this training if its steps do. If they start again, it begins another training.
@@ -283,13 +287,13 @@ class CkstoreCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Load the state that a marker or ``ckstore:REF`` names. No class is unpickled, whatever `weights_only` is.
+        """Load the state that a marker or ``ckstore:REF`` names. Nothing is unpickled, for any value of `weights_only`.
 
         Raises:
-            NoSuchRef: There is no such checkpoint, or the marker is of another store.
+            NoSuchRef: The checkpoint does not exist, or the marker belongs to another store.
             BadInput: There is no marker at `path`.
         """
-        # A load may want the checkpoint that is still being saved.
+        # The load may need a checkpoint that is still being saved.
         self._settle(wait=True)
         found: dict[str, Any]
         device: Any = "cpu" if map_location is None else map_location
@@ -311,14 +315,14 @@ class CkstoreCheckpointIO(CheckpointIO):
             if marker["store"] != str(self.store.path):
                 msg = f"{name} names {ref} of {marker['store']}, not of {self.store.path}"
                 raise NoSuchRef(msg, hint="give CkstoreCheckpointIO that store") from error
-            # Never another checkpoint of the step: its weights may be those of another training.
+            # Never load another checkpoint of the step, whose weights may be those of another training.
             msg = f"{name} names {ref} with the id {marker['id']}, which {self.store.path} does not have any more"
             raise NoSuchRef(msg, hint=f"ckpt_path='{_PREFIX}{ref}' loads what the step names now") from error
         self._compare(name, found)
         return found
 
     def _compare(self, name: str, checkpoint: Mapping[str, Any]) -> None:
-        """Have the settings of a training compared with those of the checkpoint that was loaded, when it starts."""
+        """Compare the settings of a training with those of the loaded checkpoint when the training starts."""
         trainer, parent = calling_trainer(), context_of(self.store).known.last_parents[""]
         if trainer is None or trainer.state.fn != TrainerFn.FITTING:
             return
@@ -336,19 +340,19 @@ class CkstoreCheckpointIO(CheckpointIO):
         SettingsComparison.add_to(trainer, lambda now: inexact(self.store, info, now), tell)
 
     def _continues(self) -> None:
-        """Note that the training is that of what is loaded next; a fork begins if that is in another run."""
+        """Record that the training continues the next loaded checkpoint. If that is in another run, a fork begins."""
         own_run.begin(self.store, self._run)
         self._begun = True
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a marker, and what it names unless something else names it; when the saves before are durable."""
-        # Behind the saves under way: ModelCheckpoint removes the old best before the new one is durable.
+        """Remove a marker and its checkpoint, unless something else names it, after earlier saves are durable."""
+        # Wait for background saves, because ModelCheckpoint removes the old best before the new one is durable.
         self._to_do.append((Path(path), None, []))
         self._settle(wait=False)
 
     def _remove(self, place: Path) -> None:
         if place.parent in self._failed:
-            # What was to take its place is not saved, so the better or newer one may be this.
+            # The checkpoint that should replace it was not saved, so this one may be the best or newest.
             self._spared.append(place)
             return
         for spared in [one for one in self._spared if one.parent == place.parent]:
@@ -365,11 +369,11 @@ class CkstoreCheckpointIO(CheckpointIO):
             if _is_plain_state(place):
                 _OWN_FILES.remove_checkpoint(place)
                 return
-            # By a training that did not have this plugin yet: that must not end this one.
+            # It is of a training without this plugin, and must not make this training fail.
             warnings.warn(f"kept {place}: {error.message}", CkstoreWarning, stacklevel=2)
             return
-        # The marker first: a marker without a checkpoint would make a resume fail, the other way round costs space
-        # only.
+        # Remove the marker first. A marker without a checkpoint would make a resume fail, and a checkpoint without a
+        # marker only needs space.
         place.unlink()
         self._named.pop(place, None)
         (self._left or {}).pop(_reason(place), None)
@@ -377,11 +381,11 @@ class CkstoreCheckpointIO(CheckpointIO):
         self._delete(marker["id"], place.parent)
 
     def _unpin(self, path: Path, marker: Mapping[str, Any], but: str | None = None) -> None:
-        """Remove the pins of a marker that is gone, and what a kill left at its path; not that of its original."""
+        """Remove the pins of a removed marker and leftover pins at its path, but not the pin of the original marker."""
         found = []
         for pin in self.store.pins():
             other = pin.reason.removesuffix(OF_A_FILE)
-            # Its folder may have been moved since; of a copy, the marker that it is of is still there.
+            # The folder may have been moved. If the marker is a copy, the original marker still exists.
             is_moved = (
                 (pin.name, pin.id) == (marker["pin"], marker["id"]) and pin.is_of_a_file and not _names(other, pin.id)
             )
@@ -391,25 +395,25 @@ class CkstoreCheckpointIO(CheckpointIO):
 
     def _remove_pins(self, pins: Iterable[Pin]) -> None:
         for pin in pins:
-            with suppress(NoSuchRef):  # another process did
+            with suppress(NoSuchRef):  # another process removed it
                 self.store.unpin(pin)
 
     def _delete(self, checkpoint: str, folder: Path) -> None:
-        """Delete what a marker named, unless another marker, a tag, a pin or a reader holds it."""
+        """Delete the checkpoint of a marker, unless another marker, a tag, a pin or a reader holds it."""
         if not self.delete:
             return
         try:
             if checkpoint in _named_in(folder):
                 return
         except OSError as error:
-            msg = f"kept checkpoint {checkpoint}: cannot read every marker in {folder}, one may name it: {error}"
+            msg = f"kept checkpoint {checkpoint}, since not every marker in {folder} can be read: {error}"
             warnings.warn(msg, CkstoreWarning, stacklevel=2)
             return
         try:
-            # A rule of the trainer drops it, and with each save: no person made a mistake.
+            # Drop it as by a rule, because this happens at each save and is not a mistake of a user.
             self.store.delete(checkpoint, now=not self.store.config.undo_by_rule_s)
         except (NoSuchRef, InUse):
-            return  # dropped or saved again already; or a tag, a pin or a reader holds it
+            return  # it is already dropped or saved again, or a tag, a pin or a reader holds it
 
 
 def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
@@ -421,7 +425,7 @@ def _metrics(state: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _is_plain_state(path: Path) -> bool:
-    """Whether a file of torch lacks the version that every checkpoint of a Trainer has. Nothing is unpickled."""
+    """Whether a torch file lacks the version that every checkpoint of a Trainer has. Nothing is unpickled."""
     try:
         with files.opened_regular(os.path.realpath(path)) as fd, os.fdopen(fd, "rb", closefd=False) as file:
             if not zipfile.is_zipfile(file):
@@ -434,7 +438,7 @@ def _is_plain_state(path: Path) -> bool:
 
 
 def _open_for_a_name() -> int:
-    """Return a descriptor of an empty file in memory, with a high number that is drawn at random."""
+    """Return a descriptor of an empty file in memory, with a high random number."""
     low = open_memory("ckstore-marker")
     try:
         limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _DESCRIPTORS_MOST)
@@ -447,12 +451,12 @@ def _write_marker(path: Path, store: Store, info: CheckpointInfo, pin: str | Non
     path.parent.mkdir(parents=True, exist_ok=True)
     marker = {"ckstore": 1, "store": str(store.path), "run": info.run, "step": info.step, "id": info.id, "pin": pin}
     with files.opened_directory(path.parent) as folder:
-        # By a rename: a marker that is cut short by a power cut would lose the way to a whole checkpoint.
+        # Use a rename, because a marker that a power cut truncates no longer names its checkpoint.
         atomic_file.replace_by(f".{path.name}.tmp", folder, path.name, json.dumps(marker).encode())
 
 
 def read_marker(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a marker says."""
+    """Return the content of a marker. Raise `BadInput` if the file is not a marker."""
     try:
         return _marker_in(path)
     except OSError as error:
@@ -460,9 +464,9 @@ def read_marker(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a marker says."""
+    """Return the content of a marker."""
     try:
-        # The path may be a symlink, as Lightning's last.ckpt is; of what it leads to only a regular file is read.
+        # The path may be a symlink, like Lightning's last.ckpt. Its target is read only if it is a regular file.
         with files.opened_regular(os.path.realpath(path)) as fd:
             content = os.read(fd, _MARKER_MOST_BYTES)
     except DamagedBlob as error:
@@ -471,7 +475,7 @@ def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
         document: Any = parse_foreign(content)
         if document["ckstore"] == 1:
             marker: dict[str, Any] = {name: document[name] for name in ("store", "run", "step", "id")}
-            marker["pin"] = document.get("pin")  # an earlier ckstore wrote none
+            marker["pin"] = document.get("pin")  # an earlier ckstore did not write it
             return marker
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _no_marker(path, error) from error
@@ -480,22 +484,22 @@ def _marker_in(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _no_marker(path: str | os.PathLike[str], error: Exception) -> BadInput:
-    msg = f"{os.fspath(path)} is no marker of a checkpoint in a store: {error}"
+    msg = f"{os.fspath(path)} is not a marker of a checkpoint in a store: {error}"
     return BadInput(msg, hint="CkstoreCheckpointIO writes them; a .ckpt file of Lightning can be committed")
 
 
 def _named_in(folder: Path) -> list[Any]:
     """Return the ids of the checkpoints that the markers in a folder name."""
     named = []
-    for name in os.listdir(folder):  # `Path.glob` takes a folder that cannot be listed for an empty one
+    for name in os.listdir(folder):  # `Path.glob` treats an unreadable folder as empty
         if name.endswith(".ckpt"):
-            with suppress(BadInput, FileNotFoundError, IsADirectoryError):  # no marker, or removed meanwhile
+            with suppress(BadInput, FileNotFoundError, IsADirectoryError):  # not a marker, or removed in the meantime
                 named.append(_marker_in(folder / name)["id"])
     return named
 
 
 def _names(path: str, checkpoint: str) -> bool:
-    """Whether there is a marker at a path that names a checkpoint."""
+    """Whether a marker at a path names a checkpoint. True if the path cannot be read."""
     try:
         return bool(_marker_in(path)["id"] == checkpoint)
     except (BadInput, FileNotFoundError, NotADirectoryError):
@@ -505,6 +509,6 @@ def _names(path: str, checkpoint: str) -> bool:
 
 
 def _reason(path: Path) -> str:
-    """Return the reason of the pin of what a marker names."""
+    """Return the reason for the pin of the checkpoint of a marker."""
     # A reason is text, and the bytes of a path may not be UTF-8.
     return os.fsencode(os.path.abspath(path)).decode(errors="backslashreplace") + OF_A_FILE

@@ -15,17 +15,18 @@ KEY = "ckstore_resume"
 
 
 class ExactResume(Callback):
-    """``Trainer(callbacks=[…, ExactResume()])``: a resumed training draws the random numbers that it would have drawn.
+    """A callback, ``Trainer(callbacks=[…, ExactResume()])``, that makes a resume draw the same random numbers.
 
-    It adds the random states of all ranks to each checkpoint of a training: those of Python, NumPy, torch and the GPUs
-    in use. A resume sets them. `CkstoreCheckpointIO.resumed_inexactly` says what does not continue exactly.
+    It adds the random states of all ranks to each checkpoint of a training. These are the states of Python, NumPy,
+    torch and the GPUs in use. A resume sets them. `CkstoreCheckpointIO.resumed_inexactly` lists the aspects that do not
+    continue exactly.
     """
 
     def __init__(self) -> None:
         self._saved: dict[str, Any] | None = None
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Add the random states of all ranks; every rank calls it."""
+        """Add the random states of all ranks. Every rank calls this."""
         states = of_all_ranks(random_states())
         checkpoint[KEY] = {
             "random_states": {str(rank): of_rank for rank, of_rank in states.items()},
@@ -34,7 +35,7 @@ class ExactResume(Callback):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Keep the states of a checkpoint that a training resumes from, until the training begins."""
-        # `Trainer.validate`, `test` and `predict` call this as well, and resume nothing.
+        # `Trainer.validate`, `test` and `predict` also call this, but resume no training.
         self._saved = checkpoint.get(KEY) if trainer.state.fn == TrainerFn.FITTING else None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -31,7 +31,7 @@ def calling_trainer() -> Trainer | None:
     """Return the Trainer in the call stack, or None."""
     frame = inspect.currentframe()
     while frame is not None:
-        # Only of these frames: to read the variables of a frame keeps their values until it ends.
+        # Read only the variables of these frames, because reading keeps the values until the frame ends.
         if frame.f_globals.get("__name__") == Trainer.__module__:
             found = frame.f_locals.get("self")
             if isinstance(found, Trainer):
@@ -41,7 +41,7 @@ def calling_trainer() -> Trainer | None:
 
 
 def is_last_save(trainer: Trainer | None) -> bool:
-    """Whether the training ends after what is saved now, at its end or by an exception."""
+    """Whether the training ends after the current save, at its regular end or by an exception."""
     if trainer is None or trainer.state.fn != TrainerFn.FITTING:
         return False
     if trainer.state.status == TrainerStatus.INTERRUPTED or trainer.should_stop or trainer.received_sigterm:
@@ -56,7 +56,7 @@ def is_last_save(trainer: Trainer | None) -> bool:
 
 
 def conditions_of(trainer: Trainer, checkpoint: Mapping[str, Any] | None = None) -> Conditions:
-    """Return what the run depends on besides its state: of a checkpoint that is saved now, else of a resumed run."""
+    """Return the conditions of the run, for a `checkpoint` that is being saved, or for a resumed run without one."""
     loader: Any = next(iter(tree_leaves(trainer.train_dataloader)), None)  # the first of several
     about: dict[str, Any] = {"class": type(loader).__name__}
     if hasattr(loader, "dataset"):
@@ -80,7 +80,7 @@ def conditions_of(trainer: Trainer, checkpoint: Mapping[str, Any] | None = None)
 
 def _losses(trainer: Trainer, loader: Any) -> Iterator[str]:
     yield from losses(loader)
-    # To find that the saved epoch has ended, it makes an iterator, and then another for the next epoch: each draws.
+    # To detect that the saved epoch has ended, it creates an iterator, and then one for the next epoch. Both draw.
     if trainer.is_last_batch and is_of_torchdata(loader):
         yield (
             "Lightning resumes a StatefulDataLoader with other random numbers if it was saved at the end of an epoch: "
@@ -93,7 +93,7 @@ class SettingsComparison(Callback):
 
     Args:
         inexact: Returns one sentence for each difference from these conditions.
-        tell: Called with that, and with the settings of optimizers that the checkpoint has replaced.
+        tell: Called with these sentences and those about settings of optimizers that the checkpoint replaced.
     """
 
     def __init__(self, inexact: Callable[[Conditions], Sequence[str]], tell: Callable[[tuple[str, ...]], None]) -> None:
@@ -104,7 +104,7 @@ class SettingsComparison(Callback):
 
     @classmethod
     def add_to(cls, trainer: Trainer, *arguments: Any) -> None:
-        """Add it to a Trainer, in the place of an earlier one."""
+        """Add the callback to a Trainer, and remove an earlier one."""
         others = [one for one in trainer.callbacks if not isinstance(one, cls)]  # type: ignore[attr-defined]
         trainer.callbacks[:] = [cls(*arguments), *others]  # type: ignore[attr-defined]
 
@@ -114,9 +114,9 @@ class SettingsComparison(Callback):
         self._given = settings_of(trainer.optimizers)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Compare."""
+        """Compare the settings, and report the differences."""
         del pl_module
-        # Not again in the next fit of the same Trainer.
+        # Do not compare again in the next fit of the same Trainer.
         if self._is_over:
             return
         self._is_over = True

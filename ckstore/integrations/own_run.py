@@ -1,6 +1,6 @@
-"""Whose run it is: a framework's training begins in one, or continues what it was resumed from.
+"""Determine whether the training of a framework begins in its run or continues a checkpoint.
 
-Imports no framework.
+This module imports no framework.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from ckstore.store import Store, context_of
 from ckstore.training.history import run_of
 
 RESUME_PREFIX = ".ckstore-resume-"
-"""Directories of this name hold what a run resumes from; the next resume removes them."""
+"""The prefix of directories that a run resumes from. The next resume removes them."""
 _HEAD_BYTES = 2**16
-"""Of each file so much is compared: it tells the states of two trainings from one another."""
+"""The compared bytes at the start of each file, which distinguish the states of two trainings."""
 
 
 def begin(store: Store, run: str | None) -> None:
-    """Let a training begin: what this process saved or loaded before is not continued, but for what is declared."""
+    """Begin a training. It continues no checkpoint of this process, except one set with `continue_from`."""
     if run == AUTO:
-        # Each training has a run of its own, which is taken by its first save: a rank that only loads takes none.
+        # Each training has its own run. Its first save creates the run, so a rank that only loads creates none.
         store._auto_run = None  # noqa: SLF001 - see `Store.save`
     else:
         continuation.begin_training(context_of(store), run_of(store, run))
 
 
 def check_free(store: Store, run: str | None) -> None:
-    """Raise `RunInUse` now if the first save of the training would."""
+    """Raise `RunInUse` now if the first save of the training would raise it."""
     if run != AUTO:
         continuation.check_free(context_of(store), run_of(store, run))
 
 
 def continue_directory(store: Store, run: str | None, directory: str | os.PathLike[str], step: int | None) -> None:
-    """Let a training continue the checkpoint that was committed from a directory; one that the store lacks begins."""
+    """Make a training continue the checkpoint of a directory. If the store lacks it, begin a training."""
     context, directory = context_of(store), Path(directory)
     if directory.name.startswith(RESUME_PREFIX) and is_loaded(store, run):
         return
@@ -50,13 +50,13 @@ def continue_directory(store: Store, run: str | None, directory: str | os.PathLi
 
 
 def is_loaded(store: Store, run: str | None) -> bool:
-    """Whether this process has loaded what the next save of a run continues."""
+    """Whether this process has loaded the checkpoint that the next save of a run continues."""
     parent = None if run == AUTO else continuation.parent_in(context_of(store), run_of(store, run))
     return parent is not None and parent.origin == "loaded"
 
 
 def _committed_from(store: Store, run: str, directory: Path, step: int) -> CheckpointInfo | None:
-    """Return the checkpoint of a step if its files are those in a directory, by names, sizes and how they begin."""
+    """Return the checkpoint of a step if its files have the names, sizes and first bytes of those in a directory."""
     try:
         info = store.info(f"{run}@{step}")
     except NoSuchRef:
@@ -69,7 +69,7 @@ def _committed_from(store: Store, run: str, directory: Path, step: int) -> Check
                     if os.fstat(fd).st_size != file.nbytes:
                         return None
                     head = os.read(fd, _HEAD_BYTES)
-            except (OSError, DamagedBlob):  # it is not there, or no file
+            except (OSError, DamagedBlob):  # it does not exist, or is not a file
                 return None
             with checkpoint.open_file(file.path) as stored:
                 if stored.read(len(head)) != head:

@@ -1,7 +1,7 @@
-"""The state of a Trainer of transformers, saved as a state and not as files; and the directory to resume from again.
+"""Save the state of a Trainer of transformers as a state and not as files, and write a directory for a resume.
 
-What is small (configuration, tokenizer, schedulers, random states of each rank, the Trainer's own state) the Trainer
-writes as it always does, into a directory that is taken up and removed. Weights and the optimizer are never a file.
+The Trainer writes small files as usual: configuration, tokenizer, schedulers, random states of each rank, and its own
+state. Their directory becomes a part of the state and is removed. Weights and the optimizer are not written to files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HINT = 'leave ckstore_saves at "files"'
 
 
 def check_suits(trainer: Any) -> None:
-    """Raise unless weights and optimizer of a Trainer are whole on rank 0, and nothing else wants files."""
+    """Raise unless rank 0 has the whole weights and optimizer of a Trainer, and no other feature needs files."""
     args = trainer.args
     sharded = {
         "FSDP": trainer.is_fsdp_enabled,
@@ -38,9 +38,9 @@ def check_suits(trainer: Any) -> None:
         msg = f"with {found} rank 0 does not have the whole state"
         raise BadInput(msg, hint=f"{_HINT}: each rank writes its own")
     if args.push_to_hub:
-        raise BadInput("push_to_hub pushes files of a checkpoint, and there are none", hint=_HINT)
+        raise BadInput("push_to_hub needs the files of a checkpoint, and a state has none", hint=_HINT)
     if args.save_total_limit:
-        msg = "save_total_limit deletes directories, and there are none"
+        msg = "save_total_limit deletes directories, and a state has none"
         raise BadInput(msg, hint="store.config.retention = RetentionPolicy(keep_last=N) keeps as many checkpoints")
     adapters = getattr(_model(trainer), "peft_config", {})
     if _is_peft(trainer) and list(adapters) != ["default"]:
@@ -48,7 +48,7 @@ def check_suits(trainer: Any) -> None:
 
 
 def write_small_files(trainer: Any, directory: str) -> None:
-    """Write what `Trainer.save_model` writes, but the weights."""
+    """Write the files of `Trainer.save_model` without the weights."""
     model = _model(trainer)
     if _is_peft(trainer):
         model.peft_config["default"].save_pretrained(directory)
@@ -59,17 +59,17 @@ def write_small_files(trainer: Any, directory: str) -> None:
     named = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if named is not None:
         named.save_pretrained(directory)
-    # As the Trainer does, and as it expects them: the file is only carried, never unpickled here.
+    # Use the format of the Trainer. ckstore only stores this file and never unpickles it.
     torch.save(trainer.args, os.path.join(directory, _ARGUMENTS))
 
 
 def write_scheduler(trainer: Any, directory: str) -> None:
-    """Write what `Trainer` writes beside the optimizer."""
+    """Write the files of the scheduler and the scaler like `Trainer`."""
     torch.save(trainer.lr_scheduler.state_dict(), os.path.join(directory, _SCHEDULER))
 
 
 def state_of(trainer: Any, directory: Path) -> dict[str, Any]:
-    """Return the whole state, with the small files that the Trainer has written into `directory`."""
+    """Return the whole state, including the small files that the Trainer wrote into `directory`."""
     model = _model(trainer)
     if _is_peft(trainer):
         from peft import get_peft_model_state_dict
@@ -84,10 +84,10 @@ def state_of(trainer: Any, directory: Path) -> dict[str, Any]:
 
 
 def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None:
-    """Write a state as the directory that the Trainer resumes from; a checkpoint of files as it is."""
-    # It is there whole or not at all, also when this is killed: the Trainer takes a directory for what its name says.
-    # Raises BadInput: it is another state, or a file in it would lead elsewhere, or what an earlier resume left cannot
-    # be removed. Nothing was written.
+    """Write a state as a directory for the Trainer to resume from. A checkpoint of files is written unchanged."""
+    # The directory appears atomically, also if this is killed, because the Trainer trusts a directory by its name.
+    # It raises BadInput and writes nothing if the state is not of the Trainer, if the path of a file would leave the
+    # directory, or if leftovers of an earlier resume cannot be removed.
     with store.open_checkpoint(info) as checkpoint:
         is_of_files = bool(checkpoint.files())
     if is_of_files:
@@ -96,16 +96,16 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
     state = store.load(info, select=lambda name: not name.startswith((_MODEL, _ADAPTER)))
     files = state.get("files") if isinstance(state, dict) else None
     if not isinstance(files, dict) or not all(isinstance(data, bytes) for data in files.values()):
-        msg = f"{info.name} is a state, but none of the Trainer"
+        msg = f"{info.name} is a state, but not of the Trainer"
         raise BadInput(msg, hint="store.load(ref) loads it")
-    for name in files:  # they may be of a store from elsewhere
-        # A name with .. in a state from elsewhere would write outside the directory.
+    for name in files:  # the state may be from an untrusted store
+        # A name with .. would write outside the directory.
         check_path(name, f"a file of {info.name}")
-    unfinished = directory.with_name(f"{RESUME_PREFIX}{directory.name}.unfinished")  # the next resume removes it, too
+    unfinished = directory.with_name(f"{RESUME_PREFIX}{directory.name}.unfinished")  # the next resume also removes it
     remove(unfinished)
     try:
         _write_state(store, info, unfinished, state)
-        # A rename at the end: killed before, the Trainer would resume from half a directory.
+        # Rename it at the end. Otherwise, after a kill, the Trainer would resume from a partial directory.
         unfinished.rename(directory)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -113,7 +113,7 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
 
 
 def _write_state(store: Store, info: CheckpointInfo, directory: Path, state: dict[str, Any]) -> None:
-    """Write weights from the store, and the rest of the state, which is loaded already."""
+    """Write the weights from the store, and the rest of the state, which is already loaded."""
     with store.open_checkpoint(info) as checkpoint:
         names = {leaf.name.partition(".")[0] for leaf in checkpoint.leaves()}
     kind = _ADAPTER if _ADAPTER in names else _MODEL

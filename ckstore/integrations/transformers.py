@@ -1,8 +1,8 @@
-"""The `Trainer` of transformers, and what is made of it (TRL, PEFT): its checkpoints go into a store.
+"""Store the checkpoints of the `Trainer` of transformers, and of trainers based on it (TRL, PEFT).
 
-The Trainer writes its files as always; then they are committed. Equal tensors are stored once, and what the store keeps
-its own policy says. `CkstoreTrainerMixin` also covers the save on SIGTERM and resumes from the store, and can save the
-state itself, without files, also in the background; `CkstoreCallback` is one line.
+The Trainer writes its files as usual, and then they are committed. Equal tensors are stored once, and the policy of the
+store decides which checkpoints it keeps. `CkstoreTrainerMixin` also covers the save on SIGTERM and resumes from the
+store. It can save the state itself, without files, also in the background. `CkstoreCallback` needs only one line.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from ckstore.training.loader import length_of
 from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
 
 Saves = Literal["files", "state", "background"]
-"""How `CkstoreTrainerMixin` saves."""
+"""The ways in which `CkstoreTrainerMixin` saves."""
 _INCOMPLETE = "checkpoint-is-incomplete.txt"
 _FIRST_START = (
     'at the first start of a run resume_from_checkpoint="auto" begins, '
-    "and directory_to_resume(…, or_none=True) gives None"
+    "and directory_to_resume(…, or_none=True) returns None"
 )
 _SETTINGS = (
     "learning_rate",
@@ -61,30 +61,35 @@ _SETTINGS = (
     "warmup_steps",
     "optim",
 )
-"""Those that a resume replaces: what the optimizer and the schedule of the checkpoint have counts."""
+"""Settings that a resume replaces with those of the optimizer and the schedule of the checkpoint."""
 _OPTIONS = ("bf16", "fp16", "tf32", "num_train_epochs", "max_steps")
-"""Precision, and how long the schedule is."""
+"""The precision, and the length of the schedule."""
 _DIRECTORY = re.compile(r"checkpoint-(\d+)\Z")
 
 
 class CkstoreTrainerMixin:
-    """A Trainer whose checkpoints are kept in a store. It comes first: ``class T(CkstoreTrainerMixin, Trainer)``.
+    """Keeps the checkpoints of a Trainer in a store. List it first: ``class T(CkstoreTrainerMixin, Trainer)``.
 
-    ``train(resume_from_checkpoint=…)`` then takes ``True``: the newest valid checkpoint of the store; ``"auto"``: that,
-    or the beginning where there is none; ``"ckstore:REF"``: that one, also an older one; or a directory, as always.
-    Without it a new training begins, and `RunInUse` is raised if the run has checkpoints of another training.
+    ``train(resume_from_checkpoint=…)`` then accepts these values:
 
-    With ``save_total_limit=N`` the N newest directories and that of the best stay; others are deleted when the newest
-    is durable in the store. After a resume `resumed_inexactly` has what does not continue exactly.
+    - ``True`` resumes from the newest valid checkpoint of the store.
+    - ``"auto"`` does the same, and begins a training if the run has no checkpoint.
+    - ``"ckstore:REF"`` resumes from this checkpoint, which may be an older one.
+    - A directory works as usual.
+
+    Without it, a new training begins, and `RunInUse` is raised if the run has checkpoints of another training.
+
+    With ``save_total_limit=N``, the N newest directories and the best one are kept. Others are deleted when the newest
+    is durable in the store. After a resume, `resumed_inexactly` lists the aspects that do not continue exactly.
 
     Attributes:
         ckstore: The store. Set it on the class or the object before training.
-        ckstore_run: Its run. If None, that of `Store.open`, otherwise ``main``. ``auto`` makes a new run for each
-            training.
-        ckstore_saves: ``files``: those that the Trainer writes are committed. ``state``: weights and optimizer are
-            saved themselves, and are no file in between. ``background``: so, too, by a process of its own while
-            training goes on. Both are for what is whole on rank 0, so not for FSDP and DeepSpeed.
-        ckstore_last: The last checkpoint that is known to be durable; on every rank.
+        ckstore_run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for
+            each training.
+        ckstore_saves: With ``files``, the files of the Trainer are committed. With ``state``, weights and optimizer are
+            saved directly, without files. ``background`` also does this, in a separate process while the training
+            continues. ``state`` and ``background`` need the whole state on rank 0, so they exclude FSDP and DeepSpeed.
+        ckstore_last: The last checkpoint that is known to be durable, on every rank.
     """
 
     ckstore: Store | None = None
@@ -95,7 +100,7 @@ class CkstoreTrainerMixin:
     _keep_count: int | None = None
     _pending: PendingSave | None = None
     _saved: dict[int, str] | None = None
-    _not_saved: set[int | None] | None = None  # steps whose saves failed, while the training went on
+    _not_saved: set[int | None] | None = None  # steps whose failed saves were tolerated
 
     # Attributes of the Trainer that this class uses.
     args: Any
@@ -103,9 +108,9 @@ class CkstoreTrainerMixin:
     control: Any
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
-        """Train, as `transformers.Trainer.train`; see the class for `resume_from_checkpoint`."""
+        """Train like `transformers.Trainer.train`. See the class for `resume_from_checkpoint`."""
         store = self._store()
-        self._settle()  # what a training that failed has left under way
+        self._settle()  # wait for a background save of an earlier, failed training
         if self._natively:
             trainer_state.check_suits(self)
         self._keep_count = taken_over_limit(self.args, self._keep_count)
@@ -128,7 +133,7 @@ class CkstoreTrainerMixin:
         return result
 
     def _begin(self, path: str | bool | None, asked: str | bool | None) -> None:
-        """Find which training this is before its first step, so that a used run is refused now and not hours later."""
+        """Determine the training before its first step, so that a used run is refused now and not hours later."""
         store = self._store()
         if not path:
             own_run.begin(store, self.ckstore_run)
@@ -137,17 +142,17 @@ class CkstoreTrainerMixin:
         own_run.check_free(store, self.ckstore_run)
 
     def _restore_best(self) -> None:
-        """Set the best checkpoint of the Trainer, which forgets it in a resume if the directory is gone."""
+        """Set the best checkpoint of the Trainer, which loses it in a resume if its directory does not exist."""
         best = best_so_far(self._store(), self.ckstore_run, self.args, self.state)
         if isinstance(best, str):
             self.resumed_inexactly = (*self.resumed_inexactly, best)
         elif best is not None:
-            # The directory itself is written when the Trainer reads it, at the end of the training.
+            # The directory is written when the Trainer reads it, at the end of the training.
             self.state.best_model_checkpoint = str(_directory_of(self.args, best))
             self._saved = {**(self._saved or {}), best.step: best.id}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, as `transformers.Trainer.save_model`; natively a checkpoint has no file of it."""
+        """Save the model like `transformers.Trainer.save_model`. A checkpoint that is a state has no file of it."""
         if not (self._natively and _internal_call and output_dir is not None):
             super().save_model(output_dir, _internal_call)  # type: ignore[misc]
         elif self.args.should_save:
@@ -163,7 +168,7 @@ class CkstoreTrainerMixin:
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial))  # type: ignore[attr-defined]
         directory = folder / f"checkpoint-{self.state.global_step}"
-        if self._natively:  # what a killed save left there is not of this one
+        if self._natively:  # remove leftovers of a killed save
             from_rank_zero(lambda: remove(directory))
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
         if self._natively:
@@ -188,14 +193,14 @@ class CkstoreTrainerMixin:
 
     def _save_state(self, directory: Path) -> None:
         """Save the state from rank 0, with the small files that all ranks have written into `directory`."""
-        # Random states are files of each rank: rank 0 must not read the directory before the last is there.
+        # Each rank writes a file with its random states. Rank 0 must not read the directory before all of them exist.
         wait_for_all()
-        # One at a time, so that its error is raised before the state is copied again.
+        # Wait for the previous save, so that its error is raised before the state is copied again.
         self._settle()
 
         def act() -> CheckpointInfo | NotSaved | None:
             about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
-            # All ranks are done: the mark of an unfinished directory must not become a part of the state.
+            # All ranks have finished, and the mark of an unfinished directory must not become a part of the state.
             (directory / _INCOMPLETE).unlink(missing_ok=True)
             state = trainer_state.state_of(self, directory)
             store, step = self._store(), self.state.global_step
@@ -210,19 +215,19 @@ class CkstoreTrainerMixin:
                 self._pending = store.save_async(state, step, run, on_failure=on_failure, **options)
             else:
                 info = store.save(state, step, run, on_failure=on_failure, **options)
-            # Everything in it is in the state by now; left there, the Trainer would take it for a whole checkpoint.
+            # The state has all files of the directory. If it remained, the Trainer would use it as a whole checkpoint.
             shutil.rmtree(directory)
             return info
 
         self._remember(from_rank_zero(act))
 
     def _settle(self) -> None:
-        """Wait for the save in the background."""
+        """Wait for the background save."""
         if self.ckstore_saves != "background":
             return
 
         def act() -> CheckpointInfo | NotSaved | None:
-            # Taken out first: an error is raised once, not at each later save.
+            # Clear it first, so that an error is raised once and not at each later save.
             pending, self._pending = self._pending, None
             return None if pending is None else pending.ended()
 
@@ -240,16 +245,16 @@ class CkstoreTrainerMixin:
         self._settle()
         best = self.state.best_model_checkpoint
         match = _DIRECTORY.search(best or "")
-        # With files the directory is there although its commit failed; a state is nowhere else.
+        # With files, the directory exists although its commit failed. A state that was not saved is lost.
         if self._natively and match and int(match[1]) in (self._not_saved or ()):
             warn(f"the training ends with the last model: the save of the best one, of step {match[1]}, failed")
             return
         if match:
             store, step = self._store(), int(match[1])
-            # By its id where this object saved it: another training may have saved the step again since.
+            # Use its id if this object saved it, because another training may have saved the step again.
             ref = (self._saved or {}).get(step) or ref_of(store, self.ckstore_run, step)
 
-            # Rank 0 also checks for the directory: other ranks could see it half written.
+            # Only rank 0 checks for the directory, because other ranks could see it partially written.
             from_rank_zero(lambda: _ensure_directory(store, ref, Path(best)))
         super()._load_best_model()  # type: ignore[misc]
 
@@ -264,14 +269,15 @@ class CkstoreTrainerMixin:
 
 
 class CkstoreCallback(TrainerCallback):
-    """Commits each checkpoint that a Trainer has written: ``Trainer(…, callbacks=[CkstoreCallback(store)])``.
+    """Commits each checkpoint that a Trainer writes: ``Trainer(…, callbacks=[CkstoreCallback(store)])``.
 
-    It does not see the save on SIGTERM (``enable_jit_checkpoint``); `CkstoreTrainerMixin` does. To resume, or to begin
-    where there is no checkpoint: ``trainer.train(directory_to_resume(store, output_dir, or_none=True)[0])``.
+    It does not commit the save on SIGTERM (``enable_jit_checkpoint``), unlike `CkstoreTrainerMixin`. To resume, or to
+    begin if there is no checkpoint, call ``trainer.train(directory_to_resume(store, output_dir, or_none=True)[0])``.
 
     Args:
         store: The store.
-        run: The run in it; None: that of `Store.open`, else ``main``. ``auto``: a new one for each training.
+        run: Name of the run. If None, that of `Store.open`, otherwise ``main``. ``auto`` creates a new run for each
+            training.
     """
 
     def __init__(self, store: Store, run: str | None = None) -> None:
@@ -281,7 +287,7 @@ class CkstoreCallback(TrainerCallback):
         self._keep_count: int | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take over ``save_total_limit``, which deletes before there is a commit; check out the best checkpoint."""
+        """Unset ``save_total_limit``, which would delete before the commit, and check out the best checkpoint."""
         self._keep_count = taken_over_limit(args, self._keep_count)
         from_rank_zero(lambda: self._begin(args, state))
         best = best_so_far(self.store, self.run, args, state)
@@ -299,7 +305,7 @@ class CkstoreCallback(TrainerCallback):
         own_run.check_free(self.store, self.run)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Commit what was written."""
+        """Commit the directory that the Trainer wrote."""
         dataset = getattr(kwargs.get("train_dataloader"), "dataset", None)
         saved = committed(
             self.store,
@@ -313,7 +319,7 @@ class CkstoreCallback(TrainerCallback):
         self.last = saved if isinstance(saved, CheckpointInfo) else self.last
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Say which saves have failed, if some did."""
+        """Log the failed saves, if there are any."""
         tell_failures(context_of(self.store).totals)
 
 
@@ -330,7 +336,7 @@ class _OnTrainBegin(TrainerCallback):
 def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> CheckpointInfo | str | None:
     """Return the checkpoint of the best model before a resume, or None if the Trainer can load it by itself.
 
-    If the run does not have that checkpoint, return a sentence that says so. Rank 0 also warns of it.
+    If the run lacks that checkpoint, return a sentence about this. Rank 0 also issues it as a warning.
     """
     name = str(args.metric_for_best_model).removeprefix("eval_")
     name = f"eval_{name}"
@@ -340,7 +346,7 @@ def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> Checkpo
         if not args.load_best_model_at_end or step is None or (path is not None and os.path.isdir(path)):
             return None
         own = run_of(store, run)
-        # Its metric must also fit: another training may have saved the step again.
+        # Its metric must also match, because another training may have saved the step again.
         found = [
             info
             for info in store.checkpoints(own, superseded=True)
@@ -374,7 +380,7 @@ def _ensure_directory(store: Store, ref: RefLike, directory: Path) -> None:
 
 
 def taken_over_limit(args: Any, before: int | None) -> int | None:
-    """Return ``save_total_limit`` and unset it: the Trainer deletes before ckstore has committed."""
+    """Return ``save_total_limit`` and unset it, because the Trainer deletes before ckstore has committed."""
     limit: int | None = args.save_total_limit
     args.save_total_limit = None
     return before if limit is None or limit <= 0 else limit
@@ -390,12 +396,12 @@ def committed(
     *,
     is_last: bool = False,
 ) -> CheckpointInfo | NotSaved:
-    """Commit the directory of the step that the Trainer has written, from rank 0 when all ranks have written."""
+    """Commit the directory of the current step from rank 0 after all ranks have written to it."""
     wait_for_all()
     directory = folder / f"checkpoint-{state.global_step}"
 
     def act() -> CheckpointInfo | NotSaved:
-        (directory / _INCOMPLETE).unlink(missing_ok=True)  # all ranks are done: it is complete
+        (directory / _INCOMPLETE).unlink(missing_ok=True)  # all ranks have finished, so it is complete
         conditions = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
         info = commit_directory(
             store,
@@ -406,9 +412,9 @@ def committed(
             conditions=conditions,
             is_last=is_last,
         )
-        # A directory that is not in the store is the only copy, and so may those before it be.
+        # A directory that is not in the store is the only copy. Earlier directories may also be the only copies.
         if info and keep_count is not None:
-            # The Trainer loads it at the end of training: it must not be rotated away.
+            # The Trainer loads the best one at the end of the training, so it must not be deleted.
             best = state.best_model_checkpoint
             keep_newest(_directories(folder), keep_count, {directory, *([Path(best)] if best else [])})
         return info
@@ -417,12 +423,12 @@ def committed(
 
 
 def metrics_of(state: Any) -> dict[str, float]:
-    """Return the numbers that were logged at the step that is saved: the loss, and those of an evaluation."""
+    """Return the numbers that were logged at the saved step, which are the loss and the metrics of an evaluation."""
     return numbers_at(state.log_history, state.global_step)
 
 
 def conditions(args: Any, dataset: Any) -> Conditions:
-    """Return what the run depends on besides its state."""
+    """Return the conditions of the run."""
     loader = {
         "batch_size": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
@@ -461,20 +467,23 @@ def directory_to_resume(
     or_none: bool = False,
     now: Conditions | None = None,
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Write a checkpoint of the store below `output_dir`; return where, and what will not continue exactly.
+    """Write a checkpoint of the store to a directory below `output_dir` for the Trainer to resume from.
 
-    Rank 0 writes it for all; with several hosts `output_dir` is shared, as the Trainer expects.
+    Rank 0 writes the directory for all ranks. With several hosts, `output_dir` must be shared, as the Trainer expects.
 
     Args:
         store: The store.
-        output_dir: That of the Trainer.
+        output_dir: The output directory of the Trainer.
         ref: Which checkpoint.
-        run: Of which run; None: that of `Store.open`, else ``main``.
-        or_none: Return None where the run has no checkpoint, as at its first start, instead of an error.
-        now: The conditions of this run, to be compared.
+        run: Name of the run. If None, that of `Store.open`, otherwise ``main``.
+        or_none: Return None and no error if the run has no checkpoint, as at its first start.
+        now: The conditions of this run, which are compared with those of the checkpoint.
+
+    Returns:
+        The directory, or None, and the aspects that will not continue exactly, one sentence each.
 
     Raises:
-        NoSuchRef: There is none.
+        NoSuchRef: The checkpoint does not exist.
     """
 
     def act() -> tuple[str | None, tuple[str, ...]]:

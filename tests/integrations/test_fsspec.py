@@ -371,7 +371,7 @@ def test_what_cannot_be_done_whole_is_refused(tmp_path: Path, store: Store, fs: 
     for name in ("latest", "best", "first"):
         with pytest.raises(BadInput, match="no step"):
             fails(fs, partial(write, fs, url(store, "main", name, "f")))
-    with pytest.raises(BadInput, match="no file in a checkpoint"):
+    with pytest.raises(BadInput, match="not a file in a checkpoint"):
         fails(fs, lambda: write(fs, url(store, "main", "f")))
     with pytest.raises(InUse):
         fs.rm(url(store, "main", 1), recursive=True)

@@ -283,7 +283,7 @@ def test_what_a_marker_that_cannot_be_read_may_name_is_kept(
 
     with monkeypatch.context() as patch:
         _refuse(patch, two if refused == "marker" else two.parent, code)
-        with pytest.warns(CkstoreWarning, match=rf"kept checkpoint .*: cannot read every marker .*{os.strerror(code)}"):
+        with pytest.warns(CkstoreWarning, match=rf"kept checkpoint .*, since not every marker .*{os.strerror(code)}"):
             io.remove_checkpoint(one)
 
     assert not one.exists()

@@ -102,7 +102,7 @@ def test_a_plain_loader_inside_an_epoch_reads_another_batch(checked: Check) -> N
     assert (after.difference, after.inexact) == (None, ())
     assert "saved after step 3: differs first in step 4: batch; also random state, loss" in str(report)
     assert f"restore reported: {_REASON}" in str(report)
-    assert 'points=["epoch"] (--point epoch) checks that alone' in str(report)
+    assert 'use points=["epoch"] (--point epoch)' in str(report)
 
 
 # The name of a loop -> the point, whether it differs before any step, what differs first, its name, the cause, and the
@@ -146,9 +146,9 @@ def test_what_a_broken_loop_lacks_is_the_first_difference(name: str, checked: Ch
     assert (point.difference.after_restore, point.difference.kind) == (after_restore, kind)
     assert (point.difference.names[0], point.cause, point.suspects) == (first, cause, suspects)
     assert (point.inexact == ("random states were not restored, since rng=False",)) == (name == "without_random_states")
-    is_blamed = "restore reported this resume as exact, and it is not" in str(report)
+    is_blamed = "restore reported this resume as exact, but it is not" in str(report)
     assert is_blamed == (name == "hidden_state")
-    assert all(f"{one}: " in str(report) or f": {one};" in str(report) for one in suspects)
+    assert all(f"{one}: " in str(report) or f": {one}." in str(report) for one in suspects)
 
 
 def test_a_difference_of_tensors_and_losses_has_its_size(checked: Check) -> None:
@@ -176,7 +176,7 @@ def test_a_loop_that_is_not_deterministic_by_itself_is_told_from_an_inexact_resu
     assert (report.difference.step, report.difference.after_restore) == (1, False)
     assert report.difference.kind in ("loss", "gradient")
     assert report.difference.numbers[report.difference.names[0]]["ulps"] > 0
-    assert "nothing can be said about a resume" in str(report)
+    assert "a resume cannot be judged" in str(report)
     assert late.difference is not None
     assert late.difference.step == 5
 
@@ -239,8 +239,8 @@ def test_an_error_of_the_loop_is_shown_as_it_is(checked: Check) -> None:
 
 
 REFUSED = {
-    "gives_no_loss": "the loop gave no loss",
-    "gives_only_accuracy": "the loop gave ['accuracy'] and no loss",
+    "gives_no_loss": "the loop yielded no loss",
+    "gives_only_accuracy": "the loop yielded ['accuracy'] and no loss",
     "gives_losses": "loss has 3 elements, not one",
     "gives_text": "loss must be a number, got str",
     "trains_nothing": "train must be a function, got list_iterator",
@@ -262,7 +262,7 @@ def test_a_factory_that_makes_no_loop_is_refused(name: str, checked: Check) -> N
 
 
 def test_a_loop_that_ends_too_early_is_refused(checked: Check) -> None:
-    with pytest.raises(BadInput, match="the loop ended after 6 steps, and none is left to compare after the save"):
+    with pytest.raises(BadInput, match="the loop ended after 6 steps, so no step after the save can be compared"):
         checked("six_steps", steps=6)
     with pytest.raises(BadInput, match="the loop ended after 6 steps and yielded no EPOCH_END"):
         checked("six_steps", points=["epoch"])
@@ -274,7 +274,7 @@ NAMES: dict[Any, str] = {
     "train:make loop": "wanted MODULE:FUNCTION or FILE.py:FUNCTION, got 'train:make loop'",
     "absent.py:make_loop": "absent.py is not a file",
     7: "make_loop must be a function or its name, got int",
-    (lambda: Loop(print)): "is made inside a function, and a fresh process cannot import it",
+    (lambda: Loop(print)): "is defined inside a function, and a fresh process cannot import it",
 }
 
 
@@ -433,7 +433,7 @@ def test_a_module_that_is_run_checks_its_own_function(python: Path, tmp_path: Pa
 def test_a_function_of_a_prompt_is_refused(python: Path) -> None:
     done = _python(python, python, "-c", SCRIPT + "main()\n")
 
-    assert "BadInput: make_loop was typed into a prompt or a notebook" in done.stderr
+    assert "BadInput: make_loop is defined in a prompt or a notebook" in done.stderr
 
 
 def _python(fresh: Path, program: Path, *words: str) -> subprocess.CompletedProcess[str]:

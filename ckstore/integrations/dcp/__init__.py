@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` over a store: see docs/how-to/ranks.md."""
+"""`torch.distributed.checkpoint` with a store. See docs/how-to/ranks.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`save`, `load` and `async_save`: the calls of `torch.distributed.checkpoint` in one line, with errors of ckstore."""
+"""`save`, `load` and `async_save` call `torch.distributed.checkpoint` and raise errors of ckstore."""
 
 from __future__ import annotations
 
@@ -92,28 +92,29 @@ def save(
     on_failure: OnFailure = "raise",
     **about: Any,
 ) -> CheckpointInfo | NotSaved:
-    """Save a state dict of shards from all ranks as one checkpoint; each rank calls this.
+    """Save a state dict of shards from all ranks as one checkpoint. Every rank must call this.
 
     Args:
-        store: The store, or its path. Where nodes have no filesystem in common: the store of this node, whose mirror
-            all of them have; the checkpoint is at the mirror when this returns.
-        state: What `get_state_dict` gives, or any state dict that `dcp.save` takes.
-        step: Step number; the same on all ranks.
-        run: Name of the run; the same on all ranks.
+        store: The store, or its path. If the nodes share no filesystem, pass the store of this node. All these stores
+            must have the same mirror, and the checkpoint is on the mirror when this returns.
+        state: The result of `get_state_dict`, or any state dict that `dcp.save` accepts.
+        step: Step number, which must be the same on all ranks.
+        run: Name of the run, which must be the same on all ranks.
         planner: As in `dcp.save`.
-        process_group: The ranks; None: all. It needs a backend for the CPU, such as gloo.
-        if_ranks_differ: What to do if ranks have different values under one name, of which only one can be saved.
-            ``"error"`` refuses the save. ``"warn"`` saves one and names them in a warning. Plain tensors of at most
-            1 MiB are compared, and all values that are not tensors.
-        on_failure: As in `Store.save`; the same on all ranks.
-        about: As in `CkstoreWriter`: metrics, metadata, message, tags, parent, if_exists, retries …
+        process_group: The ranks. If None, all of them. It needs a backend for the CPU, such as gloo.
+        if_ranks_differ: The reaction to different values of ranks under one name, of which only one can be saved.
+            ``"error"`` refuses the save. ``"warn"`` saves one and names the values in a warning. This compares plain
+            tensors of at most 1 MiB and all values that are not tensors.
+        on_failure: As in `Store.save`. It must be the same on all ranks.
+        about: As in `CkstoreWriter`, such as metrics, metadata, message, tags, parent, if_exists and retries.
 
     Returns:
         The new checkpoint, on every rank. With ``on_failure="warn"``, `NotSaved` on every rank if the save failed.
 
     Raises:
-        RankMismatch: The ranks do not mean the same checkpoint, or have different values under one name.
-        RankFailed: The save failed at a rank; the causes of all ranks are in it. After both nothing was published.
+        RankMismatch: The ranks save different checkpoints, or have different values under one name. Nothing was
+            published.
+        RankFailed: The save failed on a rank. The error has the causes of all ranks. Nothing was published.
     """
     _check_on_failure(on_failure, store)
 
@@ -134,7 +135,7 @@ def save(
 
     if not isinstance(store, Store):
         return save_together()
-    # All ranks raise the same, and so all of them go on or none.
+    # All ranks raise the same error, so either all of them continue or none.
     return or_not_saved(context_of(store), save_together, on_failure, run, step)
 
 
@@ -151,7 +152,7 @@ def async_save(
     about: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """As `save`, in the background. The state is copied before this returns; then training may go on.
+    """Save like `save`, in the background. This copies the state before it returns, and then training may continue.
 
     Args:
         store: As in `save`.
@@ -161,20 +162,20 @@ def async_save(
         planner: As in `save`.
         process_group: As in `save`.
         if_ranks_differ: As in `save`.
-        on_failure: As in `save`. With ``"warn"`` a failure is logged.
-        about: What `save` takes by name: metrics, tags …
-        options: Of `dcp.async_save`, such as ``async_checkpointer_type``.
+        on_failure: As in `save`. With ``"warn"``, a failure is logged.
+        about: The keyword arguments of `save`, such as metrics and tags.
+        options: Options of `dcp.async_save`, such as ``async_checkpointer_type``.
 
     Returns:
-        A future, as `dcp.async_save` returns one. Its ``result()`` raises the same errors as `save`; with
-        ``on_failure="warn"`` it returns `NotSaved`, on every rank, if the save failed.
+        A future, like that of `dcp.async_save`. Its ``result()`` raises the same errors as `save`. With
+        ``on_failure="warn"``, it returns `NotSaved` on every rank if the save failed.
     """
     _check_on_failure(on_failure, store)
     if on_failure == "warn" and options.get("async_stager") is not None:
         msg = "on_failure='warn' together with async_stager: torch returns no future that tells how the save ended"
-        raise BadInput(msg, hint="leave one of the two out")
+        raise BadInput(msg, hint="omit one of the two")
     options = {"planner": planner, "process_group": process_group, **options}
-    # Only where it counts: a path would be opened for it.
+    # Do this only if necessary, because it would open a path.
     tolerant = context_of(store) if isinstance(store, Store) and on_failure == "warn" else None
     try:
         writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ)
@@ -182,7 +183,7 @@ def async_save(
     except FAILURES as error:
         if is_alone():
             raise
-        # The others are on their way to the collectives of the background, and learn of it there; so does the caller.
+        # The other ranks learn of the error in the collectives of the background, and so does the caller.
         refused = _RefusedWriter(step, run, sendable(error))
         return _followed(state_dict_saver.async_save({}, storage_writer=refused, **options), refused, tolerant)
 
@@ -192,7 +193,7 @@ def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -
     plain = _plain(state)
     writer.if_ranks_differ = check_rule(if_ranks_differ)
     writer.keys = own_keys(plain)
-    # Without a group there is no other rank to compare with.
+    # Without a group, there is no other rank to compare with.
     writer.digests = {} if is_alone() else digests_of(plain)
     return writer, plain
 
@@ -200,16 +201,16 @@ def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -
 def _check_on_failure(on_failure: OnFailure, store: object) -> None:
     check_on_failure(on_failure)
     if on_failure == "warn" and not isinstance(store, Store):
-        msg = "on_failure='warn' needs a Store, which counts the saves that fail in a row; got a path"
+        msg = "on_failure='warn' needs a Store, which counts failed saves in a row, got a path"
         raise BadInput(msg, hint="store = Store.open(path), once")
 
 
 def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> Any:
     """Return a future that also waits until the store of this node has the checkpoint.
 
-    With a `tolerant` store a failure of the storage is its result, as long as the training may continue without it.
+    If `tolerant` is given, a failure of the storage is the result, as long as the training may continue without it.
     """
-    if not isinstance(saving, Future):  # of torch's own stagers
+    if not isinstance(saving, Future):  # from torch's own stagers
         return saving
     followed: Future[Any] = Future()
 
@@ -227,7 +228,7 @@ def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> A
                 raised = error
             else:  # callers expect an `Exception`, which that class is not
                 raised = failed_on_all(f"saving {writer.checkpoint_id}", causes_of(error))
-            # All ranks have the same error, and so all of them go on or none.
+            # All ranks have the same error, so either all of them continue or none.
             found = None if tolerant is None else tolerated(tolerant, raised, writer.run, writer.step)
             if found is None:
                 followed.set_exception(raised)
@@ -244,16 +245,16 @@ def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> A
 
 
 class _RefusedWriter(CkstoreWriter):
-    """The writer of a rank that could not begin: all ranks learn why by the first collective, and nothing is saved."""
+    """The writer of a rank that could not begin. The first collective sends the error to all ranks."""
 
     def __init__(self, step: int, run: str, error: Exception) -> None:
         super().__init__("", 0)
-        # As they were given: what is wrong may be these.
+        # Keep the arguments unchecked, because they may be the error.
         self.run, self.step = run, step
         self._error = error
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raise it."""
+        """Raise the error of this rank."""
         del is_coordinator, args, kwargs
         raise self._error
 
@@ -267,21 +268,21 @@ def load(
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> LoadReport:
-    """Load a checkpoint into the tensors of `state`, in place; each rank calls this, on any number of ranks.
+    """Load a checkpoint into the tensors of `state`, in place. Every rank must call this, on any number of ranks.
 
     Tensors of another dtype are converted.
 
     Args:
         store: The store, or its path.
-        state: As for `dcp.load`.
-        ref: Which checkpoint. ``latest-valid`` goes back to the one before if a rank finds damage while it reads; but
-            not without `strict` or with a `planner`, which may leave values of the damaged one in `state`.
+        state: As in `dcp.load`.
+        ref: Which checkpoint. With ``latest-valid``, the previous checkpoint is loaded if a rank detects damage. This
+            needs `strict` and no `planner`, because otherwise values of the damaged checkpoint may remain in `state`.
         strict: If True, names that the checkpoint lacks, names that only the checkpoint has, and other shapes and kinds
-            of values are refused before anything is read. If False, they are left alone, and the report has them. If
-            globs, such as ``["model"]``, they are refused in these parts only. What an optimizer keeps for a parameter
-            that had no gradient when the checkpoint was saved is not missing: it is in the report's `fresh`.
-        planner: As in `dcp.load`; `strict` does not count then, and the report does not say what fits.
-        process_group: The ranks; None: all.
+            of values are refused before any data is read. If False, these values remain unchanged, and the report lists
+            them. If globs, such as ``["model"]``, they are refused only in these parts. The state of an optimizer for a
+            parameter that had no gradient at the save is not missing. It is in `fresh` of the report.
+        planner: As in `dcp.load`. If given, `strict` has no effect, and the report does not list differences.
+        process_group: The ranks. If None, all of them.
 
     Returns:
         A report of the loaded and the differing values on this rank. Differences are also one warning. If the state of
@@ -289,10 +290,10 @@ def load(
         of ranks.
 
     Raises:
-        NoSuchRef: There is no such checkpoint.
-        DoesNotFit: Names, shapes or kinds differ, on all ranks in the same way; or with ``strict=False`` nothing fits.
-        RankMismatch: The ranks found different ones.
-        RankFailed: Loading failed at a rank, or something does not fit there; the causes of all ranks are in it.
+        NoSuchRef: The checkpoint does not exist.
+        DoesNotFit: Names, shapes or kinds differ in the same way on all ranks, or nothing fits with ``strict=False``.
+        RankMismatch: The ranks found different checkpoints.
+        RankFailed: The load failed on a rank, or a value does not fit on a rank. The error has the causes of all ranks.
     """
     ranks = GroupMeeting(f"loading {ref}", process_group)
     goes_back = ranks.agree(lambda: is_latest_valid(ref)) and strict is True and planner is None
@@ -302,13 +303,13 @@ def load(
             lambda: (CkstoreReader(store, ref), _plain(state, sorted(state))),
             lambda made: context_of(made[0].store).settings.uuid,
         )
-        if not begun and len({*ranks.told}) > 1:  # stores of their own: another node may have saved it
+        if not begun and len({*ranks.told}) > 1:  # nodes have their own stores, and another node may have saved it
             ranks.agree(partial(_look_at_mirror, reader.store, ref))
         reader.tried = begun
         try:
             return _load_once(ranks, reader, (state, plain), planner or ComparingPlanner(strict=strict), process_group)
         except CkstoreError as error:
-            read = reader.info  # the same on all ranks, and so is what they raise: all go on, or none
+            read = reader.info  # the same on all ranks, like the error: all continue, or none
             if begun and isinstance(error, DoesNotFit | NoSuchRef | NoWholeCheckpoint | InUse):
                 msg = f"{error.message}; but the state holds a part of {', '.join(begun.values())}, which is damaged"
                 raise BadInput(msg, hint="build it again before you use it") from error
@@ -339,7 +340,7 @@ def _load_once(
     said = [report.summary, _resumed_inexactly(reader, given, plain, ranks.who.world_size)]
     text = "; ".join(one for one in said if one)
     ranks.agree(lambda: _apply(state, plain), lambda _: text)
-    # Only the first rank with this text warns: most often it is the same on all ranks.
+    # Only the first rank with this text warns, because the text is usually the same on all ranks.
     if text and text not in ranks.told[: ranks.who.rank]:
         warn(text)
     return report
@@ -351,7 +352,7 @@ def _settings_in(plain: dict[str, Any]) -> Settings:
 
 
 def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, Any], world_size: int) -> str:
-    """Say what differs from the training that was saved, if an optimizer was loaded; empty if nothing does."""
+    """Return the differences from the saved training if an optimizer was loaded, or an empty string."""
     if not given or reader.info is None:
         return ""
     before, now = Conditions(reader.world_size, (0,)), Conditions(world_size)
@@ -361,21 +362,21 @@ def _resumed_inexactly(reader: CkstoreReader, given: Settings, plain: dict[str, 
 
 @api_call
 def _look_at_mirror(store: Store, ref: RefLike) -> None:
-    """List in the store of this node what a ref names at its mirror."""
+    """Add the checkpoint that a ref names on the mirror to the list of the store of this node."""
     context = context_of(store)
     if mirror_of(context) is not None:
-        # A reader's store is open for reading only, and what is listed is written.
+        # The store of a reader is read-only, and this needs to write.
         list_from_mirror(context_of(Store.open(store.path)) if context.readonly else context, ref)
 
 
 def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """Return a state with the state dicts of its objects, which are asked for them in the order of `keys`."""
+    """Return a state with the state dicts of its objects, which are created in the order of `keys`."""
     there = ((key, state[key]) for key in (state if keys is None else keys))
     return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in there}
 
 
 def _apply(state: dict[str, Any], loaded: dict[str, Any]) -> None:
-    """Give a state what was loaded, as DCP itself does."""
+    """Set the loaded values in a state, like DCP itself."""
     for key, value in loaded.items():
         if isinstance(state[key], Stateful):
             state[key].load_state_dict(value)
@@ -384,6 +385,6 @@ def _apply(state: dict[str, Any], loaded: dict[str, Any]) -> None:
 
 
 def _is_of_damage(error: CkstoreError) -> bool:
-    """Whether damage, and nothing else, is what all ranks failed with."""
+    """Whether damage is the only cause on all failed ranks."""
     causes = error.causes.values() if isinstance(error, RankFailed) else [error]
     return bool(causes) and all(isinstance(cause, DamagedBlob) for cause in causes)

@@ -1,17 +1,17 @@
-"""The ranks of a process group during one call: what one of them raises all of them raise, and a lost one is named.
+"""The ranks of a process group during one call. An error of one rank is raised on all, and lost ranks are named.
 
-Before anything collective is begun each rank does by itself what can fail there (its arguments, the ``state_dict()`` of
-its objects), and one round tells all ranks how that went. So no rank waits for one that has given up already.
-Who does not come to that round, or is lost later, is found by what each rank leaves in the store of the process group
-(the key-value store by which its processes found each other, which outlives a rank), and by what the kernel says of the
-processes of this host.
+Before the first collective, each rank does its own work that can fail (arguments, the ``state_dict()`` of its objects).
+One round then sends the outcomes to all ranks, so no rank waits for a failed one. Each rank also writes its progress to
+the store of the process group. This is the key-value store through which its processes found each other, and it
+outlives a rank. ckstore uses these entries and the process table of this host to name ranks that do not arrive at that
+round or are lost later.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import pickle  # to find out whether an error can go to the other ranks; none is read here
+import pickle  # checks whether an error can be sent to the other ranks; nothing is unpickled here
 import threading
 import time
 import weakref
@@ -32,9 +32,9 @@ from ckstore.ranks.rank_identity import Document, RankIdentity, named
 R = TypeVar("R")
 
 _SEEN_TO_END_S = 10.0
-"""How long a process may take to end after it has closed its connections."""
+"""Maximum seconds between the closing of the connections of a process and its end."""
 _ASKED_S = 5.0
-"""How long the store of the group is asked: the process that serves it may be the one that was lost."""
+"""Maximum seconds for reading the store of the group, because the process that serves it may be lost."""
 _OWN_SHARE = 0.8
 FAILURES = (Exception, CheckpointException)
 """Errors of the work of a rank. `CheckpointException` of torch is not an `Exception`, so it is listed separately."""
@@ -42,7 +42,7 @@ FAILURES = (Exception, CheckpointException)
 
 @dataclass
 class _Group:
-    """What this process knows of a group: what each rank has said of its process, and how many calls there were."""
+    """The facts that this process has about a group: the process of each rank, and the number of calls."""
 
     known: dict[int, Document] = field(default_factory=dict)
     calls: int = 0
@@ -52,12 +52,12 @@ _groups: weakref.WeakKeyDictionary[Any, _Group] = weakref.WeakKeyDictionary()
 
 
 def is_alone() -> bool:
-    """Whether this process is no rank of any group."""
+    """Whether this process is not in a group."""
     return not (dist.is_available() and dist.is_initialized())
 
 
 class GroupMeeting(Meeting):
-    """The ranks of one call; without a `group`, all. `act`: what they do, for messages."""
+    """The ranks of one call, or all ranks without a `group`. `act` names the operation in messages."""
 
     UNSAID: ClassVar[Mapping[str, str]] = {
         "rank": "did not come",
@@ -82,64 +82,64 @@ class GroupMeeting(Meeting):
         self._mine = _groups.setdefault(self._key, _Group())
         self._mine.calls += 1
         get_store = getattr(self._key, "get_group_store", None)  # since torch 2.8
-        with suppress(RuntimeError):  # a backend without one
+        with suppress(RuntimeError):  # a backend without a store
             self._store = None if get_store is None else get_store()
 
     @property
     def own_timeout_s(self) -> float:
-        """How long a rank waits for its own disk: less than the others wait for it, so that the group survives that."""
+        """Seconds that a rank waits for its own disk. The other ranks wait longer, so that the group survives this."""
         if self.is_alone:
             return math.inf
         try:
             backend = self._key._get_backend(torch.device("cpu"))  # noqa: SLF001 - torch has no other way to ask
             timeout: timedelta = backend.options._timeout  # noqa: SLF001
-        except (AttributeError, RuntimeError):  # of a backend without such options
+        except (AttributeError, RuntimeError):  # the backend has no such options
             timeout = dist.default_pg_timeout
         return _OWN_SHARE * timeout.total_seconds()
 
     def say(self, kind: str, **more: object) -> bool:
-        """Leave it in the store of the group, should the others lose this rank."""
+        """Write the progress of this rank to the store of the group, for the case that the others lose this rank."""
         self._said = kind
         if self._store is not None:
-            # Under one key, in the place of what it said before: nothing ever empties that store.
+            # Use one key and overwrite the earlier entry, because nothing ever empties that store.
             said = self.who.document(calls=self._mine.calls, said=kind, **more)
-            with suppress(RuntimeError):  # the collective that follows says what is wrong
+            with suppress(RuntimeError):  # the next collective raises the cause
                 self._store.set(_key(self.who.rank), json.dumps(said))
         return True
 
     def hear(self, kind: str) -> dict[int, Document]:
-        """Return what is known of the ranks that are as far as this, as `_listen` has read it."""
+        """Return the known facts about the ranks with this progress, as read by `_listen`."""
         kinds = list(self.UNSAID)
         least = self._mine.calls, kinds.index(kind)
         heard = {rank: said for rank, said in self._heard.items() if said}
         return {rank: said for rank, said in heard.items() if (said["calls"], kinds.index(said["said"])) >= least}
 
     def _listen(self) -> None:
-        """Read what all ranks said last; nothing if that cannot be had in time."""
+        """Read the last entries of all ranks, or nothing if they are not available in time."""
         found: dict[int, Document] = {}
 
         def read() -> None:
-            with suppress(RuntimeError, ValueError):  # the store is gone with the process that served it
+            with suppress(RuntimeError, ValueError):  # the process that served the store has ended
                 for rank in range(self.who.world_size):
-                    # Asked first: to get a key that is not there waits for it, until the deadline of the store.
+                    # Check first, because reading a missing key waits for it until the deadline of the store.
                     is_there = self._store.check([_key(rank)])
                     found[rank] = json.loads(self._store.get(_key(rank))) if is_there else {}
 
         if self._store is not None:
-            # In a thread: a store whose server stands still never answers.
+            # Use a thread, because a store whose server is stopped never answers.
             reading = threading.Thread(target=read, daemon=True)
             reading.start()
             reading.join(_ASKED_S)
         self._heard = dict(found) if len(found) == self.who.world_size else {}
 
     def known(self) -> dict[int, Document]:
-        """Return what the ranks have said of their processes, in this call or an earlier one."""
+        """Return the facts about the processes of the ranks from this call or an earlier one."""
         return {rank: said for rank, said in self._heard.items() if said} | self._mine.known
 
     def agree(self, work: Callable[[], R], tell: Callable[[R], str] = lambda _: "") -> R:
-        """Do `work`, and return what it returns if it succeeds on all ranks; else raise what failed, on all of them."""
-        # It asks no other rank for anything: that one may have given up. What `tell` makes of it is in `told`
-        # afterwards, of all ranks.
+        """Run `work`. Return its result if it succeeds on all ranks, otherwise raise the errors on all of them."""
+        # `work` must not depend on another rank, which may have failed. Afterwards, `told` has the result of `tell` for
+        # all ranks.
         if self.is_alone:
             return work()
         text = ""
@@ -151,7 +151,7 @@ class GroupMeeting(Meeting):
             text = tell(result)
         except FAILURES as error:  # all ranks raise it below
             raised = error
-        self.say("ready")  # also after a failure: it is on its way to the round that tells the others
+        self.say("ready")  # also after a failure, because this rank still joins the round that informs the others
         told: list[Any] = [None] * self.who.world_size
         with self.failing_together():
             mine = None if raised is None else sendable(raised)
@@ -165,8 +165,8 @@ class GroupMeeting(Meeting):
 
     @contextmanager
     def failing_together(self) -> Iterator[None]:
-        """Turn the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, into ours."""
-        # So also that of a backend which has lost a rank: whatever a rank raises by itself comes as the former.
+        """Convert the error of `torch.distributed.checkpoint`, which ``except Exception`` does not catch, to ours."""
+        # Also convert the error of a backend that lost a rank. Errors that a rank raises arrive as the former.
         try:
             yield
         except CheckpointException as error:
@@ -177,22 +177,22 @@ class GroupMeeting(Meeting):
             raise self._lost(error) from error
 
     def _lost(self, error: RuntimeError) -> RankFailed:
-        """Return the error for what a collective raised, which names the lost ranks as far as that is known."""
+        """Return the error for a failed collective. It names the lost ranks if they are known."""
         self._listen()
         deadline_s = time.monotonic() + _SEEN_TO_END_S
-        # The connections of a process are closed a moment before the kernel says that it has ended: until then the
-        # others, who are on their way, are not to be blamed. Where the time is over they are.
+        # The kernel closes the connections of a process shortly before it reports its end. Until then, do not blame
+        # ranks that have not arrived yet. At a timeout, they are to blame.
         while not (became := self.became()) and "imeout" not in str(error) and "imed out" not in str(error):
             if time.monotonic() >= deadline_s:
                 break
             time.sleep(0.05)
         known = self.known()
         lost = {rank: f"{named(rank, known[rank])} {what}" for rank, what in became.items()}
-        if not lost and self._heard:  # where it is not known what the ranks said, no rank is blamed
+        if not lost and self._heard:  # without the entries of the ranks, blame none of them
             lost = self.behind(self._said)
-        said = ", ".join(lost.values()) or "no rank of this host has ended or stands still; see what the others say"
+        said = ", ".join(lost.values()) or "no rank of this host has ended or stands still, see the errors of others"
         return RankFailed(
-            f"{self.act}: the ranks lost one another: {said}: {error}",
+            f"{self.act}: the ranks lost one another, {said} ({error})",
             hint="start all ranks again; ckstore log says whether the checkpoint was published before",
             causes={rank: CkstoreError(text) for rank, text in lost.items()},
         )
@@ -208,9 +208,9 @@ def causes_of(error: CheckpointException) -> dict[int, BaseException]:
 
 
 def sendable(error: BaseException) -> Exception:
-    """Return an error that can go to the other ranks: it survives pickling there, whatever class it is of."""
+    """Return an error that can be sent to the other ranks, because it survives pickling for any class."""
     if isinstance(error, CkstoreError):
-        with suppress(Exception):  # one whose causes are of other classes
+        with suppress(Exception):  # an error whose causes have other classes
             pickle.dumps(error)
             return error
     return CkstoreError(reason_of(error))

@@ -9,9 +9,9 @@ from ckstore.ops.save.continuation import know_training
 from ckstore.store import Store, context_of
 
 Continues = dict[str, Parent]
-"""As `ProcessCache.last_parents`."""
+"""Parents in the form of `ProcessCache.last_parents`."""
 _by_path: dict[Path, tuple[Continues, dict[str, frozenset[str]]]] = {}
-"""With `ProcessCache.seen_names`."""
+"""By the path of the store, the parents and `ProcessCache.seen_names`."""
 _received: dict[Path, Continues] = {}
 
 
@@ -22,7 +22,7 @@ def open_again(path: Path, received: Continues | None = None, *, readonly: bool 
     """
     store = Store.open(path, readonly=readonly)
     continues, seen_names = _by_path.setdefault(store.path, ({}, {}))
-    # Only what is new: what was saved here since the last time is newer than what the other process knows.
+    # Use only new entries, because saves of this process are newer than the entries of the other process.
     known = _received.get(store.path, {})
     continues.update({run: one for run, one in (received or {}).items() if known.get(run) != one})
     if received is not None:

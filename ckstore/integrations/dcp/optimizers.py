@@ -85,7 +85,7 @@ def _group(node: Node, leaves: Sequence[LeafRecord]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for own, item in node[1] if isinstance(node, list) and node[0] in DICTS else ():
         is_list = isinstance(item, list) and item[0] == "list"
-        # A long list of numbers is a leaf, and is not read: its parameters have no names.
+        # A long list of numbers is a leaf, which is not read. Its parameters have no names.
         if own in {_PARAMETERS, _NAMES} and is_list and not any(True for _ in leaf_numbers(item)):
             found[own] = [build_with(one, _no_leaf, leaves) for one in item[1]]
     return found

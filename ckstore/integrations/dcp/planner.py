@@ -1,6 +1,6 @@
-"""What the planners of `torch.distributed.checkpoint` say: what a rank saves, and what of a checkpoint fits.
+"""Planners of `torch.distributed.checkpoint`: the values that a rank saves, and the values of a checkpoint that fit.
 
-The planner of `load` compares names, shapes and kinds before anything is read, and names what does not fit.
+The planner of `load` compares names, shapes and kinds before any data is read, and lists the differences.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ckstore.ranks.part import Content, Shard, content_of
 
 
 class ComparingPlanner(DefaultLoadPlanner):
-    """Loads what fits."""
+    """Loads the values that fit."""
 
     def __init__(self, *, strict: Strict = True) -> None:
-        # `strict` says for which names a difference is refused: the checkpoint lacks it, no rank has a place for it, or
-        # its shape or kind is another one. Any other difference is only reported.
+        # `strict` selects the names for which a difference is refused. A difference is a name that the checkpoint
+        # lacks, a name that no rank has, or another shape or kind. Other differences are only reported.
         super().__init__(allow_partial_load=strict is not True)
         self._must_fit = must_fit(strict)
         self._globs = globs_of(strict)
-        # As in `LoadReport`, of this rank; `unexpected` is that of all ranks once they have compared their plans.
+        # As in `LoadReport` of this rank. After the ranks have compared their plans, `unexpected` is of all ranks.
         self.missing: tuple[str, ...] = ()
         self.unexpected: tuple[str, ...] = ()
         self.not_loaded: dict[str, str] = {}
@@ -42,7 +42,7 @@ class ComparingPlanner(DefaultLoadPlanner):
         self._first: dict[str, float] = {}
 
     def create_local_plan(self) -> LoadPlan:
-        """Plan what fits."""
+        """Plan the load of the values that fit."""
         if self.metadata is None:
             raise BadInput("create_local_plan was called before set_up_planner")
         there = self.metadata.state_dict_metadata
@@ -64,8 +64,8 @@ class ComparingPlanner(DefaultLoadPlanner):
         return replace(plan, planner_data=tuple(name for name in there if name in self.state_dict))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Find the names for which no rank has a place, and refuse them if `strict` says so; on the coordinator."""
-        # Not on each rank: with pipeline parallelism each has the layers of its own stage only.
+        """Find the names that no rank has, and refuse them if `strict` selects them. The coordinator calls this."""
+        # Do not do this on each rank, because with pipeline parallelism each rank has only the layers of its stage.
         placed = {name for plan in global_plan for name in plan.planner_data}
         there = {} if self.metadata is None else self.metadata.state_dict_metadata
         self.unexpected = tuple(name for name in there if name not in placed)
@@ -75,25 +75,25 @@ class ComparingPlanner(DefaultLoadPlanner):
         return [replace(plan, planner_data=self.unexpected) for plan in plans]
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
-        """Keep the names for which no rank has a place, for the report."""
+        """Keep the names that no rank has, for the report."""
         self.unexpected = new_plan.planner_data
         return super().finish_plan(new_plan)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Set a value under the state's own keys: torch would add a key of text beside a number."""
+        """Set a value under the keys of the state. torch would add a key of text in addition to a number."""
         path = self.mappings[read_item.dest_index.fqn]
-        # No bytes of the store are unpickled: the reader has pickled a value that it built from the manifest.
+        # No bytes of the store are unpickled. The reader pickled a value that it built from the manifest.
         set_at(self.original_state_dict, path, torch.load(value, weights_only=False))
 
     def begin_afresh(self) -> None:
         """Set the state of parameters that had no gradient to the initial values of their optimizer."""
-        # get_state_dict makes this state by a step with gradients of zero, which the optimizer has counted.
+        # get_state_dict creates this state with a step with zero gradients, which the optimizer has counted.
         with torch.no_grad():
             for name, first in self._first.items():
                 self.state_dict[name].fill_(first)
 
     def report(self, info: CheckpointInfo, read_bytes: int, beyond: Mapping[str, int]) -> LoadReport:
-        """Return the report; `beyond` has the number of values out of range for names that were converted."""
+        """Return the report. `beyond` has the number of values out of range for each converted name."""
         for name, count in beyond.items():
             self.cast[name] += f", {counted(count, 'value')} out of its range"
         return LoadReport(
@@ -115,7 +115,7 @@ class ComparingPlanner(DefaultLoadPlanner):
                 self.cast[name] = f"{_short(stored.properties.dtype)} to {_short(mine.dtype)}"
 
     def _compare_orders(self, saved: SavedOptimizers) -> None:
-        """Leave out an optimizer whose parameters have other names: it would get the moments of other parameters."""
+        """Omit an optimizer whose parameters have other names, because it would get moments of other parameters."""
         for name, groups in own_groups(self.original_state_dict):
             if said := saved.other_order(name, groups):
                 self.not_loaded[name or "the state itself"] = said
@@ -160,7 +160,7 @@ class ComparingPlanner(DefaultLoadPlanner):
 
 
 def content_of_plan(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:
-    """Return what a rank saves by its plan; `keys` are the keys of its state that are not strings."""
+    """Return the content that a rank saves by its plan. `keys` are the keys of its state that are not strings."""
     shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
     values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
     return content_of(shards, values, chunk_bytes, keys)

@@ -1,8 +1,8 @@
-"""`CkstoreReader`: a `StorageReader` of checkpoints of a store. Each rank reads the pieces that hold what it wants.
+"""`CkstoreReader`, a `StorageReader` of checkpoints of a store. Each rank reads only the pieces that it needs.
 
-A tensor is shown to the planner as one whole, whatever ranks saved it; what a rank wants of it is a block, and
-`ops/read/regions` reads the pieces that have it. Plain values are nodes in the manifest; the pickle that the planner
-asks for is made here, in memory, of values of the format, so none is read from the store.
+The planner sees each tensor as one whole, no matter which ranks saved it. A rank needs a block of it, and
+`ops/read/regions` reads the pieces of this block. Plain values are nodes in the manifest. The planner needs them as a
+pickle, which is made here in memory from values of the format, so no pickle is read from the store.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class CkstoreReader(StorageReader):
 
     Args:
         store: The store, or its path.
-        ref: Which checkpoint; the ranks must find the same.
+        ref: Which checkpoint. All ranks must find the same one.
 
     Attributes:
-        info: The checkpoint, once `read_metadata` was called.
-        tried: Ids of checkpoints that turned out to be damaged; ``latest-valid`` is the newest before them.
-        read_bytes: How many bytes this rank has read from blobs.
-        beyond: Name of a tensor that was converted -> how many values were out of the range of the target's dtype.
-        load_id: Tells this load from others; `reset` begins another one.
+        info: The checkpoint, after the call of `read_metadata`.
+        tried: Ids of damaged checkpoints. ``latest-valid`` is the newest one before them.
+        read_bytes: The number of bytes that this rank has read from blobs.
+        beyond: Name of a converted tensor -> the number of values out of the range of the target's dtype.
+        load_id: The identity of this load. `reset` begins another one.
     """
 
     def __init__(self, store: Store | str | os.PathLike[str], ref: RefLike = "latest") -> None:
@@ -81,28 +81,28 @@ class CkstoreReader(StorageReader):
 
     @property
     def store(self) -> Store:
-        """The store; it is opened if it is not."""
+        """The store, which this opens if necessary."""
         if self._store is None:
             self._store = open_again(self._path, readonly=True)
         return self._store
 
     @property
     def checkpoint_id(self) -> str:
-        """The name of what is loaded, for the log of `torch.distributed.checkpoint`."""
+        """The name of the loaded checkpoint, for the log of `torch.distributed.checkpoint`."""
         return str(self.ref)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_store": None}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Take another ref."""
+        """Begin a load of another ref."""
         if checkpoint_id is not None:
             self.ref = os.fspath(checkpoint_id)
         self.info = None
         self.load_id = str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what the checkpoint has, without reading data."""
+        """Return the metadata of the checkpoint without reading data."""
         del args, kwargs
         self.info = untried(self.store, self.ref, self.tried)
         ids = StorageMeta(checkpoint_id=self.info.name, save_id=self.info.id, load_id=self.load_id)
@@ -110,14 +110,14 @@ class CkstoreReader(StorageReader):
         return replace(metadata, storage_meta=ids)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: `read_metadata` has found the checkpoint."""
+        """Do nothing, because `read_metadata` has found the checkpoint."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Send along which checkpoint this rank reads."""
+        """Add the identity of the checkpoint that this rank reads to the plan."""
         return replace(plan, storage_data=None if self.info is None else (self.info.name, self.info.id))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Compare which checkpoint the ranks read; the coordinator does."""
+        """Check that all ranks read the same checkpoint. The coordinator calls this."""
         found = {plan.storage_data: rank for rank, plan in enumerate(plans) if plan.storage_data is not None}
         if len(found) > 1:
             said = ", ".join(f"rank {rank} {name} ({digest[:16]})" for (name, digest), rank in found.items())
@@ -125,7 +125,7 @@ class CkstoreReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank wants into its tensors."""
+        """Read the data of this rank into its tensors."""
         if self.info is None:
             raise BadInput("read_data was called before read_metadata")
         self.read_bytes += _read(self.store, self.info, plan, planner, self.beyond)
@@ -135,7 +135,7 @@ class CkstoreReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return False: a reader is given, not found by a name."""
+        """Return False, because a reader is passed explicitly and not found by a name."""
         del checkpoint_id
         return False
 
@@ -167,7 +167,7 @@ def _read(store: Store, info: CheckpointInfo, plan: LoadPlan, planner: LoadPlann
         try:
             read_bytes = _read_items(directory, info, plan, planner, beyond)
         except BaseException:
-            lose_parents(context)  # some tensors are of this checkpoint now, and others are not
+            lose_parents(context)  # some tensors are already of this checkpoint, and others are not
             raise
         continue_from(context, Parent.loaded(directory.manifest, info.id))
     return read_bytes
@@ -219,7 +219,7 @@ def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner
 
 
 def _takes_bytes(out: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether bytes as they are stored can be read straight into the memory of a tensor."""
+    """Whether stored bytes can be read directly into the memory of a tensor."""
     plain = type(out) is torch.Tensor and out.device.type == "cpu" and out.layout == torch.strided
     return plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
 

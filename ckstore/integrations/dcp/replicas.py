@@ -1,4 +1,4 @@
-"""Values that several ranks have under one name. A checkpoint keeps those of one rank, so they must be equal."""
+"""Values that several ranks have under one name. A checkpoint stores the value of one rank, so they must be equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckstore.model.words import some_of
 from ckstore.tensors.state_capture import capture
 
 _COMPARED_MOST_BYTES = 2**20
-"""Larger tensors are not compared: hashing them would take every rank as long as saving them takes one rank."""
+"""Larger tensors are not compared, because every rank would hash them for as long as one rank needs to save them."""
 _PLAIN = {int, float, str, bool, type(None)}
 RULES = ("error", "warn")
 _CURE = "give each rank a name of its own, such as state[f'rng.{rank}'], or make the values the same on all ranks"
@@ -25,7 +25,7 @@ def check_rule(if_ranks_differ: str) -> str:
     """Return the rule for values that differ between ranks.
 
     Raises:
-        BadInput: There is no such rule.
+        BadInput: The rule does not exist.
     """
     if if_ranks_differ not in RULES:
         raise BadInput(f"if_ranks_differ must be one of {', '.join(RULES)}, got {if_ranks_differ!r}")
@@ -33,7 +33,7 @@ def check_rule(if_ranks_differ: str) -> str:
 
 
 def digests_of(state: dict[str, Any]) -> dict[str, str]:
-    """Return a digest, by name, of each value that is compared: all that are not tensors, and small plain tensors."""
+    """Return a digest, by name, of each compared value. These are small plain tensors and all values of other types."""
     return dict(_digests(flatten_state_dict(state)[0]))
 
 
@@ -44,7 +44,7 @@ def _digests(flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         elif not isinstance(value, torch.Tensor):
             try:
                 yield name, _digest_of_value(value)
-            except CannotStore:  # the save refuses it, with all others that it cannot store
+            except CannotStore:  # the save refuses it together with all other such values
                 continue
         elif type(value) in {torch.Tensor, torch.nn.Parameter} and _is_compared(value):
             yield name, _digest(value)

@@ -8,7 +8,7 @@ from typing import Any
 from ckstore.model.manifest.nodes import encode_key
 
 Path = tuple[str | int, ...]
-"""The path of a value in `torch.distributed.checkpoint`: keys as text, and places in lists as numbers."""
+"""The path of a value in `torch.distributed.checkpoint`, with keys as text and indexes in lists as numbers."""
 
 
 def own_keys(state: Mapping[Any, Any]) -> list[list[Any]]:
@@ -39,7 +39,7 @@ def _is_kept(key: object) -> bool:
 
 
 def set_at(state: Any, path: Path, value: object) -> None:
-    """Set a value in a state that has a place for it, by the state's own keys."""
+    """Set an existing value of a state, by the keys of the state."""
     *above, last = path
     for key in above:
         state = state[_own(state, key)]
@@ -47,7 +47,7 @@ def set_at(state: Any, path: Path, value: object) -> None:
 
 
 def _own(place: Any, key: str | int) -> Any:
-    """Return the key, or the place in a list, that a step of a path stands for."""
+    """Return the key, or the index in a list, that an item of a path stands for."""
     if not isinstance(place, Mapping) or key in place:
         return key
     return next(own for own in place if str(own) == key)

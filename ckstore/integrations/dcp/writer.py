@@ -1,9 +1,9 @@
-"""`CkstoreWriter`: a `StorageWriter` whose `finish` publishes one checkpoint of the store.
+"""`CkstoreWriter`, a `StorageWriter` whose `finish` publishes one checkpoint of the store.
 
-The ranks agree by the first collective of `torch.distributed.checkpoint` itself: each sends what it means to save with
-its plan, and the coordinator compares them before anything is staged. Each rank then stages its part in a staging
-directory of its own, whose lock it holds; the coordinator joins the parts and publishes the whole. A rank whose save
-failed, or whose part was joined, gives its staging back when the writer is used again or goes away.
+The ranks agree in the first collective of `torch.distributed.checkpoint`. Each rank sends the run, the step and its
+options with its plan, and the coordinator compares them before any data is staged. Each rank then stages its part in
+its own staging directory and holds its lock. The coordinator joins the parts and publishes the whole checkpoint. If the
+save of a rank failed, or its part was joined, it removes its staging when the writer is used again or deleted.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ _PART = "ckstore part"
 class CkstoreWriter(StorageWriter):
     """Saves one checkpoint of `torch.distributed.checkpoint` into a store: ``dcp.save(state, storage_writer=…)``.
 
-    It can be pickled, and opens the store again where it is unpickled; ``async_save`` needs that.
+    It can be pickled, as ``async_save`` requires, and opens the store again after unpickling.
 
     Args:
-        store: The store, or its path; the same on all ranks.
-        step: Step number; the same on all ranks.
-        run: Name of the run; the same on all ranks.
-        options: As in `Store.save`: metrics, metadata, message, tags, parent, if_exists. What the coordinator
-            gives counts.
+        store: The store, or its path. It must be the same on all ranks.
+        step: Step number, which must be the same on all ranks.
+        run: Name of the run, which must be the same on all ranks.
+        options: The options of `Store.save`, such as metrics, metadata, message, tags, parent and if_exists. The values
+            of the coordinator apply.
 
     Attributes:
-        info: What was published, on the coordinator, once the save is done; else None.
-        timeout_s: For how long this rank waits for its disk, if that gives no sign of life.
-        say: Called with how far this rank is.
+        info: The published checkpoint, on the coordinator after the save. Otherwise None.
+        timeout_s: Seconds that this rank waits for its disk while the disk makes no progress.
+        say: Called with the progress of this rank.
         keys: The keys of the state that are not strings, as `own_keys` returns them.
         digests: The digests of values that other ranks may have under the same names, as `digests_of` returns them.
         if_ranks_differ: Whether different values under one name are an ``"error"`` or a ``"warn"``.
@@ -81,7 +81,7 @@ class CkstoreWriter(StorageWriter):
         self.step = check_step(step)
         self.info: CheckpointInfo | None = None
         tags = options.get("tags", ())
-        # A tuple can be pickled, which an iterator cannot.
+        # Make a tuple, because an iterator cannot be pickled.
         given: SaveOptions = {"if_run_in_use": "error", **options}
         self._options: SaveOptions = {**given, "tags": (tags,) if isinstance(tags, str) else tuple(tags)}
         self._store: Store | None = store if isinstance(store, Store) else None
@@ -99,54 +99,52 @@ class CkstoreWriter(StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """The name of what is saved, for the log of `torch.distributed.checkpoint`."""
+        """The name of the saved checkpoint, for the log of `torch.distributed.checkpoint`."""
         return f"{self.run}@{self.step}"
 
     @property
     def store(self) -> Store:
-        """The store; it is opened if it is not."""
+        """The store, which this opens if necessary."""
         if self._store is None:
             self._store = open_again(self._path, self._continues)
         return self._store
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process saves: with the training that this one begins or continues.
+        # Another process saves, as a part of the training that this process begins or continues.
         continues = sent(self._store, self._path, self.run)
         ours = {"_store": None, "_continues": continues, "_give_back": None, "_staging": None, "_pushed": None}
         return {**self.__dict__, **ours, "say": len}
 
-    # ------------------------------------------------------------------ what torch.distributed.checkpoint calls
+    # ------------------------------------------------------------------ called by torch.distributed.checkpoint
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Refuse another name: the checkpoint has its run and step."""
+        """Refuse another name, because the run and step name the checkpoint."""
         if checkpoint_id is not None and os.fspath(checkpoint_id) != self.checkpoint_id:
             msg = f"checkpoint_id={os.fspath(checkpoint_id)!r}: the writer saves {self.checkpoint_id}"
-            raise BadInput(
-                msg, hint="leave checkpoint_id out; CkstoreWriter(store, step=…, run=…) names the checkpoint"
-            )
+            raise BadInput(msg, hint="omit checkpoint_id; CkstoreWriter(store, step=…, run=…) names the checkpoint")
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Begin a save."""
         del is_coordinator, args
         if not kwargs.get("use_collectives", True):
-            msg = "use_collectives=False: without them the ranks cannot agree on one checkpoint"
-            raise BadInput(msg, hint="leave it out; store.save(state, ranks=Ranks(…)) needs no process group")
+            msg = "with use_collectives=False the ranks cannot agree on one checkpoint"
+            raise BadInput(msg, hint="omit it; store.save(state, ranks=Ranks(…)) needs no process group")
         self.close()
         self.info = None
         self._rank = kwargs.get("rank", 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Send along what this rank means to save."""
+        """Add the run, the step and the options of this rank to the plan."""
         return replace(plan, storage_data={**self._meant(), "digests": self.digests})
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Compare what the ranks mean; the coordinator does."""
+        """Check that all ranks save the same checkpoint. The coordinator calls this."""
         said = [plan.storage_data for plan in plans]
         are_apart = check_agreement(one for one in said if one is not None)
-        # Early, before anything is written. A cached plan has no digests; `finish` compares those of all ranks.
+        # Compare early, before any data is written. A cached plan has no digests. `finish` compares those of all ranks.
         if self.if_ranks_differ == "error":
             refuse_differing([{} if one is None else one["digests"] for one in said])
-        # A plan without it is of a planner that caches plans, and has what was sent before.
+        # A plan without it is of a planner that caches plans. It equals the plan that was sent before.
         return [
             plan if one is None else replace(plan, storage_data={**one, "digests": {}, "apart": are_apart})
             for plan, one in zip(plans, said, strict=True)
@@ -159,7 +157,7 @@ class CkstoreWriter(StorageWriter):
             staging, more = _stage(self.store, self, plan, planner, are_apart=are_apart)
         except (CkstoreError, OSError):
             raise
-        except Exception as error:  # of a class of the user's state, which may not survive the way to the other ranks
+        except Exception as error:  # its class may be the user's, and may not survive pickling
             raise SaveFailed(f"saving {self.checkpoint_id} failed: {reason_of(error)}") from error
         self.say("part")
         data = {**self._meant(), "staging": staging.path.name, "digests": self.digests, **more}
@@ -168,9 +166,9 @@ class CkstoreWriter(StorageWriter):
         return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Join the parts of all ranks and publish them: this is the commit. The coordinator does."""
+        """Join the parts of all ranks and publish the checkpoint. The coordinator calls this."""
         parts = dict(enumerate(result.storage_data for of_rank in results for result in of_rank))
-        # Again: where a planner caches its plans, what was compared before may be of an earlier save.
+        # Compare again. If a planner caches its plans, the earlier comparison may be of an earlier save.
         are_apart = check_agreement(parts.values())
         digests = [part.pop("digests") for part in parts.values()]
         if self.if_ranks_differ == "error":
@@ -182,7 +180,7 @@ class CkstoreWriter(StorageWriter):
             raise RankMismatch(f"{msg}; nothing was published", hint="use a planner without enable_plan_caching")
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
         entries = tuple(DcpValue(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)
-        # Without a grace: the others wait in a collective, whose deadline is near.
+        # Use no grace period, because the other ranks wait in a collective whose deadline is near.
         work = RankWork(self._who(), self.timeout_s, grace_s=0)
         whole = MergedCheckpoint(parts, uuid.uuid4().hex, partial(shards_of, entries), entries)
         said: CheckpointInfo | Joined
@@ -191,19 +189,19 @@ class CkstoreWriter(StorageWriter):
             self.info = self._taken(said)
         else:
             said = self.info = work.run(lambda: _publish(self.store, self, whole, WorkWatch(work)))
-        metadata.storage_data = said  # DCP sends it to all ranks with the news that it was saved
+        metadata.storage_data = said  # DCP sends it to all ranks after the save
         self.close()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return False: a writer is given, not found by a name."""
+        """Return False, because a writer is passed explicitly and not found by a name."""
         del checkpoint_id
         return False
 
     # ------------------------------------------------------------------ ours
 
     def close(self) -> None:
-        """Give back what this rank staged, unless it was published; harmless when done before."""
+        """Remove the staging of this rank, unless it was published. A repeated call does nothing."""
         self._staging = None
         if self._give_back is not None:
             self._give_back()
@@ -213,14 +211,14 @@ class CkstoreWriter(StorageWriter):
             self._pushed = None
 
     def request(self) -> Any:
-        """Return what `Store.save` would make of the arguments, checked."""
+        """Return the checked request that `Store.save` would make of the arguments."""
         request = request_of(context_of(self.store), self.run, self.step, self._options, None)
         request.check()
         return request
 
     def ended(self, said: CheckpointInfo | Joined) -> CheckpointInfo:
-        """Return what was published; where nodes have stores of their own, this one's keeps what this rank staged."""
-        # With a warning if it is at its place no more: this rank may have stood still.
+        """Return the published checkpoint. If nodes have their own stores, the store of this node keeps this part."""
+        # Warn if the checkpoint no longer exists, because this rank may have been stopped for a while.
         if isinstance(said, Joined):
             return self.info or self._taken(said)
         info = self.info or said
@@ -230,7 +228,7 @@ class CkstoreWriter(StorageWriter):
         return _take(self.store, joined, self._staging)
 
     def hold(self, staging: Staging, pushed: PushedPart | None) -> None:
-        """Keep the lock on what was staged, and what keeps it at a remote, until `close`."""
+        """Keep the lock on the staging, and the claim on its blobs at a remote, until `close`."""
         self._staging, self._pushed = staging, pushed
         self._give_back = weakref.finalize(self, reclaim.discard, context_of(self.store), staging)
 
@@ -259,7 +257,7 @@ def _stage(
             staging = stage_part(context, work, content, patience_in(writer._options))  # noqa: SLF001
             return (staging, None, {}) if not are_apart else (staging, *push_staged(context, staging, work))
 
-        # What is staged after this rank has given up belongs to no save: it is given back by the thread.
+        # If this rank has failed in the meantime, the thread removes the staging, which belongs to no save.
         staging, pushed, more = work.run(stage, lambda made: reclaim.discard(context, made[0]))
         writer.hold(staging, pushed)
         return staging, more

@@ -1,7 +1,7 @@
-"""`CkstoreFileSystem`: what takes a URL of fsspec takes a checkpoint in a store.
+"""`CkstoreFileSystem`, with which programs that accept a URL of fsspec read and write checkpoints of a store.
 
-Reading is as of a directory that never changes: each byte is checked. Writing is in a transaction, and makes a
-checkpoint or nothing: what is published never changes.
+A checkpoint is a directory that never changes, and each read byte is checked. Files are written in a transaction, which
+publishes one checkpoint or nothing.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ with fs.transaction, fs.open(path, "wb") as file: file.write(data)"""
 
 
 class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
-    """``ckstore:///path/to/store/RUN/CHECKPOINT/FILE``; `CHECKPOINT` is a step, ``latest``, ``latest-valid`` or a tag.
+    """A filesystem of fsspec for paths ``ckstore:///path/to/store/RUN/CHECKPOINT/FILE``.
 
-    What is not there is `NoSuchFile`, and a path without a store on the way `StoreNotFound`. What is published does not
-    change: to change it is `BadInput`.
+    `CHECKPOINT` is a step, ``latest``, ``latest-valid`` or a tag. A missing file raises `NoSuchFile`, a path without a
+    store raises `StoreNotFound`, and an attempt to change a published checkpoint raises `BadInput`.
 
     Args:
-        if_exists: As in `ckstore.Store.commit`, for what is written.
-        staging: A directory in which files wait until their checkpoint is committed; None: that of the store.
-        options: Those of fsspec.
+        if_exists: As in `ckstore.Store.commit`, for written checkpoints.
+        staging: A directory for written files until their checkpoint is committed. If None, that of the store.
+        options: The options of fsspec.
 
     Attributes:
-        last: What was committed last.
+        last: The last committed checkpoint.
     """
 
     protocol = PREFIX.removesuffix("://")
@@ -59,24 +59,24 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self.staging = None if staging is None else Path(os.path.abspath(expanded(staging)))
         self.last: CheckpointInfo | None = None
         self._stores: dict[tuple[Path, bool], Store] = {}
-        self._parents: dict[Path, dict[str, Parent]] = {}  # by store: what is continued there, as one reads and writes
+        self._parents: dict[Path, dict[str, Parent]] = {}  # parents of the next saves, by store
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         return [stripped(each) for each in path] if isinstance(path, list) else stripped(path)
 
     def store_at(self, path: Path, *, to_write: bool = False) -> Store:
-        """Return a store, opened once; for reading only unless it is to be written to."""
+        """Return a store, which is opened once. It is read-only unless `to_write` is set."""
         key = path, to_write
         if key not in self._stores:
-            # A handle for reading apart: a user who may only read must not fail for a door that could write.
+            # Use a separate read-only handle, so that users without write permission can read.
             self._stores[key] = Store.open(path, readonly=not to_write)
             if to_write:
                 context_of(self._stores[key]).known.last_parents = self._parents.setdefault(path, {})
         return self._stores[key]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return name, size and type of a file or directory, and of a checkpoint its id."""
+        """Return the name, size and type of a file or directory, and the id of a checkpoint."""
         place = place_of(path)
         tree = self._tree(place)
         if place.path not in tree:
@@ -94,15 +94,15 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return sorted(found, key=lambda each: str(each["name"])) if detail else sorted(each["name"] for each in found)
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether there is something at a path. Only what is not there is not: damage is an error here, too."""
+        """Whether a path exists. Damage raises an error and does not count as a missing path."""
         return bool(self._type(path))
 
     def isdir(self, path: str) -> bool:
-        """Whether there is a directory; see `exists`."""
+        """Whether a path is a directory. See `exists`."""
         return self._type(path) == "directory"
 
     def isfile(self, path: str) -> bool:
-        """Whether there is a file; see `exists`."""
+        """Whether a path is a file. See `exists`."""
         return self._type(path) == "file"
 
     def _type(self, path: str) -> str:
@@ -112,15 +112,15 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return ""
 
     def created(self, path: str) -> datetime:
-        """Return when the checkpoint was made that has this file."""
+        """Return the creation time of the checkpoint of this file."""
         return datetime.fromisoformat(self._checkpoint(place_of(path)).created)
 
     def modified(self, path: str) -> datetime:
-        """Return the same as `created`: nothing in a checkpoint changes."""
+        """Return the same time as `created`, because a checkpoint never changes."""
         return self.created(path)
 
     def ukey(self, path: str) -> str:
-        """Return a key that differs from that of another checkpoint's file at this path."""
+        """Return a key that is different for the file of another checkpoint at this path."""
         return str(tokenize(self.info(path)))
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
@@ -139,7 +139,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return self._staging_to_write(place).open(place, mode)
 
     def _continue(self, store: Path, info: CheckpointInfo) -> None:
-        """Let what is written next continue a checkpoint of which a file was read."""
+        """Set a checkpoint of which a file was read as the parent of the next written checkpoint."""
         context = context_of(self.store_at(store))
         parents = self._parents.setdefault(store, {})
         before = parents.get("")
@@ -147,11 +147,11 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             parents[info.run] = parents[""] = parent_at(context, info)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Make a directory in the checkpoint that is being written; elsewhere directories come with their files."""
+        """Create a directory in the checkpoint that is being written. Other paths need no directories."""
         self.makedirs(path, exist_ok=True)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """See `mkdir`."""
+        """Create directories. See `mkdir`."""
         place = place_of(path)
         if self._intrans and place.path:
             local = self._staging_to_write(place).local(place.path)
@@ -176,25 +176,25 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             shutil.copyfileobj(source, target, BUFFER_BYTES)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Delete a whole checkpoint, with `recursive`, as `Store.delete`; or a file of the one that is being written.
+        """Delete a whole checkpoint like `Store.delete`, with `recursive`, or a file of the one being written.
 
         Raises:
-            BadInput: It is a part of a checkpoint, or a run, or a store.
+            BadInput: The path is a part of a published checkpoint, a run, or a store.
             InUse: A tag or a pin names the checkpoint, or it is open.
-            NoSuchFile: There is nothing.
+            NoSuchFile: The path does not exist.
         """
         for each in path if isinstance(path, (list, tuple)) else [path]:
             self._remove(place_of(each), recursive=recursive)
 
     def rm_file(self, path: str) -> None:
-        """Remove a file of the checkpoint that is being written; see `rm`."""
+        """Remove a file of the checkpoint that is being written. See `rm`."""
         self.rm(path)
 
     _rm = rm_file
 
     def rmdir(self, path: str) -> None:
-        """Raise `BadInput`: directories go with their files."""
-        raise BadInput(f"{path}: directories go with their files", hint="fs.rm(checkpoint, recursive=True)")
+        """Raise `BadInput`, because directories exist only through their files."""
+        raise BadInput(f"{path}: directories exist only through their files", hint="fs.rm(checkpoint, recursive=True)")
 
     def _remove(self, place: StoreLocation, *, recursive: bool) -> None:
         staging = self._staging_of(place)
@@ -205,7 +205,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             elif local.is_file():
                 local.unlink()
             else:
-                raise NoSuchFile(f"{place} was not written", hint="fs.find(…) lists what was")
+                raise NoSuchFile(f"{place} was not written", hint="fs.find(…) lists the written files")
             return
         if place.name and not place.path and recursive:
             self.store_at(place.store, to_write=True).delete(self._checkpoint(place))
@@ -214,7 +214,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         raise BadInput(msg, hint="fs.rm('ckstore:///path/to/store/RUN/STEP', recursive=True)")
 
     def _staging_of(self, place: StoreLocation) -> TransactionFiles | None:
-        """Return what waits to become the checkpoint at a place, if that is being written."""
+        """Return the uncommitted files of the checkpoint at a location, if it is being written."""
         staging = self._transaction.staging if self._transaction is not None else None
         if staging is None or not place.name or (place.store, place.run) != staging.target[:2]:
             return None
@@ -223,9 +223,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _staging_to_write(self, place: StoreLocation) -> TransactionFiles:
         target = place.to_write()
         if not self._intrans:
-            msg = (
-                f"{place} is to be written outside a transaction: others would see a checkpoint with some of its files"
-            )
+            msg = f"{place} cannot be written outside a transaction: readers would see a partial checkpoint"
             raise BadInput(msg, hint=f"these two lines write it:\n{_TWO_LINES.format(url=str(place))}\n")
         staging: TransactionFiles = self.transaction.staging_for(target, self.staging)
         if staging.target != target:
@@ -235,7 +233,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return staging
 
     def _tree(self, place: StoreLocation) -> dict[str, dict[str, Any]]:
-        """Return what is at and below the store, the run or the checkpoint of a place: path in it -> entry."""
+        """Return the entries at and below the store, run or checkpoint of a location, by their paths in it."""
         top = place.written
         if not place.run:
             runs = sorted({info.run for info in self.store_at(place.store).checkpoints()})
@@ -255,7 +253,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             return entries(checkpoint.files(), top, id=info.id)
 
     def _checkpoint(self, place: StoreLocation) -> CheckpointInfo:
-        """Return the checkpoint that a place is, or is in; where there is no such ref, the step in its name."""
+        """Return the checkpoint of a location. If its name is not a ref, the step in the name is used."""
         store = self.store_at(place.store)
         error: CkstoreError | None = None
         for name in (place.name, *([] if place.step is None else [str(place.step)])):

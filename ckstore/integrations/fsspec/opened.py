@@ -1,4 +1,4 @@
-"""A file of a checkpoint, opened through the door."""
+"""A file of a checkpoint that was opened through fsspec."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ckstore.ops.read.open_checkpoint import OpenCheckpoint
 
 
 class OpenedFile(io.BufferedReader):
-    """A file of a checkpoint that is kept open until it is closed."""
+    """A file of a checkpoint. The checkpoint remains open until the file is closed."""
 
     def __init__(self, raw: CommittedFile, checkpoint: OpenCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self.size = raw.nbytes  # as other files of fsspec have it
+        self.size = raw.nbytes  # like other files of fsspec
         super().__init__(raw, BUFFER_BYTES)
 
     def close(self) -> None:
-        """Close it and its checkpoint."""
+        """Close the file and its checkpoint."""
         try:
             super().close()
         finally:
@@ -27,7 +27,7 @@ class OpenedFile(io.BufferedReader):
 
 
 def opened(checkpoint: OpenCheckpoint, place: StoreLocation) -> OpenedFile:
-    """Open a file of a checkpoint, which is closed with it, or at once if there is no such file."""
+    """Open a file of a checkpoint. The checkpoint is closed with the file, or now if it has no such file."""
     try:
         return OpenedFile(cast("CommittedFile", checkpoint.open_file(place.path).detach()), checkpoint)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Paths of the door: ``/path/to/store/RUN/CHECKPOINT/FILE``, and what each leads to."""
+"""Parse the paths of the filesystem, ``/path/to/store/RUN/CHECKPOINT/FILE``."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ PREFIX = "ckstore://"
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """Where a path leads; what it does not go down to is empty."""
+    """The components of a path. Components that the path does not contain are empty."""
 
-    store: Path  # directory of the store, without symlinks on the way
-    written: str  # the same as it stands in the path
-    run: str = ""  # a run in it
-    name: str = ""  # a checkpoint of the run: a step, a name with a step in it, or what else may stand after ``RUN@``
-    path: str = ""  # of a file or directory in the checkpoint
+    store: Path  # directory of the store, with symlinks resolved
+    written: str  # directory of the store as in the path
+    run: str = ""  # name of the run
+    name: str = ""  # checkpoint of the run: a step, a name with a step in it, or another ref that may follow ``RUN@``
+    path: str = ""  # path of a file or directory in the checkpoint
 
     @property
     def step(self) -> int | None:
-        """The step that the name is, or has in it as trainers write it; None: there is none."""
+        """The step that the name is or contains in the way of trainers, or None."""
         if STEP_PATTERN.match(self.name):
             return int(self.name)
         return step_in_name([Path(self.name)]) if self.name else None
 
     def to_write(self) -> tuple[Path, str, int]:
-        """Return store, run and step to write to."""
+        """Return the store, run and step to write to."""
         if not self.path:
-            msg = f"{self} is no file in a checkpoint"
+            msg = f"{self} is not a file in a checkpoint"
             example = f"{PREFIX}{self.written}/{self.run or 'RUN'}/{self.name or 'STEP'}/FILE"
             raise BadInput(msg, hint=f"name a file in it, also if it is the only one: {example}")
         if self.step is None:
-            msg = f"{self.name!r} in {self} is no step, and what is written needs one"
+            msg = f"{self.name!r} in {self} is not a step, and a written checkpoint needs one"
             raise BadInput(msg, hint="name it 500, step-500 or checkpoint-500")
         return self.store, check_own_run(self.run), check_step(self.step)
 
@@ -49,15 +49,15 @@ class StoreLocation:
 
 
 def stripped(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path that a URL of the door has; a relative one is relative to the working directory."""
+    """Return the absolute path in a URL of the filesystem. Relative paths are relative to the working directory."""
     text = os.path.abspath(os.path.expanduser(os.fspath(path).removeprefix(PREFIX)))
     return f"/{text.lstrip('/')}"
 
 
 def place_of(path: str | os.PathLike[str]) -> StoreLocation:
-    """Return what a path leads to: the store is the first directory on the way that is one."""
+    """Return the components of a path. The store is the first directory in the path that is a store."""
     whole = PurePosixPath(stripped(path))
-    # From the root down: a file store.json inside a committed checkpoint must not be taken for a store.
+    # Search from the root down, because a file store.json inside a committed checkpoint does not mark a store.
     for store in (*reversed(whole.parents), whole):
         if os.path.lexists(f"{store}/store.json"):
             run, name, *inner = (*whole.relative_to(store).parts, "", "")
@@ -67,13 +67,13 @@ def place_of(path: str | os.PathLike[str]) -> StoreLocation:
 
 
 def entry(name: str, nbytes: int | None = None, **more: Any) -> dict[str, Any]:
-    """Return the entry of fsspec for a file; for a directory if it has no size."""
+    """Return the entry of fsspec for a file, or for a directory if no size is given."""
     kind = "directory" if nbytes is None else "file"
     return {"name": name, "size": 0 if nbytes is None else nbytes, "type": kind, **more}
 
 
 def entries(files: list[FileSummary], top: str, **more: Any) -> dict[str, dict[str, Any]]:
-    """Return the entries of fsspec for everything in a checkpoint whose path is `top`: path in it -> entry."""
+    """Return the entries of fsspec for all files and directories of the checkpoint at `top`, by their paths in it."""
     by_path = {file.path: file for file in files}
     found = {"": entry(top, **more)}
     for file in files:
@@ -89,6 +89,6 @@ def entries(files: list[FileSummary], top: str, **more: Any) -> dict[str, dict[s
             as_link = {"islink": True, "destination": file.target, **more}
             is_file = end is not None and end.kind == "file"
             found[file.path] = entry(where, end.nbytes if end is not None and is_file else 0, **as_link)
-            if not is_file:  # nothing, or a directory: as it is not to be gone into, it is neither
+            if not is_file:  # a dangling symlink, or one to a directory, which is not followed
                 found[file.path]["type"] = "link"
     return found

@@ -1,4 +1,4 @@
-"""What is written through the door: files of a checkpoint wait beside the store, and one commit makes them visible."""
+"""Write checkpoints through fsspec. Files are staged outside the checkpoints, and one commit makes them visible."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ckstore.integrations.fsspec.places import StoreLocation, entry
 from ckstore.training.processes import rank_and_world
 
 _NEVER_BUILT = "fsspec"
-"""How the name ends beside which files wait; nothing ever gets it."""
+"""The suffix of the path next to which the directory for staged files is created. No file has this path."""
 
 
 class TransactionFiles:
-    """The files of one checkpoint that is being written, in a directory that goes when it is committed or given up."""
+    """The staged files of one checkpoint, in a directory that is removed when it is committed or abandoned."""
 
     def __init__(self, target: tuple[Path, str, int], folder: Path | None) -> None:
         self.target = target  # store, run and step
@@ -33,18 +33,18 @@ class TransactionFiles:
             raise BadInput(error.message, hint="give another directory: staging=…, of the same filesystem") from error
 
     def local(self, path: str) -> Path:
-        """Return where a file of the checkpoint waits."""
+        """Return the path of a staged file."""
         return self.tree.path / path
 
     def open(self, place: StoreLocation, mode: str) -> Any:
-        """Open a file that waits; its directory is made."""
+        """Open a staged file, and create its directory."""
         local = self.local(place.path)
         if mode != "rb":
             local.parent.mkdir(parents=True, exist_ok=True)
         return local.open(mode)
 
     def entries(self, top: str) -> dict[str, dict[str, Any]]:
-        """Return the entries of fsspec for the files that wait in the checkpoint whose path is `top`."""
+        """Return the entries of fsspec for the staged files of the checkpoint at `top`."""
         found = {"": entry(top)}
         for folder, folders, files in os.walk(self.tree.path):
             inner = os.path.relpath(folder, self.tree.path)
@@ -55,43 +55,43 @@ class TransactionFiles:
         return found
 
     def has_files(self) -> bool:
-        """Whether there is anything besides directories."""
+        """Whether files are staged, and not only directories."""
         return any(names for _, _, names in os.walk(self.tree.path))
 
     def end(self) -> None:
-        """Remove the files that wait. The next writer removes those that cannot be removed now: they decide nothing."""
+        """Remove the staged files. The next writer removes files that cannot be removed now, which have no effect."""
         with suppress(OSError), self.tree:
             pass
 
 
 class CheckpointTransaction(Transaction):  # type: ignore[misc]
-    """``with fs.transaction``: at its end everything that was written in it is one checkpoint, or nothing is."""
+    """A transaction, ``with fs.transaction``. Its end publishes all written files as one checkpoint, or nothing."""
 
-    # Without a file, as when all were removed again, there is no checkpoint. Of one in another the outermost counts; if
-    # one failed, all of it did. Several threads may write in one.
+    # Without a file, for example after all were removed again, no checkpoint is published. Nested transactions end with
+    # the outermost one, and a failure in one of them fails all. Several threads may write in one transaction.
 
     fs: Any
     files: deque[Any]
 
     def __init__(self, fs: Any) -> None:
         super().__init__(fs)
-        # fsspec makes the object inside `start_transaction`, after it has counted one.
+        # fsspec creates the object in `start_transaction`, after it has counted the transaction.
         self._depth = 1 if fs._intrans else 0  # noqa: SLF001 - start_transaction of fsspec has set it
         self._failed = False
         self._lock = threading.Lock()
         self.staging: TransactionFiles | None = None  # the uncommitted files, or None before the first write
 
     def start(self) -> None:
-        """Begin, or go one deeper."""
+        """Begin a transaction, or a nested one."""
         with self._lock:
             if self._depth == 0:
                 super().start()
             self._depth += 1
 
     def staging_for(self, target: tuple[Path, str, int], folder: Path | None) -> TransactionFiles:
-        """Return what waits; what is to be written first to `target` begins it."""
+        """Return the staged files. The first call creates them for the checkpoint `target`."""
         with self._lock:
-            # Under the lock: two threads that write the first files must share one directory.
+            # Hold the lock, because two threads that write the first files must share one directory.
             if self.staging is None:
                 self.staging = TransactionFiles(target, folder)
             return self.staging
@@ -102,14 +102,14 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         self.complete(commit=kind is None)
 
     def complete(self, commit: bool = True) -> None:
-        """End it: commit, or give up, what was written."""
+        """End the transaction. Commit the written files, or remove them."""
         with self._lock:
             self._depth -= 1
-            # Kept for the outermost: an inner `with` that failed has written files that its program gave up.
+            # Keep the failure for the outermost transaction. A failed inner `with` has written incomplete files.
             self._failed = self._failed or not commit
             if self._depth > 0:
                 return
-        # Let go before the commit: whatever it raises, the next transaction begins afresh.
+        # Reset this before the commit, so that the next transaction is new even if the commit raises.
         fs, self.fs = self.fs, None
         files, self.files = list(self.files), deque()
         staging, self.staging = self.staging, None
@@ -119,13 +119,13 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         try:
             if commit:
                 self._check(files, staging)
-                if not staging.has_files():  # all that was written was removed again
+                if not staging.has_files():  # all written files were removed again
                     return
                 store, run, step = staging.target
                 fs.last = fs.store_at(store, to_write=True).commit(staging.tree.path, step, run, if_exists=fs.if_exists)
         finally:
             for file in files:
-                with suppress(Exception):  # of what is given up; what was committed was closed
+                with suppress(Exception):  # for abandoned files; committed ones are already closed
                     file.close()
             staging.end()
 
@@ -139,7 +139,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
             msg = f"{os.path.basename(still_open[0])} is still open: {run}@{step} is not committed"
             raise BadInput(msg, hint="close each file in the transaction: with fs.open(…) as file")
         world = rank_and_world()[1]
-        # Without this each rank publishes one checkpoint of a fraction, and the last one wins.
+        # Without this, each rank publishes one checkpoint with its part, and the last one replaces the others.
         if world > 1 and any(staging.tree.path.rglob("*.distcp")):
             msg = f"each of {world} ranks would commit its own part of {run}@{step}"
             raise BadInput(msg, hint="save with ckstore.integrations.dcp: its ranks make one checkpoint")

@@ -1,4 +1,4 @@
-"""The check of a resume: is a training that was stopped and resumed, in fresh processes, the one that was not stopped?
+"""Check whether a training that is stopped and resumed in fresh processes equals an uninterrupted one.
 
-`check` starts the processes and judges what they recorded (`records`). Importing it imports no torch.
+`check` starts the processes and compares their records (`records`). Importing this module does not import torch.
 """

@@ -1,4 +1,4 @@
-"""Digests of the batches that a data loader gives, without a change of the loop that reads them."""
+"""Record the batches of a data loader without a change to the loop that reads them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 class _Recorded:
-    """An iterator that hands each batch to `note` before it gives it."""
+    """An iterator that passes each batch to `note` before it returns the batch."""
 
     def __init__(self, iterator: Iterator[Any], note: Callable[[Any], None]) -> None:
         self._iterator = iterator
@@ -27,20 +27,20 @@ class _Recorded:
 
 
 def record_batches(loader: Any, note: Callable[[Any], None]) -> None:
-    """Have a loader hand each batch to `note`, unless its class cannot be extended."""
+    """Make a loader pass each batch to `note`, unless its class cannot be extended."""
     kind = type(loader)
     if not hasattr(kind, "__iter__"):
         return
 
     def iterate(self: Any) -> _Recorded:
-        # At once, as the loader does: what it draws for its iterator must be drawn at the same moment.
+        # Create the iterator immediately, as the loader does, so that it draws random numbers at the same moment.
         return _Recorded(kind.__iter__(self), note)
 
-    # A class of the same name: capture and restore compare loaders by the names of their classes.
+    # The class has the same name, because capture and restore compare loaders by class name.
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     try:
         loader.__class__ = types.new_class(
             kind.__name__, (kind,), exec_body=lambda own: own.update(names, __iter__=iterate)
         )
-    except TypeError:  # of C, or with slots: the report says that batches were not compared
+    except TypeError:  # a class written in C or with slots; the report says that batches were not compared
         return

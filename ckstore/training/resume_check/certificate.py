@@ -1,4 +1,4 @@
-"""What a check found: the certificate, or where a resumed training first differs. Pure values."""
+"""The result of a check: the certificate, or the first difference of a resumed training. Pure values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckstore.training.resume_check.records import VARIABLE
 EXACT, TOLERANT = "exact", "within tolerance"
 NOT_DETERMINISTIC, CHANGED, NOT_EXACT = "not deterministic", "changed by the save", "not exact"
 REPORTED, LEFT_OUT, PART, NUMBERS, OWN, FAULT = "reported", "left out", "part", "variable", "own load", "ckstore"
-"""Why a resume is not exact: see `CheckedPoint`."""
+"""The causes of an inexact resume. See `CheckedPoint`."""
 _NAMES_SHOWN = 3
 _POSITIONS = {"step": "a step", "end of an epoch": "the end of an epoch", "end": "the end of the training"}
 _OF_TENSORS = ("gradient", "model", "optimizer", "scheduler", "part")
@@ -24,21 +24,21 @@ _OF_TENSORS = ("gradient", "model", "optimizer", "scheduler", "part")
 @brief()
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """Where a training first differs from the uninterrupted one.
+    """The first difference of a training from the uninterrupted one.
 
     Attributes:
-        step: The step in which it differs. If `after_restore`, that after which it was saved.
-        after_restore: Whether the restored state differs from the saved one, before any step.
-        kind: The first that differs of ``batch``, ``random state``, ``loss``, ``metric``, ``gradient``, ``model``,
-            ``optimizer``, ``scheduler`` and ``part``. ``position``: one training ends, or ends an epoch, where the
-            other one has a step.
-        names: The names that differ, such as ``model.0.weight``, in the order of the parts.
-        expected: The value of the first name in the uninterrupted training; of a tensor its type, shape and digest.
-        found: The same in this one.
-        numbers: By name of a tensor or a loss: ``largest_absolute``, the largest absolute difference of two elements;
-            ``ulps``, the largest count of representable values between two elements, or None; ``size``, the largest
-            element.
-        also: The kinds that differ as well.
+        step: The step in which it differs. With `after_restore`, the step after which the training was saved.
+        after_restore: Whether the restored state differs from the saved one before any step.
+        kind: The first different kind of ``batch``, ``random state``, ``loss``, ``metric``, ``gradient``, ``model``,
+            ``optimizer``, ``scheduler`` and ``part``. It is ``position`` if one training ends, or ends an epoch, and
+            the other one has a step.
+        names: The different names, such as ``model.0.weight``, in the order of the parts.
+        expected: The value of the first name in the uninterrupted training. For a tensor, its type, shape and digest.
+        found: The value of the first name in this training.
+        numbers: The distances by name of a tensor or a loss. ``largest_absolute`` is the largest absolute difference of
+            two elements. ``ulps`` is the largest number of representable values between two elements, or None.
+            ``size`` is the largest element.
+        also: The other kinds that differ.
     """
 
     step: int
@@ -76,27 +76,31 @@ class FirstDifference:
 
 
 def _named(name: str) -> str:
-    """Return a name for people: one that no part has is marked."""
+    """Return a name for users. It marks the name of an object that belongs to no part."""
     return f"{name.removeprefix(VARIABLE)} (not a part)" if name.startswith(VARIABLE) else name
 
 
 @brief()
 @dataclass(frozen=True, slots=True)
 class CheckedPoint:
-    """What became of a training that was saved at one point and resumed.
+    """The result of a training that was saved at one point and resumed.
 
     Attributes:
         point: ``step``, after some steps, or ``epoch``, at the first end of an epoch.
-        step: The number of steps that were trained before the save.
-        compared: The number of steps that were compared after the resume.
-        inexact: `ResumeReport.inexact` of `restore`; None if a `load` of the loop returned no report.
-        difference: The first difference; None if there is none.
-        cause: Why the resume is not exact; empty if it is. ``reported``: `restore` reported it. ``left out``: an object
-            that the loop uses is no part. ``part``: the restored state of a part is not the saved one. ``variable``: a
-            number that the loop uses differs. ``own load``: the loop restores by its own function. ``ckstore``:
-            `restore` reported the resume as exact, so this is a fault of ckstore, or of a state that the check does
-            not see.
-        suspects: For ``left out`` and ``variable`` the names of these variables.
+        step: The number of trained steps before the save.
+        compared: The number of compared steps after the resume.
+        inexact: `ResumeReport.inexact` of `restore`, or None if `Loop.load` returned no report.
+        difference: The first difference, or None if the trainings are equal.
+        cause: The cause of an inexact resume. It is empty for an exact one. The causes are
+
+            - ``reported``, if `restore` reported the difference,
+            - ``left out``, if an object that the loop uses is not a part,
+            - ``part``, if the restored state of a part differs from the saved one,
+            - ``variable``, if a number that the loop uses differs,
+            - ``own load``, if the loop restores with its own function, and
+            - ``ckstore``, if `restore` reported the resume as exact. This is a bug in ckstore, or in a state that the
+              check does not see.
+        suspects: For ``left out`` and ``variable``, the names of these variables.
         losses: The losses of the resumed training.
     """
 
@@ -113,7 +117,7 @@ class CheckedPoint:
         return "\n".join(self.lines())
 
     def lines(self) -> Iterator[str]:
-        """Yield what is said of it."""
+        """Yield the lines of the text."""
         where = "after step" if self.point == "step" else "at the end of an epoch, after step"
         if self.difference is None:
             yield f"saved {where} {self.step}: the {counted(self.compared, 'step')} after the resume are the same"
@@ -126,40 +130,40 @@ class CheckedPoint:
     def _advice(self) -> Iterator[str]:
         names = ", ".join(self.suspects)
         if self.cause == LEFT_OUT:
-            yield f"{names}: used by the loop, not among its parts, and so not saved; add it to the parts"
+            yield f"{names}: used by the loop, but not a part, so it was not saved. Add it to the parts"
         elif self.cause == PART:
-            yield "the restored state is not the saved one: load_state_dict() of your own class may drop a value;"
-            yield "of a class of torch it is a fault of ckstore: please report it with the JSON of this check"
+            yield "the restored state differs from the saved one. load_state_dict() of your own class may drop a value."
+            yield "If it is a class of torch, this is a bug in ckstore. Please report it with the JSON of this check"
         elif self.cause == NUMBERS:
-            yield f"variables of the loop that differ: {names}; keep those that the training depends on in extra"
+            yield f"these variables of the loop differ: {names}. Keep those that the training depends on in extra"
         elif self.cause == OWN:
-            yield "the loop has its own save and load, which do not keep this; capture and restore may"
+            yield "the loop has its own save and load, which do not keep this. capture and restore may"
         elif self.cause == FAULT:
-            yield "restore reported this resume as exact, and it is not: if the parts hold all of the state, this is"
-            yield "a fault of ckstore, please report it with the JSON of this check"
+            yield "restore reported this resume as exact, but it is not. If the parts hold the whole state, this is"
+            yield "a bug in ckstore. Please report it with the JSON of this check"
 
 
 @brief("verdict", "factory", "points", "difference")
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `check` found. Printed, it says so in a few lines.
+    """The result of `check`. Its text has a few lines.
 
     Attributes:
         factory: The function that made the loop.
         profile: ``exact`` or ``tolerant``.
-        verdict: ``exact``, ``within tolerance`` or ``not exact``. ``not deterministic``: two uninterrupted trainings
-            differ, so nothing can be said about a resume. ``changed by the save``: a training that was saved, and not
-            resumed, differs from one that was not saved.
-        points: The points where the training was saved and resumed.
-        difference: The first difference; None if there is none.
-        rtol: Of the tolerance; 0 if the profile is exact.
-        atol: Of the tolerance; 0 if the profile is exact.
+        verdict: ``exact``, ``within tolerance`` or ``not exact``. It is ``not deterministic`` if two uninterrupted
+            trainings differ, so a resume cannot be judged. It is ``changed by the save`` if a training that was saved
+            and not resumed differs from one that was not saved.
+        points: The points at which the training was saved and resumed.
+        difference: The first difference, or None if the trainings are equal.
+        rtol: The relative tolerance. It is 0 if the profile is exact.
+        atol: The absolute tolerance. It is 0 if the profile is exact.
         ignored: The patterns of names that may differ.
         losses: The losses of the uninterrupted training, from the first step on.
-        rates: Its learning rates after each step, of each group of each optimizer.
+        rates: The learning rates of the uninterrupted training after each step, of each group of each optimizer.
         sees_batches: Whether batches were compared.
         provenance: The versions of Python and of packages, and the revision of the code.
-        duration_s: How long the check took.
+        duration_s: The duration of the check in seconds.
     """
 
     factory: str
@@ -182,18 +186,18 @@ class CheckReport:
         return self.verdict in (EXACT, TOLERANT)
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as JSON has it, with ``ok``; numbers that JSON lacks are text."""
+        """Return this as a JSON document, with ``ok``. Numbers that JSON cannot represent are text."""
         return {"ok": self.ok, **_as_json(asdict(self))}
 
     def __str__(self) -> str:
         return "\n".join(map(printable, self.lines()))
 
     def lines(self) -> Iterator[str]:
-        """Yield what is said of it; the first line is the verdict."""
+        """Yield the lines of the text. The first line is the verdict."""
         yield f"{self.verdict}: {_SENTENCES[self.verdict].format(self.factory)}"
         if self.verdict == NOT_DETERMINISTIC:
             yield f"  differs first {self.difference}"
-            yield "  nothing can be said about a resume: seed what the loop draws from, and use"
+            yield "  a resume cannot be judged. Seed the random generators of the loop, and use"
             yield "  torch.use_deterministic_algorithms(True), or the profile tolerant"
         elif self.verdict == CHANGED:
             yield f"  differs first {self.difference}"
@@ -202,9 +206,9 @@ class CheckReport:
             yield from (f"  {line}" for line in point.lines())
         wrong = [point.point for point in self.points if point.difference is not None]
         if wrong == ["step"] and len(self.points) > 1:
-            yield '  if it is only saved at the end of an epoch: points=["epoch"] (--point epoch) checks that alone'
+            yield '  to check only saves at the end of an epoch, use points=["epoch"] (--point epoch)'
         if not self.sees_batches:
-            yield '  batches were not compared: to compare them, yield {"loss": loss, "batch": batch}'
+            yield "  batches were not compared. To compare them, yield dict(loss=loss, batch=batch)"
 
 
 def _as_json(value: Any) -> Any:
@@ -222,5 +226,5 @@ _SENTENCES = {
     TOLERANT: "{} continues after a resume as if it had not stopped, up to the tolerance",
     NOT_EXACT: "{} does not continue after a resume as if it had not stopped",
     NOT_DETERMINISTIC: "{} differs from itself when it is run twice without a stop",
-    CHANGED: "{} goes on in another way when it was saved, without a resume",
+    CHANGED: "{} continues differently after a save, without a resume",
 }

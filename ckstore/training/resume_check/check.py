@@ -1,4 +1,4 @@
-"""Check that a training continues exactly after a resume: save, resume in a fresh process, and compare the steps."""
+"""Check that a training continues exactly after a save and a resume in a fresh process, by comparing the steps."""
 
 from __future__ import annotations
 
@@ -78,37 +78,39 @@ def check(
     arguments: Sequence[str] = (),
     progress: Callable[[str], object] | None = None,
 ) -> CheckReport:
-    """Return whether a training continues exactly after a resume, and if not, what differs first.
+    """Return whether a training continues exactly after a resume, and the first difference if it does not.
 
-    Each of these runs in a fresh Python process: the training without a stop, twice; the training with a save; and for
-    each point where it was saved the training from there on. After each step batches, random states, loss, gradients,
-    and the states of all parts are compared, and of objects that the loop uses and that are no part. Checkpoints are
-    in a temporary store. One process trains: this checks no training on several ranks.
+    This runs the uninterrupted training twice, the training with saves, and a resumed training for each saved point.
+    Each of them runs in a fresh Python process. After each step, it compares batches, random states, loss, gradients,
+    the states of all parts, and the states of other objects that the loop uses. Checkpoints are in a temporary store.
+    It cannot check a training on several ranks.
 
     Args:
         make_loop: A function of a module that returns a `Loop`, or its name, ``module:function`` or
             ``file.py:function``. In a script, call `check` below ``if __name__ == "__main__":``.
-        profile: ``exact`` wants the same bits. ``tolerant`` lets losses and tensors differ by the tolerance, for
-            kernels that are not deterministic; batches, random states and the restored state must still be the same.
+        profile: ``exact`` requires equal bits. ``tolerant`` allows losses and tensors to differ by the tolerance, for
+            kernels that are not deterministic. Batches, random states and the restored state must still be equal.
         steps: The number of steps before the save.
-        compare: The number of steps after it.
-        points: Where to save: ``step``, after `steps`, and ``epoch``, at the first end of an epoch. If None, after
-            `steps`, and at the first end of an epoch if one comes until the last of the compared steps.
-        rtol: For ``tolerant``: relative to the uninterrupted training's number, or largest element of a tensor.
-        atol: For ``tolerant``: absolute.
-        ignore: Names that may differ, such as ``meter``, with what is below them; patterns as in a shell.
-        seed: Seeds the random generators of Python, NumPy and torch before the loop is made. The resumed process has
-            another seed, as a real one would.
-        timeout_s: How long one process may take.
-        directory: A directory for the temporary store; it takes twice the space of a checkpoint. If None, that of
+        compare: The number of compared steps after the save.
+        points: The points at which to save. ``step`` saves after `steps`, and ``epoch`` at the first end of an epoch.
+            If None, save after `steps`, and also at the first end of an epoch if it precedes the last compared step.
+        rtol: For ``tolerant``, the tolerance relative to the number in the uninterrupted training, or to the largest
+            element of a tensor.
+        atol: For ``tolerant``, the absolute tolerance.
+        ignore: Names that may differ, such as ``meter``, with all names below them. They may be shell patterns.
+        seed: Seed of the random generators of Python, NumPy and torch before the loop is made. The resumed process has
+            another seed, like a real one.
+        timeout_s: Maximum duration of one process, in seconds.
+        directory: A directory for the temporary store, which needs twice the space of a checkpoint. If None, that of
             `tempfile`.
-        arguments: What `make_loop` finds in ``sys.argv``, after the name of the program.
+        arguments: The arguments in ``sys.argv`` of `make_loop`, after the name of the program.
         progress: Called with a sentence before each process.
 
     Raises:
-        BadInput: An argument cannot be used; a fresh process cannot import `make_loop`; it returns no `Loop`; or the
-            loop yields no loss, or ends too early.
-        LoopFailed: The loop raised, its process died, or it did not end in time. The message has its traceback.
+        BadInput: An argument is invalid, a fresh process cannot import `make_loop`, or `make_loop` returns no `Loop`.
+            It is also raised if the loop yields no loss or ends too early.
+        LoopFailed: The loop raised an error, its process died, or it did not end in time. The message has its
+            traceback.
     """
     if IN_CHECK in os.environ:
         hint = 'call it below if __name__ == "__main__":'
@@ -132,7 +134,7 @@ def check(
     begin_s = time.monotonic()
     within = None if directory is None else expanded(directory)
     if within is not None and not within.is_dir():
-        hint, command_hint = "make it, or leave directory= out", "make it, or leave --directory out"
+        hint, command_hint = "create it, or omit directory=", "create it, or omit --directory"
         raise BadInput(f"{within} is not a directory", hint=hint, command_hint=command_hint)
     with tempfile.TemporaryDirectory(prefix="ckstore-check-", dir=within) as folder:
         judged = _Check(task, Path(folder).resolve(), tolerance, progress or (lambda _: None))
@@ -159,7 +161,7 @@ def check(
 
 
 def _forget_stores(folder: Path) -> None:
-    """Delete what the temporary stores have outside their directories: notes and catalogs in the user's cache."""
+    """Delete the notes and catalogs of the temporary stores in the user's cache."""
     for file in folder.glob("*/store.json"):
         forget(json.loads(file.read_text(encoding="utf-8"))["uuid"])
 
@@ -183,10 +185,10 @@ def _check_length(steps: int, compare: int, points: Collection[str] | None, time
 
 
 class _Check:
-    """Runs the processes of one check, and compares what they recorded.
+    """Runs the processes of one check, and compares their records.
 
     Attributes:
-        reference: The recording of the training without a stop.
+        reference: The records of the uninterrupted training.
     """
 
     def __init__(self, task: Task, folder: Path, tolerance: Tolerance, progress: Callable[[str], object]) -> None:
@@ -200,7 +202,7 @@ class _Check:
     def judge(
         self, steps: int, compared: int, points: Collection[str] | None
     ) -> tuple[tuple[CheckedPoint, ...], str, FirstDifference | None]:
-        """Return what was found at each point, the verdict, and the first difference."""
+        """Return the result at each point, the verdict, and the first difference."""
         needs_epoch = points is not None and "epoch" in points
         wants_step = points is None or "step" in points
         last_step = steps + compared if wants_step else 1
@@ -243,7 +245,7 @@ class _Check:
 
     def _resume(self, point: str, index: int, task: Task, saved: Mapping[str, Any], store: str) -> CheckedPoint:
         name = f"resumed-{point}"
-        # Another seed: a new process has drawn other numbers than the one that was saved.
+        # Use another seed, because a real new process has drawn other numbers than the saved one.
         resuming = replace(task, seed=task.seed + 1, restores=store, saved=saved, first=index)
         what = "the training that is resumed" + (" at the end of an epoch" if point == "epoch" else "")
         records, result = self._run(self._keeping(resuming, name), name, what)
@@ -266,7 +268,7 @@ class _Check:
         rules: dict[str, Any] = {"tolerance": self._tolerance, "ignored": self._ignored}
         if expected is None:
             return first_mismatch(self.reference, records, **rules)
-        found = first_mismatch(expected[1:], records[1:], **rules)  # the first is what was saved
+        found = first_mismatch(expected[1:], records[1:], **rules)  # the first record is the saved state
         return None if found is None else replace(found, index=found.index + 1)
 
     def _run(self, task: Task, name: str, what: str) -> tuple[list[Observation], dict[str, Any]]:
@@ -285,12 +287,12 @@ class _Check:
         name: str,
         first: int = 0,
     ) -> FirstDifference:
-        """Return a difference in words; if tensors differ, with how far they are apart."""
+        """Return a difference in words. If tensors differ, it includes their distance."""
         before, after = expected[found.index], records[found.index]
         kept = self._folder / f"tensors-{name}"
         numbers: Mapping[str, Any] = {one: after.far[one] for one in found.names if one in after.far}
         if not numbers and found.kind in _TENSOR_KINDS and kept.exists():
-            # The tensors of the uninterrupted training at this record are in no file: it is run once more up to there.
+            # No file has the tensors of the uninterrupted training at this record, so run it again up to this record.
             task = replace(self._task, last=first + found.index, tensors=str(kept), names=found.names)
             _, result = self._run(task, f"explaining-{name}", "the uninterrupted training, to compare tensors")
             numbers = result["numbers"]
@@ -306,12 +308,12 @@ class _Check:
 
 
 def _chosen(reference: Sequence[Observation], steps: int, points: Collection[str] | None) -> dict[str, int]:
-    """Return the index of the record of each point where to save."""
+    """Return the index of the record of each point at which to save."""
     of = {
         "step": next((at for at, one in enumerate(reference) if one.position == "step" and one.step == steps), None),
         "epoch": next((at for at, one in enumerate(reference) if one.position == EPOCH_END), None),
     }
-    # A point with no step behind it proves nothing.
+    # A point that no step follows proves nothing.
     usable = {
         point: at
         for point, at in of.items()
@@ -323,7 +325,7 @@ def _chosen(reference: Sequence[Observation], steps: int, points: Collection[str
             msg = f"the loop ended after {trained} steps and yielded no EPOCH_END"
             raise BadInput(msg, hint="yield ckstore.training.EPOCH_END after each epoch")
         if point not in usable:
-            msg = f"the loop ended after {trained} steps, and none is left to compare after the save"
+            msg = f"the loop ended after {trained} steps, so no step after the save can be compared"
             hint = "let it train longer, or give a smaller steps="
             raise BadInput(msg, hint=hint, command_hint="let it train longer, or give a smaller --steps")
     return {point: at for point, at in usable.items() if points is None or point in points}
@@ -336,7 +338,7 @@ def _cause(
     records: Sequence[Observation],
     ignored: Ignored,
 ) -> tuple[str, tuple[str, ...]]:
-    """Return why a resume is not exact, and the names of the variables that are suspected."""
+    """Return the cause of an inexact resume, and the names of suspected variables."""
     left_out = tuple(dict.fromkeys(_left_out(expected, records, found.index, ignored)))
     if left_out:
         return LEFT_OUT, left_out
@@ -346,7 +348,7 @@ def _cause(
         return OWN, ()
     if found.index == 0:
         return (FAULT if found.kind == "random state" else PART), ()
-    # At the end of a training there are no variables any more.
+    # At the end of a training, the variables no longer exist.
     at = found.index - (found.kind == "position")
     numbers = tuple(differing(expected[at], records[at], NUMBER))
     return (NUMBERS, numbers) if numbers else (FAULT, ())
@@ -355,7 +357,7 @@ def _cause(
 def _left_out(
     expected: Sequence[Observation], records: Sequence[Observation], index: int, ignored: Ignored
 ) -> Iterator[str]:
-    """Yield each variable whose object is no part and differs, up to the first difference."""
+    """Yield each variable whose object is not a part and differs, up to the first difference."""
     for before, after in zip(expected[: index + 1], records[: index + 1], strict=True):
         for kind in STATE:
             for name in differing(before, after, kind):

@@ -1,4 +1,4 @@
-"""What one fresh process of the check does: make the loop, train, record, and save or restore where it is told to."""
+"""Run the task of one fresh process of the check: make the loop, train, record, and save or restore."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Worker:
     """Runs a loop and records it.
 
     Attributes:
-        result: What the process returns, as JSON has it.
+        result: The result of the process as a JSON document.
     """
 
     def __init__(self, task: Task) -> None:
@@ -51,7 +51,7 @@ class _Worker:
         self._ignored = Ignored(task.ignored, unused(reference))
 
     def run(self) -> None:
-        """Do the whole task."""
+        """Run the whole task."""
         task = self._task
         self._doing("while its module was imported")
         _seed(task.seed)
@@ -71,11 +71,11 @@ class _Worker:
             self._train(loop, observer)
 
     def finish(self) -> dict[str, Any]:
-        """Return what was recorded and what came of it."""
+        """Return the records and the outcome."""
         return {**self.result, "records": [one.to_json() for one in self._records]}
 
     def _doing(self, what: str) -> None:
-        # For the process that waits, if this one is killed.
+        # The waiting process reads this if this process is killed.
         self.result["doing"] = what
         Path(self._task.folder, DOING).write_text(what, encoding="utf-8")
 
@@ -85,7 +85,7 @@ class _Worker:
             report = _restore(loop, store) if loop.load is None else loop.load(store)
         self.result["inexact"] = None if report is None else [*report.inexact]
         self._records.append(observer.record(RESUMED, saved.step))
-        # What was restored is what was saved, whatever the tolerance: no kernel ran in between.
+        # The restored state must equal the saved one with any tolerance, because no kernel ran in between.
         found = compare(saved, self._records[0], 0, tolerance=Tolerance(), ignored=self._ignored)
         return self._is_over(observer, found)
 
@@ -113,7 +113,7 @@ class _Worker:
         self._add(observer, Observation("end", step))
 
     def _add(self, observer: Observer, record: Observation) -> bool:
-        """Keep a record; return whether it is the last one."""
+        """Keep a record, and return whether it is the last one."""
         task = self._task
         is_last = self._is_last(record)
         if is_last and task.names is not None:
@@ -160,7 +160,7 @@ class _Worker:
 
 
 def _results_of(loop: Loop) -> Iterator[Any]:
-    """Return what a generator function yields, or what a function returns, step by step."""
+    """Yield the results of a generator function, or of repeated calls of a function, step by step."""
     first = loop.train()
     if isinstance(first, Iterator):
         return first
@@ -204,21 +204,21 @@ def _failure(error: BaseException) -> dict[str, str]:
     frames: TracebackType | None = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN):
         frames = frames.tb_next
-    # All frames are ckstore's: a defect, of which they are all that is known.
+    # If all frames are in ckstore, this is a bug, and the frames are the only information about it.
     text = "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
     return {"error": type(error).__name__, "message": str(error), "traceback": text}
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether the check itself refuses what it was given."""
+    """Whether the check itself raised this error about its input."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return isinstance(error, BadInput) and frames[-1].f_code.co_filename.startswith(_OWN)
 
 
 def main(path: str) -> None:
-    """Do the task in a file, and write the result into its folder; then end this process."""
+    """Run the task in a file, write the result into its folder, and end this process."""
     task = Task.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-    # The stacks of all threads go to stderr, even if the interpreter itself hangs.
+    # This writes the stacks of all threads to stderr, even if the interpreter itself hangs.
     faulthandler.dump_traceback_later(task.timeout_s, exit=True)
     sys.argv = [*task.arguments]
     result: dict[str, Any]
@@ -238,5 +238,5 @@ def main(path: str) -> None:
     whole.rename(Path(task.folder, RESULT))
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not the usual end: threads and exit handlers of a training may wait for a network, and nothing is left to do.
+    # Skip the usual exit, because threads and exit handlers of a training may wait for a network.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The name of a function that makes a loop, by which a fresh process imports it."""
+"""The importable name of a function that makes a loop, for a fresh process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckstore.errors import BadInput
 from ckstore.tensors.refusals import type_name
 
 _MAIN = "__mp_main__"
-"""The name that a script has in a process that imports it, as `multiprocessing` has it."""
+"""The module name of a script in a process that imports it, as in `multiprocessing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Factory:
         """Return the name of a function, or read ``module:function``.
 
         Raises:
-            BadInput: It has no name by which another process finds it.
+            BadInput: The function has no name by which another process can import it.
         """
         return cls._read(given) if isinstance(given, str) else cls._of_function(given)
 
@@ -67,11 +67,11 @@ class Factory:
     @classmethod
     def _of_function(cls, function: Callable[[], Any]) -> Factory:
         module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-        if not isinstance(module, str) or not isinstance(name, str):  # an object with `__call__`, or no function at all
+        if not isinstance(module, str) or not isinstance(name, str):  # an object with `__call__`, or not a callable
             msg = f"make_loop must be a function or its name, got {type_name(type(function))}"
             raise BadInput(msg, hint='give a function of a module, or "module:function"')
         if "<" in name:
-            msg = f"{name} is made inside a function, and a fresh process cannot import it"
+            msg = f"{name} is defined inside a function, and a fresh process cannot import it"
             raise BadInput(msg, hint="define make_loop at the top of a module")
         if module != "__main__":
             return cls(module, name)
@@ -80,15 +80,15 @@ class Factory:
         if spec is not None:  # started with python -m
             return cls(spec.name, name)
         if file is None or not Path(file).is_file():
-            msg = f"{name} was typed into a prompt or a notebook, and a fresh process cannot import it"
-            raise BadInput(msg, hint="write it into a file, and import it from there")
+            msg = f"{name} is defined in a prompt or a notebook, and a fresh process cannot import it"
+            raise BadInput(msg, hint="write it into a file, and import it from this file")
         return cls(str(Path(file).resolve()), name)
 
     def load(self) -> Callable[[], Any]:
-        """Import the module in this process, and return the function; what the module raises is not caught.
+        """Import the module in this process and return the function. Errors of the module are not caught.
 
         Raises:
-            BadInput: There is no such module, or no such function in it.
+            BadInput: The module does not exist, or it has no such function.
         """
         found: Any = self._script() if self.is_file else self._module()
         for name in self.attribute.split("."):
@@ -104,19 +104,19 @@ class Factory:
     def _module(self) -> types.ModuleType:
         try:
             is_there = importlib.util.find_spec(self.module) is not None
-        except (ModuleNotFoundError, ValueError) as error:  # of a package in front of it, or a name such as ``a..b``
+        except (ModuleNotFoundError, ValueError) as error:  # no parent package, or an invalid name
             if isinstance(error, ModuleNotFoundError) and not f"{self.module}.".startswith(f"{error.name}."):
                 raise
             is_there = False
         if not is_there:
             msg = f"there is no module {self.module}"
-            raise BadInput(msg, hint="start in the directory that has it, or name its file: FILE.py:FUNCTION")
+            raise BadInput(msg, hint="start in the directory of the module, or name its file: FILE.py:FUNCTION")
         return importlib.import_module(self.module)
 
     def _script(self) -> types.ModuleType:
         module = types.ModuleType(_MAIN)
         module.__file__ = self.module
-        # As `multiprocessing` does it: the workers of a data loader, in turn, find the script by its file.
+        # As in `multiprocessing`, so that the workers of a data loader can import the script by its file.
         sys.modules[_MAIN] = sys.modules["__main__"] = module
         importlib.machinery.SourceFileLoader(_MAIN, self.module).exec_module(module)
         return module

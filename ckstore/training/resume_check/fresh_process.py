@@ -1,4 +1,4 @@
-"""Start a fresh Python for a task of the check, wait for it within a time, and read its result."""
+"""Start a fresh Python process for a task of the check, wait for it with a timeout, and read its result."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ckstore.model.words import printable
 from ckstore.training.resume_check.task import DOING, RESULT, Task
 
 IN_CHECK = "CKSTORE_IN_RESUME_CHECK"
-"""The environment variable that a process of the check has."""
+"""The environment variable that is set in each process of the check."""
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from ckstore.training.resume_check.check_process import main; main(sys.argv[1])"
 )
 _MARGIN_S = 10.0
-"""It ends itself at the timeout, when it has printed where it is; on a busy machine that takes a moment."""
+"""Additional seconds for the process to print its stack at the timeout and end itself on a busy machine."""
 _KILLED_S = 10.0
-"""A killed process ends at once, unless the kernel waits for a dead disk on its behalf or a debugger holds it."""
+"""Seconds to wait for a killed process. It ends immediately unless it waits for a dead disk or a debugger holds it."""
 _POLL_S = 0.02
 _OUTPUT_BYTES = 1 << 16
 _LINES_SHOWN = 40
 
 
 def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
-    """Do a task in a fresh process, in a new folder, and return its result; `what` names the process in errors.
+    """Run a task in a fresh process with a new folder, and return its result. `what` names the process in errors.
 
     Raises:
         BadInput: The check refuses the loop.
-        LoopFailed: The loop raised, the process died, or it did not end in time.
+        LoopFailed: The loop raised an error, the process died, or it did not end in time.
     """
     folder.mkdir()
     task = replace(task, folder=str(folder))
@@ -52,7 +52,7 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
             stdout=said,
             stderr=said,
             env={**os.environ, IN_CHECK: "1"},
-            # Its data loader may have workers: a group of its own ends with all of them.
+            # Its data loader may have workers. With its own process group, all of them can be killed.
             start_new_session=True,
         )
         try:
@@ -74,20 +74,20 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
 
 
 def _paths(task: Task) -> list[str]:
-    """Return `sys.path` of the process: that of this one, with the directory of the script or of the user in front."""
+    """Return `sys.path` for the process: the directory of the script, or the current one, and this `sys.path`."""
     mine = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
     first = str(Path(task.factory.module).parent) if task.factory.is_file else str(Path.cwd())
     return [first, *(entry for entry in mine if entry != first)]
 
 
 def _ended(pid: int, timeout_s: float) -> bool:
-    """Whether a child ends within a time. It is not reaped, so its number stays that of its group."""
+    """Whether a child ends within a time. The child is not reaped, so its PID remains that of its group."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         try:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
                 return True
-        except ChildProcessError:  # a program that ignores SIGCHLD has no ended children
+        except ChildProcessError:  # a program that ignores SIGCHLD has no zombies
             return True
         if time.monotonic() >= deadline_s:
             return False
@@ -95,8 +95,8 @@ def _ended(pid: int, timeout_s: float) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes]) -> int | None:
-    """Kill the process and its own children. Return its status, or None if it still runs after a wait."""
-    with contextlib.suppress(ProcessLookupError):  # where SIGCHLD is ignored, and all have ended
+    """Kill the process and its children. Return its status, or None if it still runs after a wait."""
+    with contextlib.suppress(ProcessLookupError):  # SIGCHLD is ignored, and all have ended
         os.killpg(child.pid, signal.SIGKILL)
     try:
         return child.wait(_KILLED_S)
@@ -105,18 +105,18 @@ def _end(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def _died(what: str, folder: Path, of: tuple[int, int | None], timeout_s: float, *, is_late: bool) -> LoopFailed:
-    """Return the error of a process without a result, or one that a kill has not ended; `of`: its PID and status."""
+    """Return the error for a process without a result or one that survived a kill. `of` is its PID and status."""
     doing = folder / DOING
     when = doing.read_text(encoding="utf-8") if doing.exists() else "while Python was started"
     pid, status = of
     lines = _last_lines(folder / "output")
     if status is None:
         msg = f"{what} was killed {when}, and process {pid} has not ended {_KILLED_S:g} s later"
-        hint, command_hint = f"a disk that does not answer, or a debugger, may keep it: see /proc/{pid}/status", ""
+        hint, command_hint = f"it may wait for a disk or a debugger, see /proc/{pid}/status", ""
     elif is_late:
         msg = f"{what} did not end within {timeout_s:g} s; it was stopped {when}"
-        hint = "the stack below says where; a longer timeout_s= waits longer"
-        command_hint = "the stack below says where; --timeout waits longer"
+        hint = "the stack is below; a longer timeout_s= waits longer"
+        command_hint = "the stack is below; --timeout waits longer"
     else:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         msg, hint, command_hint = f"{what} {how} {when}", "the kernel's log (dmesg) may say more", ""

@@ -1,4 +1,4 @@
-"""What `check` runs: the parts of a training, and what trains them."""
+"""The input of `check`: the parts of a training and the function that trains them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckstore.tensors.refusals import type_name
 from ckstore.training.restore import ResumeReport
 
 EPOCH_END = "end of an epoch"
-"""What a training loop yields between two epochs, where it may be saved."""
+"""The value that a training loop yields between two epochs, where it may be saved."""
 
 
 @brief()
@@ -23,16 +23,17 @@ class Loop:
 
     Attributes:
         train: A generator function without arguments. After each step it yields the loss, or a dict of numbers with the
-            key ``loss``; where it may be saved between two epochs it yields `EPOCH_END`. A function that does one step
-            and returns the same will also do.
-        parts: What `capture` and `restore` get, by name: ``model``, ``optimizer``, ``scheduler``, ``scaler``,
-            ``dataloader`` and others.
-        extra: What `capture` gets as `extra`. A resume puts the saved values into this same dict.
-        save: Saves the training to the store, instead of `capture` and `Store.save`.
-        load: Restores it from the store, instead of `restore`; returns the report of `restore`, or None.
+            key ``loss``. Between two epochs, where the training may be saved, it yields `EPOCH_END`. It may also be a
+            function that runs one step and returns these values.
+        parts: The parts for `capture` and `restore` by name, such as ``model``, ``optimizer``, ``scheduler``,
+            ``scaler`` and ``dataloader``.
+        extra: The `extra` values for `capture`. A resume writes the saved values into this dict.
+        save: A function that saves the training to the store, instead of `capture` and `Store.save`.
+        load: A function that restores the training from the store, instead of `restore`. It returns the report of
+            `restore`, or None.
 
     Raises:
-        BadInput: A value is of another kind, or one of `save` and `load` is missing.
+        BadInput: A value has the wrong type, or only one of `save` and `load` is given.
     """
 
     train: Callable[[], Any]
@@ -53,4 +54,4 @@ class Loop:
             hint = 'Loop(train, {"model": model, …})'
             raise BadInput(msg, hint=hint)
         if (self.save is None) != (self.load is None):
-            raise BadInput("save and load go together, and only one was given", hint="give both, or none")
+            raise BadInput("save and load go together, and only one was given", hint="give both or neither")

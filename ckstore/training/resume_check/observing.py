@@ -1,4 +1,4 @@
-"""What a process of the check looks at after each step: batches, random states, loss, gradients, parts, variables."""
+"""Record batches, random states, loss, gradients, parts and variables after each step in a process of the check."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from ckstore.training.rng import random_states
 
 _XXH3 = ALGORITHMS["xxh3_128"]
 _TEXT_CHARS = 80
-"""Of a longer value only a digest is kept."""
+"""For a longer value, only a digest is kept."""
 _LOADERS = ("torch.utils.data", "torchdata")
-"""Modules of objects whose ``state_dict()`` may draw random numbers; their batches are looked at instead."""
+"""Modules of objects whose ``state_dict()`` may draw random numbers. Their batches are recorded instead."""
 _PLAIN = (bool, int, float, str)
 _NO_STATE = (types.ModuleType, types.BuiltinFunctionType, types.FunctionType, type)
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class Observer:
-    """Looks at a loop after each step."""
+    """Records the state of a loop after each step."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -53,12 +53,12 @@ class Observer:
     def record(
         self, position: str, step: int, result: Any = None, *, variables: Mapping[str, Any] = _NONE
     ) -> Observation:
-        """Return the values that are compared.
+        """Return the values to compare.
 
         Args:
-            position: Where the loop is, as `Observation` has it.
+            position: The position of the loop, as in `Observation`.
             step: The number of trained steps.
-            result: What the loop gave after a step.
+            result: The value that the loop yielded after a step.
             variables: The local variables of the loop.
         """
         self._tensors = {}
@@ -83,7 +83,7 @@ class Observer:
         return Observation(position, step, {kind: found for kind, found in values.items() if found}, tuple(left_out))
 
     def tensors(self, names: tuple[str, ...] | None = None) -> dict[str, Any]:
-        """Return the tensors of these names as they are now, or all of parts; `record` came before."""
+        """Return the current tensors of these names, or all tensors of the parts. Call `record` first."""
         return {
             name: leaf
             for name, leaf in self._tensors.items()
@@ -94,7 +94,7 @@ class Observer:
         named = result if isinstance(result, Mapping) else {"loss": result}
         if "loss" not in named:
             hint = 'yield the loss after each step, or a dict such as {"loss": loss}'
-            raise BadInput(f"the loop gave {sorted(map(str, named))} and no loss", hint=hint)
+            raise BadInput(f"the loop yielded {sorted(map(str, named))} and no loss", hint=hint)
         for name, value in named.items():
             if name == "batch":
                 self._batches[:] = [digest_of(value)]
@@ -110,7 +110,7 @@ class Observer:
         return found | {path: digest_of(state) for path, state in states_of({**mine, **left_out}).items()}
 
     def _left_out(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the objects with a state that a variable leads to and that belong to no part, by path."""
+        """Return the objects with a state that a variable refers to and that belong to no part, by path."""
         mine, _ = find_objects(self._parts, _has_state)
         known = set(map(id, mine.values()))
         known |= {id(inner) for one in mine.values() if is_module(one) for inner in one.modules()}
@@ -126,9 +126,9 @@ class Observer:
 
 
 def variables_of(function: Any) -> dict[str, Any]:
-    """Return the variables that a function refers to: what it closes over, its object, and globals of its module.
+    """Return the variables that a function refers to: its closure, its object, and globals of its module.
 
-    Those of the functions of its module that it calls are among them.
+    The result includes the variables of functions of its module that it calls.
     """
     found: dict[str, Any] = {}
     waiting, seen = [function], set()
@@ -188,7 +188,7 @@ def _names_of_parameters(parts: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _numbers(variables: Mapping[str, Any], loop: Loop) -> dict[str, str]:
-    """Return the plain values of variables, and the tensors of those that outlive a step."""
+    """Return the plain values of variables, and the tensors of variables that outlive a step."""
     mine = {name: value for name, value in variables.items() if type(value) in _PLAIN}
     lasting = variables_of(loop.train).items()
     tensors = {name: value for name, value in lasting if is_tensor(value) or is_array(value)}
@@ -197,14 +197,14 @@ def _numbers(variables: Mapping[str, Any], loop: Loop) -> dict[str, str]:
 
 
 def _number_text(name: object, value: Any) -> str:
-    """Return a number as text that keeps every bit, and its type behind it if it is a tensor's."""
+    """Return a number as text that keeps every bit, followed by its type if it is a tensor."""
     if is_tensor(value) or is_array(value) or is_numpy_scalar(value):
         if value.reshape(-1).shape[0] != 1:
-            hint = "yield a number, such as loss.item(); what the loop reads may go in as batch"
+            hint = "yield a number, such as loss.item(); the input of the step may be yielded as batch"
             raise BadInput(f"{name} has {value.reshape(-1).shape[0]} elements, not one", hint=hint)
         return f"{float(value)!r} {_type_of(value)}"
     if value is None:
-        raise BadInput(f"the loop gave no {name}", hint="yield the loss after each step")
+        raise BadInput(f"the loop yielded no {name}", hint="yield the loss after each step")
     if not isinstance(value, int | float):
         hint = 'yield the loss after each step, or a dict of numbers such as {"loss": loss}'
         raise BadInput(f"{name} must be a number, got {type_name(type(value))}", hint=hint)
@@ -216,7 +216,7 @@ def _type_of(value: Any) -> str:
 
 
 def flat(value: Any, name: str, owners: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """Yield each leaf of a state, and its name; generators are left out. `owners`: parameter's id -> its name."""
+    """Yield each leaf of a state with its name, without generators. `owners` maps the id of a parameter to its name."""
     if kind_of_generator(value) is not None:
         return
     if is_optimizer(value, own_load=True):
@@ -234,7 +234,7 @@ def flat(value: Any, name: str, owners: Mapping[int, str]) -> Iterator[tuple[str
 
 
 def _flat_optimizer(optimizer: Any, name: str, owners: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
-    """As `flat`, with the names of parameters instead of their numbers, where a module has them."""
+    """Like `flat`, with the names of parameters instead of their numbers if a module has these parameters."""
     state = state_of(optimizer, name)
     if not isinstance(state, dict) or not isinstance(state.get("state"), Mapping):
         yield from flat(state, name, owners)
@@ -246,13 +246,13 @@ def _flat_optimizer(optimizer: Any, name: str, owners: Mapping[int, str]) -> Ite
 
 
 def digest_of(value: Any) -> str:
-    """Return one digest of a nested value; of what is no data only the class counts."""
+    """Return one digest of a nested value. For an object that is not data, it covers only the class."""
     texts = (f"{name} {text_of(leaf)}" for name, leaf in flat(value, "", {}))
     return _XXH3.digest("\n".join(texts).encode("utf-8", "surrogatepass"))
 
 
 def text_of(leaf: Any) -> str:
-    """Return what is compared of a leaf: of a tensor its type, shape and digest, of a short value the value."""
+    """Return the text of a leaf for comparisons: type, shape and digest of a tensor, or the value of a short leaf."""
     if is_tensor(leaf):
         return f"{_type_of(leaf)}{[*leaf.shape]} {_digest_of_tensor(leaf)}"
     if is_array(leaf):
@@ -291,6 +291,6 @@ def _digest_of_tensor(tensor: Any) -> str:
 def tensors_apart(
     before: Mapping[str, Any], after: Mapping[str, Any], distance: Callable[[Any, Any], dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return how far the tensors of one name are apart, by name, if that is a number."""
+    """Return the distance of the tensors of one name, by name, if it is a number."""
     found = {name: distance(before[name], after[name]) for name in after if name in before}
     return {name: numbers for name, numbers in found.items() if numbers}

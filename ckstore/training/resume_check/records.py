@@ -1,4 +1,4 @@
-"""What a process of the check records after each step, and where two recordings first differ. Pure values."""
+"""The records of a process of the check after each step, and the first difference of two recordings. Pure values."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 KINDS = ("batch", "random state", "loss", "metric", "gradient", "model", "optimizer", "scheduler", "part")
-"""The kinds of values, in the order in which a difference moves through a step: the first one names its cause."""
+"""The kinds of values, in the order in which a difference spreads through a step. The first one indicates its cause."""
 STATE = ("random state", "model", "optimizer", "scheduler", "part")
-"""The kinds that a checkpoint holds."""
+"""The kinds that a checkpoint stores."""
 VARIABLE = "variable "
-"""Begins the name of an object that a variable of the loop refers to and no part is."""
+"""The prefix of the name of an object that a variable of the loop refers to and that is not a part."""
 RESUMED = "resumed"
-"""The position of the record that is made right after a restore."""
+"""The position of the record that is made directly after a restore."""
 NUMBER = "number"
-"""The kind of plain values of variables. They may differ for good reasons, so they only explain."""
+"""The kind of plain values of variables. They may differ in an exact resume, so they only explain a difference."""
 _FLOATING = ("float", "bfloat", "complex")
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far numbers may be apart; with two zeros not at all.
+    """The allowed distance of numbers. With two zeros, they must be equal.
 
     Attributes:
-        rtol: Relative to the number of the uninterrupted run; for a tensor, to its largest element.
-        atol: Absolute.
+        rtol: The tolerance relative to the number of the uninterrupted run, or to the largest element of a tensor.
+        atol: The absolute tolerance.
     """
 
     rtol: float = 0.0
@@ -36,11 +36,11 @@ class Tolerance:
 
     @property
     def is_exact(self) -> bool:
-        """Whether numbers must be the same, bit by bit."""
+        """Whether numbers must have equal bits."""
         return self.rtol == self.atol == 0.0
 
     def covers(self, difference: float, size: float) -> bool:
-        """Whether a difference from a number of this size is small enough; a nan never is."""
+        """Whether a difference from a number of this size is small enough. It never is for nan."""
         return difference <= self.atol + self.rtol * size
 
 
@@ -49,14 +49,14 @@ _EXACT = Tolerance()
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a process saw at one position: after a step, between two epochs, at its begin, or after a restore.
+    """The record of a process at one position: after a step, between two epochs, at the start, or after a restore.
 
     Attributes:
         position: ``start``, ``step``, ``end of an epoch``, ``saved``, ``resumed`` or ``end``.
-        step: The number of steps that were trained until then.
-        values: Kind -> name -> what is compared: of a tensor its type, shape and digest, else the value as text.
-        left_out: The names of the objects that the loop uses and that are no part.
-        far: Name -> how far a tensor is from that of the uninterrupted run, if the tolerance does not cover it.
+        step: The number of trained steps.
+        values: Kind -> name -> text of the value. For a tensor, the text has its type, shape and digest.
+        left_out: The names of the objects that the loop uses and that are not parts.
+        far: Name -> distance of a tensor from that of the uninterrupted run, if the tolerance does not cover it.
     """
 
     position: str
@@ -66,23 +66,23 @@ class Observation:
     far: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as JSON has it."""
+        """Return this as a JSON document."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Observation:
-        """Return what `to_json` gave."""
+        """Return the record that `to_json` encoded."""
         return cls(**{**value, "left_out": tuple(value["left_out"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Where a record differs from the one that was expected.
+    """The difference of a record from the expected one.
 
     Attributes:
-        index: Its place in the recording.
-        kind: The first of `KINDS` that differs, or ``position``: one run ends an epoch where the other one has a step.
-        names: The names of that kind that differ.
+        index: The index of the record in the recording.
+        kind: The first of `KINDS` that differs. It is ``position`` if one run ends an epoch and the other has a step.
+        names: The different names of that kind.
         also: Other kinds that differ.
     """
 
@@ -97,7 +97,7 @@ class Ignored:
     """The names that may differ.
 
     Attributes:
-        patterns: As in a shell; each also stands for what is below it.
+        patterns: Shell patterns. Each also matches all names below it.
         unused: The names of random states that no step draws from.
     """
 
@@ -128,7 +128,7 @@ def compare(
     tolerance: Tolerance,
     ignored: Ignored = Ignored(),
 ) -> Mismatch | None:
-    """Return where a record differs from the expected one, or None. Of a restored state what was saved is expected."""
+    """Return the difference of a record from the expected one, or None. A restored state must equal the saved one."""
     kinds = STATE if found.position == RESUMED else KINDS
     if found.position != RESUMED and (expected.position, expected.step) != (found.position, found.step):
         return Mismatch(index, "position", (found.position,))
@@ -143,7 +143,7 @@ def compare(
 def first_mismatch(
     expected: Sequence[Observation], found: Sequence[Observation], *, tolerance: Tolerance, ignored: Ignored
 ) -> Mismatch | None:
-    """Return where a recording first differs from the expected one, or None; a shorter one as far as it goes."""
+    """Return the first difference of a recording from the expected one, or None. A shorter one may end early."""
     for index, (one, other) in enumerate(zip(expected, found, strict=False)):
         mismatch = compare(one, other, index, tolerance=tolerance, ignored=ignored)
         if mismatch is not None:
@@ -154,11 +154,11 @@ def first_mismatch(
 def differing(expected: Observation, found: Observation, kind: str, tolerance: Tolerance = _EXACT) -> Iterator[str]:
     """Yield the names of a kind that differ."""
     before, after = expected.values.get(kind, {}), found.values.get(kind, {})
-    # In the order of the model: where layers differ together, the first one is where to look.
+    # Use the order of the model, so that the first different layer comes first.
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name), after.get(name)
         if old is None or new is None:
-            # A variable of the loop may not exist yet in a process that has just been restored.
+            # A variable of the loop may not exist yet directly after a restore.
             if kind != NUMBER and not (name.startswith(VARIABLE) and _is_without(name, expected, found)):
                 yield name
         elif old != new and (tolerance.is_exact or name in found.far or not _is_near(kind, old, new, tolerance)):
@@ -173,10 +173,10 @@ def _is_without(name: str, *records: Observation) -> bool:
 def _is_near(kind: str, old: str, new: str, tolerance: Tolerance) -> bool:
     if kind in ("batch", "random state"):
         return False
-    if kind == "gradient":  # its noise is that of the loss, relative to what may be nothing at all
+    if kind == "gradient":  # its noise is that of the loss, relative to a number that may be 0
         return True
     if _is_floating(old) and _is_floating(new):
-        # Digests do not show how far elements are apart: the tensors of the last record are compared
+        # Digests do not show the distance of elements. The tensors of the last record are compared instead
         # (`Observation.far`).
         return old.partition("] ")[0] == new.partition("] ")[0]
     numbers = number_of(old), number_of(new)
@@ -190,7 +190,7 @@ def _is_floating(text: str) -> bool:
 
 
 def number_of(text: str) -> float | None:
-    """Return the number that a recorded text is; None if it is another value."""
+    """Return the number in a recorded text, or None for another value."""
     try:
         return float(text.partition(" ")[0])
     except ValueError:
@@ -198,7 +198,7 @@ def number_of(text: str) -> float | None:
 
 
 def number_distance(before: str, after: str) -> dict[str, Any]:
-    """Return how far two recorded numbers are apart, as `resume_check.tensor_distance.distance` does for tensors."""
+    """Return the distance of two recorded numbers, in the form of `resume_check.tensor_distance.distance`."""
     old, new = number_of(before), number_of(after)
     kind, other = before.partition(" ")[2] or "float64", after.partition(" ")[2] or "float64"
     if old is None or new is None:
@@ -215,7 +215,7 @@ def _is_finite(old: float, new: float, kind: str) -> bool:
 
 
 def _ordered(value: float, kind: str) -> int:
-    """Return the place of a number among the representable ones of its type."""
+    """Return the position of a number among the representable ones of its type."""
     as_float, as_int = _CODES[kind]
     bits: int = struct.unpack(as_int, struct.pack(as_float, value))[0]
     if kind == "bfloat16":  # the upper half of a float32

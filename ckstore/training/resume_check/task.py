@@ -1,4 +1,4 @@
-"""What a process of the check is to do, and the files by which it says what came of it. Pure values."""
+"""The task of a process of the check, and the files in which it reports its result. Pure values."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ DOING = "doing"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one process does.
+    """The task of one process.
 
     A recording is a list of records. Indexes are those of the uninterrupted process, whose first record is made before
     the first step.
 
     Attributes:
         factory: The function that makes the loop.
-        arguments: What it finds in ``sys.argv``.
-        seed: Of the random generators, before the module is imported and before the loop is made.
-        timeout_s: After this time the process prints where it is, and ends.
-        folder: Where it writes its result.
-        steps: The number of steps to train at least, if `last` is None.
-        epoch_steps: The number of steps after the first end of an epoch, if there is one; None: do not look for it.
+        arguments: The arguments in ``sys.argv`` of the factory.
+        seed: The seed of the random generators before the module is imported and before the loop is made.
+        timeout_s: After this number of seconds, the process prints its stack and ends.
+        folder: The folder for the result.
+        steps: The minimum number of steps to train, unless `last` is given.
+        epoch_steps: The number of steps after the first end of an epoch. If None, epochs are not considered.
         needs_epoch: Whether to train until an epoch ends.
-        last: The index of the last record; None: see `steps`.
-        saves: Index, as text, of the record after which to save -> the store to make and save to.
+        last: The index of the last record. If None, `steps` applies.
+        saves: The index, as text, of the record after which to save -> the store to make and save to.
         restores: The store to restore from before the first step, if `saved` is not None.
-        saved: The record of what was saved there, as JSON.
-        first: The index of the first record: that after which was saved.
-        expected: The result of the uninterrupted process, so as to stop at the first difference; empty: do not compare.
-        rtol: Of the tolerance.
-        atol: Of the tolerance.
+        saved: The record of the saved state in that store, as JSON.
+        first: The index of the first record, after which the state was saved.
+        expected: The result of the uninterrupted process, to stop at the first difference. If empty, do not compare.
+        rtol: The relative tolerance.
+        atol: The absolute tolerance.
         ignored: Patterns of names that may differ.
-        tensors: A store with tensors of another process, to compare with those of the last record; empty: none.
-        names: The names of these tensors; None: all.
-        keeps: The store to make for tensors: those that differ from `expected`, or without it those of the last record.
+        tensors: A store with tensors of another process, to compare with those of the last record, or empty.
+        names: The names of these tensors. If None, all of them.
+        keeps: The store to make for the tensors that differ from `expected`, or without `expected`, for those of the
+            last record.
     """
 
     factory: Factory
@@ -64,12 +65,12 @@ class Task:
     keeps: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as JSON has it."""
+        """Return this as a JSON document."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Task:
-        """Return what `to_json` gave, after JSON."""
+        """Return the task that `to_json` encoded."""
         lists = {name: tuple(value[name]) for name in ("arguments", "ignored")}
         names = None if value["names"] is None else tuple(value["names"])
         return cls(**{**value, **lists, "names": names, "factory": Factory(**value["factory"])})

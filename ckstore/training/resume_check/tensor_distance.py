@@ -1,4 +1,4 @@
-"""How far the tensors of two runs are apart."""
+"""The distance of the tensors of two runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from ckstore.tensors.kinds import is_tensor
 
 
 def distance(before: Any, after: Any) -> dict[str, Any]:
-    """Return ``largest_absolute``, ``ulps`` and ``size``, the largest element of `before`; {} if not comparable.
+    """Return ``largest_absolute``, ``ulps`` and ``size``, or an empty dict if the values are not comparable.
 
-    ``ulps`` is the largest number of representable values between two elements, None if it has no meaning.
+    ``ulps`` is the largest number of representable values between two elements, or None if it has no meaning.
+    ``size`` is the largest element of `before`.
     """
     before, after = _on_host(before), _on_host(after)
     found = largest_difference(before, after)
@@ -33,7 +34,7 @@ def _size(value: Any) -> float:
     if is_tensor(flat):
         import torch
 
-        if flat.element_size() == 1:  # of the small floats torch has no maximum
+        if flat.element_size() == 1:  # torch has no maximum for small floats
             flat = flat.to(torch.float32)
         return float(flat.abs().max()) if flat.numel() else 0.0
     return float(abs(flat).max()) if flat.size else 0.0
@@ -45,10 +46,10 @@ def _ulps(before: Any, after: Any) -> int | None:
     one, other = _bits(before), _bits(after)
     if one is None or other is None or one.dtype != other.dtype or not one.size:
         return None
-    # Sign and magnitude, as floats are, to integers in the order of the floats.
+    # Convert the sign and magnitude of floats to integers in the order of the floats.
     low = np.iinfo(one.dtype).min
     ordered = [np.where(bits < 0, low - bits, bits).astype(np.int64) for bits in (one, other)]
-    # Wraps to the right number, although the distance of two int64 may need 64 bits.
+    # The distance of two int64 may need 64 bits, but it wraps to the right number.
     apart = np.maximum(*ordered).view(np.uint64) - np.minimum(*ordered).view(np.uint64)
     return int(apart.max())
 
