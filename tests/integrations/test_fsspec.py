@@ -346,7 +346,7 @@ def test_what_cannot_be_removed_now_fails_no_checkpoint(store: Store, fs: Any, m
 
 def test_a_name_of_other_digits_is_no_step(store: Store, fs: Any) -> None:
     for name in ("²", "٣", "007"):
-        with pytest.raises(BadInput, match="no step"):
+        with pytest.raises(BadInput, match="not a step"):
             fails(fs, partial(write, fs, url(store, "main", 3, "f")), partial(write, fs, url(store, "main", name, "f")))
     assert store.checkpoints() == []
 
@@ -369,7 +369,7 @@ def test_what_cannot_be_done_whole_is_refused(tmp_path: Path, store: Store, fs: 
         with pytest.raises(BadInput):
             act()
     for name in ("latest", "best", "first"):
-        with pytest.raises(BadInput, match="no step"):
+        with pytest.raises(BadInput, match="not a step"):
             fails(fs, partial(write, fs, url(store, "main", name, "f")))
     with pytest.raises(BadInput, match="not a file in a checkpoint"):
         fails(fs, lambda: write(fs, url(store, "main", "f")))

@@ -234,7 +234,7 @@ def test_a_rollback_leaves_what_a_marker_names_and_a_tagged_checkpoint_is_not_de
     io.remove_checkpoint(new)  # it is gone
     assert not new.exists()
     assert store.info("good").step == 6
-    with pytest.raises(BadInput, match="no marker"):
+    with pytest.raises(BadInput, match="not a marker"):
         io.load_checkpoint(new)
     with pytest.raises(BadInput, match="storage_options"):
         io.save_checkpoint({"global_step": 1}, new, storage_options={})
@@ -299,7 +299,7 @@ def test_a_file_of_lightning_itself_is_kept_and_ends_no_training(store: Store, t
     written = {"global_step": 1, "pytorch-lightning_version": "2.6.6"}
     torch.save(written, path)
 
-    with pytest.raises(BadInput, match="no marker"):
+    with pytest.raises(BadInput, match="not a marker"):
         io.load_checkpoint(path)
     with pytest.warns(CkstoreWarning, match=r"kept .*before-step=1.ckpt"):
         io.remove_checkpoint(path)
@@ -322,7 +322,7 @@ def test_what_is_no_checkpoint_of_a_trainer_is_a_file_of_lightning(store: Store,
     assert not path.exists()
     assert store.checkpoints() == []
     path.write_bytes(b"no file of torch")
-    with pytest.raises(BadInput, match="no marker"):
+    with pytest.raises(BadInput, match="not a marker"):
         other.load_checkpoint(path)
 
 

@@ -308,7 +308,7 @@ def test_the_name_of_a_save_that_a_kill_ended_is_free(tmp_path: Path, store: Sto
 
     assert path.is_symlink()
     assert not path.exists()
-    with pytest.raises(BadInput, match="no marker"):
+    with pytest.raises(BadInput, match="not a marker"):
         checkpoint_io(store).load_checkpoint(path)
     # What the killed training has saved is in the store, though no marker names it.
     io = checkpoint_io(Store.open(store.path, continue_from="latest"), background=True)
