@@ -190,7 +190,9 @@ class GroupMeeting(Meeting):
         lost = {rank: f"{named(rank, known[rank])} {what}" for rank, what in became.items()}
         if not lost and self._heard:  # without the entries of the ranks, blame none of them
             lost = self.behind(self._said)
-        said = ", ".join(lost.values()) or "no rank of this host has ended or stands still, see the errors of others"
+        said = (
+            ", ".join(lost.values()) or "no rank of this host has ended or stands still, see the errors of other ranks"
+        )
         return RankFailed(
             f"{self.act}: the ranks lost one another, {said} ({error})",
             hint="start all ranks again; ckstore log says whether the checkpoint was published before",
