@@ -80,7 +80,9 @@ class Frame:
         """Print warnings of the library like other warnings of a command, not as Python prints them."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", CkstoreWarning)
-            warnings.filterwarnings("ignore", "a power cut may lose checkpoints in this store")  # init and doctor report it
+            warnings.filterwarnings(
+                "ignore", "a power cut may lose checkpoints in this store"
+            )  # init and doctor report it
             as_python = warnings.showwarning
 
             def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
