@@ -197,7 +197,7 @@ def test_the_resume_that_the_page_shows_begins_in_an_empty_store_and_goes_on_lat
 
     assert [info.step for info in store.checkpoints()] == [2, 4]
     assert ".ckstore-resume-2" in os.listdir(tmp_path / "out")
-    with pytest.raises(NoSuchRef, match=r"run 'other' has no checkpoints \(at the first start .*or_none=True\) returns None\)"):
+    with pytest.raises(NoSuchRef, match=r"run 'other' has no checkpoints \(at the first start .*, or_none=True\)"):
         directory_to_resume(store, tmp_path / "out", run="other")
 
 
