@@ -254,10 +254,6 @@ def _is_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> boo
     return is_lacking and document is not None and all(holder.uuid == uuid for holder in document.remotes)
 
 
-def _spared(entry: PlanEntry, why: str) -> PlanEntry:
-    return replace(entry, keep=True, reasons=(why,), protected=True) if why and not entry.keep else entry
-
-
 def _replaced_entry(candidate: Candidate, newest: Candidate, *, is_here: bool) -> PlanEntry:
     """Return the plan entry of a checkpoint whose step has a newer one."""
     kept = [f"it has the tag {tag}" for tag in candidate.tags]
