@@ -48,7 +48,7 @@ def test_a_step_is_replaced_and_a_pinned_one_stays_superseded(folder: Path, stor
     store.pin(5, "mine")
     third = again(b"3")
 
-    assert [note for note in third.warnings if "stays: main@5 is pinned" in note] != []
+    assert [note for note in third.warnings if "is kept: main@5 is pinned" in note] != []
     assert store.info(5).id == third.id
     assert [info.id for info in store.checkpoints(superseded=True)] == [second.id, third.id]
     assert first.id != second.id

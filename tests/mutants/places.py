@@ -155,7 +155,7 @@ PLACES = [
         "an fsspec transaction without remaining files makes no checkpoint",
         "empty-transaction-committed",
         "CheckpointTransaction.complete",
-        "                if not staging.has_files():  # all that was written was removed again\n",
+        "                if not staging.has_files():  # all written files were removed again\n",
         "                if False:\n",
         "tests/integrations/test_fsspec.py::test_a_transaction_in_which_all_was_removed_again_makes_no_checkpoint",
         "Error",

@@ -467,7 +467,7 @@ def test_the_command_line_frees_only_with_exclusive(warm: Path, tmp_path: Path) 
         done = ckstore("gc", "--keep-last", "1", "--exclusive")
 
         assert [info.step for info in store.checkpoints()] == [3]
-    assert "a shared filesystem: hosts do not see what another one has open" in made.stderr
+    assert "a shared filesystem: hosts do not see which files another host has open" in made.stderr
     assert "it is unknown whether file locks on fuse.sshfs reach other hosts" in made.stderr
     assert (removed.returncode, "ckstore gc --exclusive" in removed.stderr) == (0, True)
     assert (kept.returncode, left) == (0, [3])

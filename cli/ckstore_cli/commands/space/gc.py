@@ -37,7 +37,7 @@ def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bo
     rule keeps, like ckstore prune.
 
     On a shared filesystem such as NFS, Lustre or FUSE, gc cannot see processes of
-    other hosts. It then frees only data that was not touched for an hour.
+    other hosts. Unused data then waits in trash/ for an hour, and a later gc frees it.
     --exclusive frees at once. --dry-run shows what --exclusive would free.
 
     \b
