@@ -436,7 +436,7 @@ def test_the_savers_of_a_store_can_be_listed(store: Store, strike: Any) -> None:
     assert "gpt@3" in shown.stdout
     document = json.loads(documents.stdout)
     assert document["pid"] == found.pid
-    assert list(document) == keys(section("`ckstore savers`"))
+    assert list(document) == ["v", *keys(section("`ckstore savers`"))]
     (folder / "go-0").touch()
     pending.result(DEADLINE_S)
 

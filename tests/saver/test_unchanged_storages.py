@@ -98,7 +98,7 @@ def test_a_checkpoint_before_that_is_gone_is_told_and_the_next_save_copies_every
     saved(store, 0).result(DEADLINE_S)
     store.delete(0)
     store.gc()
-    with pytest.raises(SaveFailed, match=r"main@0: it was deleted"):
+    with pytest.raises(SaveFailed, match=r"main@0 cannot be reused: it was deleted"):
         saved(store, 1).result(DEADLINE_S)
     saved(store, 2).result(DEADLINE_S)
     assert is_state(store, 2)
