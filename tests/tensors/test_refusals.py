@@ -103,7 +103,12 @@ PLAIN: list[tuple[str, Callable[[], Any], str, str]] = [
     ("bytes subclass", lambda: Blob(b"a"), "Blob cannot be stored", "bytes(value)"),
     ("default dict", lambda: defaultdict(Plain), "a defaultdict that makes its values with", "dict(value)"),
     ("set of lists", lambda: {b"a"}, "a set with the element", "store a list"),
-    ("set of a nan", lambda: frozenset([math.nan]), "a frozenset with the element nan, which is not a number", "a list"),
+    (
+        "set of a nan",
+        lambda: frozenset([math.nan]),
+        "a frozenset with the element nan, which is not a number",
+        "a list",
+    ),
     ("time", lambda: dt.time(1), "datetime.time cannot be stored", "isoformat()"),
     (
         "named time zone",
