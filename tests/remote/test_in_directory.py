@@ -366,6 +366,6 @@ def test_a_remote_in_a_directory_is_not_opened_as_a_store(tmp_path: Path) -> Non
     with pytest.raises(Exception, match="there is no store") as raised:
         Store.open(tmp_path / "m")
     assert "it is a remote" in raised.value.hint  # type: ignore[attr-defined]
-    with pytest.raises(BadInput, match="is not empty"):
+    with pytest.raises(BadInput, match="is neither empty nor a store"):
         Store.init(tmp_path / "m")
     assert Store.open(f"file://{tmp_path}/m").load(1) == {"w": 1}
