@@ -271,7 +271,7 @@ def test_an_answer_that_is_lost_at_the_commit_is_said_to_be_unknown_and_saving_a
 
     with monkeypatch.context() as patched:
         patched.setattr(ServiceObjects, "send", send)
-        with pytest.raises(UnknownOutcome, match=r"whether main@1 is at mirror is not known"):
+        with pytest.raises(UnknownOutcome, match=r"it is unknown whether main@1 is on mirror"):
             save(stores, 1)
     assert len(at_remote(service)) == 1
 
