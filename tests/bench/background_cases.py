@@ -108,7 +108,8 @@ class Mirrored(Ours):
 
     def close(self) -> None:
         status = self._store.mirror_status()
-        there = Store.open(self.folder / "mirror").checkpoints()
+        with Store.open((self.folder / "mirror").as_uri()) as mirror:
+            there = mirror.checkpoints()
         self._store.config.mirror = None
         super().close()
         if status is None or not (there or status.behind):

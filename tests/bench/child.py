@@ -44,7 +44,7 @@ _PRELOADED = (
     *(
         f"ckstore.ops.{verb}"
         for verb in (
-            "open.create",
+            "open.opening",
             "free.gc",
             "refs.latest_valid",
             "read.open_checkpoint",

@@ -16,7 +16,7 @@ SAVE_ASYNC = {
     "capture": "ckstore.saver.client.client:capture",
     "wait_for_devices": "ckstore.tensors.torch_leaves:wait_for_devices",
     "fingerprints": "ckstore.saver.client.client:_fingerprints",
-    "place": "ckstore.saver.client.unchanged_storages:Bases.place",
+    "place": "ckstore.saver.client.unchanged_storages:UnchangedBases.place",
     "take_memory": "ckstore.saver.client.snapshot:SnapshotPool.take",
     "pin": "ckstore.tensors.device.pinned:Pinned.__init__",
     "enqueue": "ckstore.tensors.device.device_copies:start",
