@@ -58,7 +58,7 @@ class PackPiece(NamedTuple):
 WritePack = Callable[[Sequence[PackPiece], bool], Callable[[], str]]
 """Starts to store a pack with these pieces; what it returns waits for the digest of the pack.
 
-With the second argument, for the last pack, it may store all of it before it returns.
+If the second argument says that the pack is the last one, it may be stored completely before the call returns.
 """
 
 CountPieces = Callable[[memoryview, Sequence[tuple[ByteSource, str, int, int]]], None]
@@ -79,7 +79,10 @@ def in_pack(nbytes: int) -> int:
 
 
 def most_packs(nbytes: int) -> int:
-    """Return how many packs pieces that take so many bytes fill at most: each but the last is at least half full."""
+    """Return the largest number of packs that pieces of this total size fill.
+
+    Each pack except the last is at least half full.
+    """
     return -(-nbytes // (PACK_BYTES - MEDIUM_BELOW_BYTES)) + 1 if nbytes else 0
 
 
@@ -158,7 +161,7 @@ class PackMemory:
         return aligned_buffer(-(-nbytes // grain) * grain)
 
     def give(self, memory: memoryview) -> None:
-        """Take memory back."""
+        """Return memory to the list for reuse."""
         self._free.append(memory)
 
     def close(self) -> None:
@@ -438,7 +441,7 @@ def _unchecked(context: Context, blob: str, pieces: Mapping[str, PieceLocation])
 
 
 def _learn_from_manifest(context: Context, run: str) -> None:
-    """Take the places of pieces from the manifest of the run's last step: its digest is checked, so it is no guess."""
+    """Read the places of pieces from the manifest of the run's last step, whose digest is checked."""
     keys = [key for key, _ in context.layout.published(run)]
     try:
         with CheckpointDirectory.at(context.layout.checkpoint(max(keys)), context.layout.hash_prefix) as directory:
