@@ -98,12 +98,14 @@ class Workers:
             if os.getpid() == self._pid:
                 _patiently(lambda: _drop(begun), lambda: self._is_any_alive() and not all(map(Future.done, begun)))
 
-    def result(self, future: Future[R]) -> R:
-        """Return the result of submitted work, or raise its error."""
+    def result(self, future: Future[R], say: Callable[[], object] | None = None) -> R:
+        """Return the result of submitted work, or raise its error. `say` is called regularly meanwhile."""
         while not future.done():
             with suppress(FutureTimeout):  # the work may also raise it; then the future is done
                 future.result(timeout=_LOOK_S)
             self.help_out()
+            if say is not None:
+                say()
         return future.result()
 
     def help_out(self) -> None:

@@ -52,10 +52,15 @@ class Captured:
     # Storages of 1 MiB or more have blobs of their own. Later saves take unchanged ones from there, uncopied.
     own_blobs: bool = False
 
+    @property
+    def on_device(self) -> bool:
+        """Whether bytes of it are on a device."""
+        return any(source.on_device for source in self.sources)
+
     def pack_below_bytes(self, chunk_bytes: int) -> int:
         """Return the size below which storages of this state share packs in a store with chunks of this size."""
-        # From devices large storages are copied through pinned memory, in chunks.
-        if self.own_blobs or any(source.on_device for source in self.sources):
+        # Large storages are copied from devices through pinned memory, in chunks.
+        if self.own_blobs or self.on_device:
             return SMALL_BELOW_BYTES
         return pack_below_bytes((source.nbytes for source in self.sources), chunk_bytes)
 

@@ -13,13 +13,14 @@ from ckstore.model.settings.free_space import Amount, Need
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.free.make_room import how_to_free, make_room
-from ckstore.ops.save.packing import bytes_of, find_pieces, in_pack, most_packs
+from ckstore.ops.save.packing import PackNeed, bytes_of, find_pieces, pack_need
 from ckstore.ops.save.recorded_chunks import RecordedSource
 
 _OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging exists already
 _FOLDERS = 256  # in ``blobs/``; created when needed
 _SOURCE_BYTES = 256  # about what a tensor takes in the manifest; an entry for a blob, also in a directory, takes half
 _MARGIN_BYTES = 2**20
+_NOTHING = PackNeed(0, 0)
 
 
 @dataclass
@@ -28,14 +29,19 @@ class _ChunkNeed:
 
     new: dict[str, int] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)
-    small_bytes: int = 0
+    packed: PackNeed = _NOTHING  # for pieces that the store lacks
 
 
 def check_space(context: Context, staging: Staging, captured: Captured) -> tuple[str, ...]:
-    """Compare what a save may write with what is free, and make room where the store has a policy for that."""
-    # When everything would fit, nothing is read. Otherwise the chunks are hashed once more, to know which of them the
-    # store has; those are claimed for the save. Returns: what was done to make room, a sentence each.
-    # The usual case: no byte is read and no blob claimed, one statvfs.
+    """Compare what a save may write with the free space, and make room if the store has a policy for that.
+
+    If everything would fit, nothing is read. Otherwise the chunks are hashed once more to find those that the store
+    has, and these are claimed for the save.
+
+    Returns:
+        One sentence for each action that made room.
+    """
+    # The usual case costs one statvfs: no byte is read and no blob is claimed.
     if context.measure(_at_most(context, captured)).fits:
         return ()
     found = _look(context, staging, captured)
@@ -61,10 +67,10 @@ def _at_most(context: Context, captured: Captured) -> Amount:
     linked_count = sum(len(source.chunks) for source in sources if isinstance(source, RecordedSource))
     new = [source.nbytes for source in sources if not isinstance(source, RecordedSource)]
     large = [nbytes for nbytes in new if nbytes >= below]
-    small_bytes = sum(in_pack(nbytes) for nbytes in new if nbytes < below)
-    blob_count = sum(-(-nbytes // chunk_bytes) for nbytes in large) + most_packs(small_bytes)
+    packed = pack_need(nbytes for nbytes in new if nbytes < below)
+    blob_count = sum(-(-nbytes // chunk_bytes) for nbytes in large) + packed.pack_count
     own_bytes = _SOURCE_BYTES * (len(sources) + blob_count + linked_count) + _MARGIN_BYTES
-    return Amount(sum(large) + small_bytes + own_bytes, blob_count + min(blob_count, _FOLDERS) + _OWN_INODES)
+    return Amount(sum(large) + packed.nbytes + own_bytes, blob_count + min(blob_count, _FOLDERS) + _OWN_INODES)
 
 
 def _look(context: Context, staging: Staging, captured: Captured) -> _ChunkNeed:
@@ -73,7 +79,7 @@ def _look(context: Context, staging: Staging, captured: Captured) -> _ChunkNeed:
     chunk_bytes = context.settings.chunk_bytes
     below = captured.pack_below_bytes(chunk_bytes)
     for source in captured.sources:
-        if isinstance(source, RecordedSource):  # not given away to make room
+        if isinstance(source, RecordedSource):  # making room must not delete these blobs
             found.claimed |= {chunk.blob for chunk in source.chunks if staging.claim(chunk.blob, chunk.blob_nbytes)}
             continue
         if source.nbytes < below:
@@ -87,7 +93,7 @@ def _look(context: Context, staging: Staging, captured: Captured) -> _ChunkNeed:
         if staging.claim(pack, nbytes):
             found.claimed.add(pack)
     stored = {digest for digest, place in places.items() if place.blob in found.claimed}
-    found.small_bytes = sum(in_pack(nbytes) for digest, nbytes in small.items() if digest not in stored)
+    found.packed = pack_need(nbytes for digest, nbytes in small.items() if digest not in stored)
     return found
 
 
@@ -107,11 +113,11 @@ def _amount(context: Context, found: _ChunkNeed, source_count: int) -> Amount:
     layout = context.layout
     block = dirfd_stat.free_space(layout.path).block_bytes
     blob_count = len(found.new) + len(found.claimed)
-    pack_count = most_packs(found.small_bytes)
+    pack_count = found.packed.pack_count
     folders = {fan_out(digest) for digest in found.new if not dirfd_stat.is_directory(layout.blob(digest).parent)}
     own_inodes = _OWN_INODES + len(folders) + pack_count  # the digest of a pack, and so its folder, is not known yet
     own_bytes = own_inodes * block + _SOURCE_BYTES * (source_count + blob_count)
-    data_bytes = sum(-(-nbytes // block) * block for nbytes in (*found.new.values(), found.small_bytes))
+    data_bytes = sum(-(-nbytes // block) * block for nbytes in (*found.new.values(), found.packed.nbytes))
     return Amount(data_bytes + own_bytes, len(found.new) + pack_count + own_inodes)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import errno
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.catalog.answers import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable, CkstoreError
@@ -28,6 +28,9 @@ from ckstore.ops.context import Context
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded_chunks import DeviceChunks, state_changed
 
+if TYPE_CHECKING:
+    from ckstore.ops.save.health import HealthCheck  # which imports this module
+
 # The size of a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20
 _LEAST_PACK_BYTES = 4 * 2**20
@@ -35,55 +38,65 @@ _LEAST_PACK_BYTES = 4 * 2**20
 _PACKS_AT_LEAST = 16
 _BATCH_BYTES = 256 * 2**20
 ALIGNMENT = 64
-# The least that is copied, hashed and written at once; less makes direct writes slower (docs/adr/0009).
+# The size of the parts that are copied, hashed and written; smaller ones make direct writes slower (docs/adr/0009).
 PART_BYTES = 2 * 2**20
-# Small pieces are hashed as a part of their pack together, while the processor's cache still has them.
+# Small pieces are hashed together for the digest of their pack, while the processor's cache still has them.
 _HASHED_BYTES = 2**18
-# More than this is not read to find out whether the catalog is right: a manifest says the same.
+# Packs of more than this size in total are not read to check the catalog: a manifest proves the same.
 _READ_BYTES = 8 * 2**20
-# So many packs of private memory are filled and written at once, at most.
+# The largest number of packs that wait or are being filled at the same time; each takes private memory.
 _MOST_IN_FLIGHT = 6
 # No digest has it, so a key with a number is never taken for the name of a blob.
 KEY_MARK = "#"
 
 
 class PackPiece(NamedTuple):
-    """A piece of a pack: its key, which begins with its digest, its bytes, and where it begins."""
+    """A piece of a new pack."""
 
-    key: str
+    key: str  # its digest, perhaps with `KEY_MARK` and a number
     source: ByteSource
-    start: int
+    start: int  # its offset in the pack in bytes
 
 
 WritePack = Callable[[Sequence[PackPiece], bool], Callable[[], str]]
-"""Starts to store a pack with these pieces; what it returns waits for the digest of the pack.
+"""Starts to store a pack with these pieces, and returns a function that waits for the digest of the pack.
 
 If the second argument says that the pack is the last one, it may be stored completely before the call returns.
 """
 
-CountPieces = Callable[[memoryview, Sequence[tuple[ByteSource, str, int, int]]], None]
-"""Counts values that are not finite in a pack whose pieces are given by source, digest, start and length."""
-
 HashSources = Callable[[Sequence[ByteSource]], list[str]]
-"""Returns the digests of sources whose bytes are in the memory of the processor."""
+"""Returns the digests of sources that are not on a device."""
 
 
 def alignment_of(nbytes: int) -> int:
-    """Return what the offset of a piece in a pack is a multiple of: large ones can be mapped."""
+    """Return the alignment of a piece of this size in a pack. Pieces that begin at a page can be mapped."""
     return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else ALIGNMENT
 
 
-def in_pack(nbytes: int) -> int:
-    """Return how many bytes a piece of this size takes in a pack at most."""
-    return nbytes + alignment_of(nbytes)
+def part_count(nbytes: int) -> int:
+    """Return the number of parts in which bytes are copied and hashed."""
+    return max(1, -(-nbytes // PART_BYTES))
 
 
-def most_packs(nbytes: int) -> int:
-    """Return the largest number of packs that pieces of this total size fill.
+class PackNeed(NamedTuple):
+    """The most that pieces take in new packs."""
 
-    Each pack except the last is at least half full.
-    """
-    return -(-nbytes // (PACK_BYTES - MEDIUM_BELOW_BYTES)) + 1 if nbytes else 0
+    nbytes: int
+    pack_count: int
+
+
+def pack_need(sizes: Iterable[int]) -> PackNeed:
+    """Return the most that pieces of these sizes take in new packs."""
+    small, medium = 0, 0
+    for nbytes in sizes:
+        if nbytes < SMALL_BELOW_BYTES:
+            small += nbytes + ALIGNMENT
+        else:
+            medium += nbytes + GRAIN_BYTES
+    # A pack is closed when the next piece does not fit, so it lacks less than a piece.
+    small_count = -(-small // max(1, _small_pack_bytes(small) - SMALL_BELOW_BYTES)) if small > _LEAST_PACK_BYTES else 1
+    medium_count = -(-medium // (PACK_BYTES - MEDIUM_BELOW_BYTES))
+    return PackNeed(small + medium, (small_count if small else 0) + medium_count)
 
 
 def aligned(nbytes: int) -> int:
@@ -92,9 +105,9 @@ def aligned(nbytes: int) -> int:
 
 
 def fill_pack(
-    pieces: Sequence[PackPiece], memory: memoryview, algorithm: Algorithm, count: CountPieces | None = None
+    pieces: Sequence[PackPiece], memory: memoryview, algorithm: Algorithm, health: HealthCheck | None = None
 ) -> tuple[memoryview, str]:
-    """Copy the pieces of a pack into `memory`; return the bytes of the pack and their digest.
+    """Copy the pieces of a pack into `memory`, and count in `health`; return the bytes of the pack and their digest.
 
     Raises:
         StateChanged: A source no longer has the digest in its key.
@@ -104,47 +117,47 @@ def fill_pack(
     small: list[tuple[ByteSource, str, int, int]] = []
     for key, source, start in pieces:
         digest, nbytes = key.partition(KEY_MARK)[0], source.nbytes
-        # The memory is used again: bytes of an earlier pack in the gap would change the digest of equal packs.
+        # The memory is reused: bytes of an earlier pack in the gap would change the digest of equal packs.
         memory[end:start] = bytes(start - end)
-        stop = start + nbytes
-        # Hashed where it lay, copied later: a tensor that changed in between would be stored under the digest of old
-        # bytes. Each part is hashed twice while the processor's cache has it.
-        if nbytes <= PART_BYTES:
-            source.read_into(0, nbytes, memory[start:stop])
-            found = algorithm.digest(memory[start:stop])
-            if stop - hashed >= _HASHED_BYTES:
-                whole.update(memory[hashed:stop])
-                hashed = stop
+        end = start + nbytes
+        # The source was hashed first and is copied now: a tensor that changed in between would be stored under the
+        # digest of the old bytes. The copy is hashed for the piece and for the pack while the processor's cache has it.
+        if nbytes < SMALL_BELOW_BYTES:
+            source.read_into(0, nbytes, memory[start:end])
+            found = algorithm.digest(memory[start:end])
+            small.append((source, digest, start, nbytes))
+            if end - hashed >= _HASHED_BYTES:
+                whole.update(memory[hashed:end])
+                hashed = end
         else:
             whole.update(memory[hashed:start])
-            hashed = stop
+            hashed = end
             running = algorithm.start()
+            counting = None if health is None else health.counting(source, part_count(nbytes))
             for at in range(0, nbytes, PART_BYTES):
                 part = memory[start + at : start + min(at + PART_BYTES, nbytes)]
                 source.read_into(at, at + len(part), part)
                 running.update(part)
                 whole.update(part)
+                if counting is not None:
+                    counting.part(part)
             found = algorithm.digest_of_parts(running)
+            if counting is not None:
+                counting.end(digest)
         if found != digest:
             raise state_changed(source.name)
-        if count is not None:
-            if nbytes >= SMALL_BELOW_BYTES:
-                count(memory, [(source, digest, start, nbytes)])
-            else:
-                small.append((source, digest, start, nbytes))
-        end = stop
-    if count is not None and small:
-        count(memory, small)
+    if health is not None:
+        health.found_in_pack(memory, small)
     whole.update(memory[hashed:end])
     return memory[:end], algorithm.digest_of_parts(whole)
 
 
 _kept: list[memoryview] = []
-"""Memory of the last small pack: to get it from the kernel again takes longer than to copy a pack of 3 MB."""
+"""Memory of the last small pack: getting it from the kernel again takes longer than copying a pack of 3 MB."""
 
 
 class PackMemory:
-    """Memory for packs, used again; its methods may be called from several threads."""
+    """Reusable memory for packs; its methods may be called from several threads."""
 
     def __init__(self) -> None:
         self._free: list[memoryview] = []
@@ -152,7 +165,7 @@ class PackMemory:
     def take(self, nbytes: int) -> memoryview:
         """Return memory of at least `nbytes`."""
         for free in (self._free, _kept):
-            # One call takes it: another thread may be packing as well.
+            # A single call, since another thread may take memory at the same time.
             with suppress(IndexError):
                 memory = free.pop()
                 if len(memory) >= nbytes:
@@ -171,22 +184,25 @@ class PackMemory:
 
 
 class Packer:
-    """Plans packs and has them written; `places` says where each piece is once `finish` has returned.
+    """Plans packs and starts to store them. After `finish`, `places` has the location of each piece.
 
-    Small and medium pieces have packs of their own: when small tensors change, those of a frozen base stay whole.
+    Small and medium pieces are in separate packs, so that the packs of a frozen base remain in use when only small
+    tensors change.
     """
 
     def __init__(self, write_pack: WritePack, small_pack_bytes: int, packs_in_flight: int = 2) -> None:
         self.places: dict[str, PieceLocation] = {}
         self._write_pack = write_pack
         self._pack_bytes = {ALIGNMENT: small_pack_bytes, GRAIN_BYTES: PACK_BYTES}
-        self._packs_in_flight = packs_in_flight  # so many are in memory at most, and the last one
+        self._packs_in_flight = packs_in_flight  # the largest number of packs in memory, besides the last one
         self._open: dict[int, list[PackPiece]] = {ALIGNMENT: [], GRAIN_BYTES: []}
         self._waiting: list[tuple[Callable[[], str], list[PackPiece]]] = []
 
     def add(self, key: str, source: ByteSource, *, apart: bool = False) -> None:
-        """Add the bytes of a source, no more than a pack has, whose digest the key has."""
-        # `apart`: not at the start of a pack, so that the pack is not the piece itself.
+        """Add a piece: the bytes of a source, at most the size of a pack, whose digest is in the key.
+
+        With `apart` it does not begin at the start of a pack, so that the pack is not identical to the piece.
+        """
         alignment = alignment_of(source.nbytes)
         pieces = self._open[alignment]
         start = -(-_end(pieces) // alignment) * alignment
@@ -204,7 +220,7 @@ class Packer:
         self._waiting.append((self._write_pack(pieces, last), pieces))
 
     def finish(self) -> None:
-        """Write what is left and wait until every pack is stored."""
+        """Store the remaining packs, and wait until every pack is stored."""
         left = [pieces for pieces in self._open.values() if pieces]
         for pieces in left:
             self._write(pieces, last=pieces is left[-1])
@@ -214,7 +230,7 @@ class Packer:
     def _wait_for_first(self) -> None:
         wait, pieces = self._waiting.pop(0)
         blob, nbytes = wait(), _end(pieces)
-        # Of tens of thousands of places Python's collector would walk the trainer's heap again and again.
+        # With tens of thousands of places, Python's collector would walk the trainer's heap repeatedly.
         with python_gc_paused():
             for key, source, start in pieces:
                 self.places[key] = PieceLocation(blob, nbytes, start, source.nbytes)
@@ -252,7 +268,7 @@ def place_small(  # noqa: PLR0917
     # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.
     small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
     packs_in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
-    packer = Packer(write_pack, _pack_bytes_for(small_bytes), packs_in_flight)
+    packer = Packer(write_pack, _small_pack_bytes(small_bytes), packs_in_flight)
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
@@ -308,7 +324,7 @@ def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str
     return key
 
 
-def _pack_bytes_for(small_bytes: int) -> int:
+def _small_pack_bytes(small_bytes: int) -> int:
     """Return the size of new packs. They are several, since packs of equal age are rewritten at the same time."""
     # A small total becomes one pack, since each pack costs an fsync.
     nbytes = min(PACK_BYTES, max(min(_LEAST_PACK_BYTES, small_bytes), small_bytes // _PACKS_AT_LEAST))
@@ -434,7 +450,7 @@ def _raise_to_best_shares(
 
 
 def _unchecked(context: Context, blob: str, pieces: Mapping[str, PieceLocation]) -> dict[str, PieceLocation]:
-    """Return the pieces of a pack of which only the catalog says where they are."""
+    """Return the pieces of a pack whose places only the catalog gives."""
     known = context.known.pieces
     # A blob that is the piece itself has its digest as its name.
     return {digest: place for digest, place in pieces.items() if known.get(digest) != place and digest != blob}
@@ -442,12 +458,13 @@ def _unchecked(context: Context, blob: str, pieces: Mapping[str, PieceLocation])
 
 def _learn_from_manifest(context: Context, run: str) -> None:
     """Read the places of pieces from the manifest of the run's last step, whose digest is checked."""
-    keys = [key for key, _ in context.layout.published(run)]
+    newest = max((key for key, _ in context.layout.published(run)), default=None)
+    if newest is None:
+        return
     try:
-        with CheckpointDirectory.at(context.layout.checkpoint(max(keys)), context.layout.hash_prefix) as directory:
+        with CheckpointDirectory.at(context.layout.checkpoint(newest), context.layout.hash_prefix) as directory:
             manifest = directory.manifest
-    # Without a checkpoint that can be read, now, the packs are read.
-    except (ValueError, OSError, CkstoreError):
+    except (OSError, CkstoreError):  # it was deleted, or is damaged or in use: then the packs are read
         return
     with python_gc_paused():
         for storage in manifest.storages:

@@ -29,6 +29,7 @@ from ckstore.ops.save.packing import (
     PackPiece,
     bytes_of,
     fill_pack,
+    part_count,
     place_small,
 )
 from ckstore.ops.save.recorded_chunks import RecordedChunk, RecordedSource, state_changed
@@ -111,19 +112,19 @@ def store_sources(
     health: HealthCheck | None = None,
 ) -> StorageLocations:
     """Put the bytes of every source of a state into `staging`, as links to blobs of the store or as new ones."""
-    # `compare`: another person may have chosen the bytes: where the digest cannot rule that out, what the store has is
-    # compared byte by byte before it is used.
-    # For BLAKE3 equal digests do prove equal bytes, so a second reading of every hit would only cost time.
+    # `compare`: another person may have chosen the bytes. If the digest cannot rule out a collision, blobs of the store
+    # are compared byte by byte before they are reused. Equal BLAKE3 digests prove equal bytes, so for them a second
+    # reading of every hit would only cost time.
     sources, below = captured.sources, captured.pack_below_bytes(context.settings.chunk_bytes)
     compare = compare and not context.algorithm.collision_resistant
     devices: DeviceChunks | None = None
-    if any(source.on_device for source in sources):
+    if captured.on_device:
         from ckstore.ops.save.recorded_chunks import DeviceChunks  # other sources need no torch
 
         devices = DeviceChunks(context, recheck.run, captured)
     writer = _ChunkWriter(context, staging, recheck, devices, health, compare=compare)
     writer.report_to(progress, sum(source.nbytes for source in sources))
-    # What an earlier checkpoint has is claimed there, whatever its size is: its bytes are not in hand.
+    # Storages of an earlier checkpoint are claimed from it, whatever their size: their bytes are not in memory.
     is_cut = [source.nbytes >= below or isinstance(source, RecordedSource) for source in sources]
     small = [i for i, source in enumerate(sources) if source.nbytes and not is_cut[i]]
     try:
@@ -214,10 +215,6 @@ def collision(name: str) -> CannotStore:
     return CannotStore(name, reason, hint=hint)
 
 
-def _part_count(nbytes: int) -> int:
-    return max(1, -(-nbytes // PART_BYTES))
-
-
 class _StopSignal(Exception):
     """The work was not done because other work of the save failed."""
 
@@ -288,11 +285,11 @@ class _ChunkWriter:
                 self._done_bytes += chunk.stop - chunk.start
 
     def report_to(self, progress: Progress | None, all_bytes: int) -> None:
-        """Call `progress` from the thread of the save, while that waits for others."""
+        """Call `progress` from the thread of the save while it waits for other threads."""
         self._progress, self._all_bytes = progress, all_bytes
 
     def digests(self, sources: Sequence[ByteSource]) -> list[str]:
-        """Return the digests of sources, where they lie; several threads hash what takes long."""
+        """Return the digests of sources in live memory. Several threads hash if there is much to hash."""
         groups: list[list[ByteSource]] = [[]]
         nbytes = 0
         for source in sources:
@@ -318,31 +315,25 @@ class _ChunkWriter:
         helpers = [self._submit(hash_groups) for _ in range(min(self._context.threads, len(groups)) - 1)]
         self._guarded(hash_groups)
         for helper in helpers:
-            # One that has not begun, since its thread has chunks to store, is not waited for.
+            # A helper that has not begun, because all threads store chunks, is not waited for.
             if not helper.cancel():
-                self._result(helper)
+                self._pool.result(helper, self._report)
         return [digest for group in found for digest in group]
 
     def start_pack(self, pieces: Sequence[PackPiece], last: bool) -> Callable[[], str]:  # noqa: FBT001 - as `WritePack` is called
         """Begin to store a pack; return a function that waits for its digest."""
-        # The caller would only wait for the last one, so its own thread stores that: to start another takes time.
+        # The caller would only wait for the last pack, so its own thread stores it: starting another takes time.
         if not last:
-            return partial(self._result, self._submit(self._store_pack, pieces))
+            return partial(self._pool.result, self._submit(self._store_pack, pieces), self._report)
         digest = self._guarded(self._store_pack, pieces)
         return lambda: digest
-
-    def _result(self, future: Future[T]) -> T:
-        while not wait((future,), timeout=_LOOK_S).done:
-            self._pool.help_out()
-            self._report()
-        return future.result()
 
     def _report(self) -> None:
         if self._progress is not None:
             self._progress(self._done_bytes, self._all_bytes)
 
     def finish(self) -> None:
-        """Wait for everything that was begun, and say how far it is."""
+        """Wait for all work that was begun, and report its progress."""
         while wait(self._futures, timeout=_LOOK_S, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
             self._pool.help_out()
             self._report()
@@ -524,22 +515,20 @@ class _ChunkWriter:
         raise collision(chunk.source.name)
 
     def _store_pack(self, pieces: Sequence[PackPiece]) -> str:
-        """Copy pieces to private memory, and store them as one blob; return its digest."""
-        nbytes = pieces[-1].start + pieces[-1].source.nbytes
-        memory = self._memory.take(nbytes)
-        count = None if self._health is None else self._health.found_in_pack
-        data, digest = fill_pack(pieces, memory, self._context.algorithm, count)
+        """Copy pieces to private memory, store them as one blob, and return its digest."""
+        memory = self._memory.take(pieces[-1].start + pieces[-1].source.nbytes)
+        data, digest = fill_pack(pieces, memory, self._context.algorithm, self._health)
         self._context.watch.hashed(len(data))
         self._context.watch.writing()
         if not self.is_first(digest):
-            self._skipped[digest] = bytes(data)  # its memory is used again
+            self._skipped[digest] = bytes(data)  # its memory is reused
         elif (self._claim(digest, data, choose=True) or not self._staging.put(digest, data)) and (
             self._compare and not self._staging.holds(digest, data)
         ):
             raise collision("small pieces of the files")
         self._memory.give(memory)
         with self._mutex:
-            self._done_bytes += nbytes
+            self._done_bytes += sum(piece.source.nbytes for piece in pieces)
         return digest
 
     def _claim(self, digest: str, data: memoryview, *, choose: bool = False) -> bool:
@@ -582,7 +571,7 @@ class _ChunkWriter:
             # (docs/adr/0006).
             self._local.part = aligned_buffer(PART_BYTES)
         running = self._context.algorithm.start()
-        counting = None if self._health is None else self._health.counting(chunk.source, _part_count(chunk.length))
+        counting = None if self._health is None else self._health.counting(chunk.source, part_count(chunk.length))
         for at in range(chunk.start, chunk.stop, PART_BYTES):
             stop = min(at + PART_BYTES, chunk.stop)
             part: memoryview = self._local.part[: stop - at]
@@ -601,7 +590,7 @@ class _ChunkWriter:
         """Return the digest of bytes in memory; count values that are not finite if they are written uncopied."""
         counting = None
         if self._health is not None and isinstance(source, BytesSource):
-            counting = self._health.counting_new(source, _part_count(len(live)))
+            counting = self._health.counting_new(source, part_count(len(live)))
         if counting is None:
             return self._context.algorithm.digest(live)
         running = self._context.algorithm.start()
@@ -618,7 +607,7 @@ class _ChunkWriter:
         # Each part is hashed while the processor's cache still has it.
         algorithm = self._context.algorithm
         running = algorithm.start()
-        counting = None if self._health is None else self._health.counting_new(source, _part_count(stop - start))
+        counting = None if self._health is None else self._health.counting_new(source, part_count(stop - start))
         for part in self._copied_parts(source, start, stop):
             running.update(part)
             if counting is not None:

@@ -152,7 +152,7 @@ class Client:
             order = replace(
                 order,
                 number=self._number + 1,
-                captured=replace(captured, sources=(), own_blobs=bool(names or fingerprints)),
+                captured=replace(captured, sources=(), own_blobs=bool(names) or captured.on_device),
                 places=placed.places,
                 kept=placed.kept,
                 last_parents=self._queue.parents.news(last_parents),

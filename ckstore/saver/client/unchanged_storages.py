@@ -80,7 +80,7 @@ class Base:
                 continue
             old_storage = self._storage_of(leaves)
             nbytes = captured.sources[storage].nbytes
-            # Below that a tensor lies in a pack, and has no blob of its own to claim.
+            # A smaller tensor is in a pack, and has no blob of its own that could be claimed.
             if old_storage is None or nbytes != self.sizes[old_storage] or nbytes < below:
                 continue
             if not is_named:
@@ -184,8 +184,8 @@ class UnchangedBases:
         ):
             places, nbytes = places_of(captured.sources, (), first)
             return SnapshotPlan(places, None, (), (), nbytes)
-        names &= self._since.get(order.run, names)
-        storages, unnamed = base.kept(captured, names, fingerprints, unchanged.chunk_bytes)
+        still = names & self._since.get(order.run, names)
+        storages, unnamed = base.kept(captured, still, fingerprints, unchanged.chunk_bytes)
         for index in first:
             storages.pop(index, None)
             unnamed.discard(index)

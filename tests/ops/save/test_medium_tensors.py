@@ -18,6 +18,7 @@ from ckstore import Store
 from ckstore.model.sizes import MEDIUM_BELOW_BYTES
 from tests.bench.packs import count
 from tests.saver.conftest import DEADLINE_S
+from tests.support.damage import flip
 from tests.support.requirements import require
 from tests.support.stores import check_store, disk_bytes
 
@@ -183,12 +184,13 @@ def test_a_save_in_the_background_packs_what_another_process_finds(store: Store)
 
 def test_progress_is_said_while_packs_are_written(store: Store) -> None:
     said: list[tuple[int, int]] = []
-    state = state_of(range(64))
+    sizes = [MIB + 1 + i for i in range(64)]  # with gaps between them in the packs
+    state = {f"t{i}": drawn(i, nbytes) for i, nbytes in enumerate(sizes)}
 
     store.save(state, progress=lambda done, whole: said.append((done, whole)))
 
-    assert said[-1] == (64 * NBYTES, 64 * NBYTES)
-    assert all(done <= whole == 64 * NBYTES for done, whole in said)
+    assert said[-1] == (sum(sizes), sum(sizes))
+    assert all(done <= whole == sum(sizes) for done, whole in said)
     assert [done for done, _ in said] == sorted(done for done, _ in said)
 
 
@@ -203,3 +205,43 @@ def test_a_save_of_many_medium_tensors_makes_few_system_calls(tmp_path: Path) ->
     assert made["fsync"] + made["fdatasync"] <= 8 + 8
     assert made["linkat"] <= 4 * made["blobs"]
     assert made.total() <= 2000
+
+
+def test_a_medium_tensor_that_has_diverged_is_found_in_its_pack(store: Store) -> None:
+    state = {f"t{i}": torch.ones(MIB // 4 + i) for i in range(2 * MANY)}
+    state["t7"].fill_(float("nan"))
+
+    info = store.save(state)
+
+    assert info.unhealthy
+    assert any("t7 has" in text for text in info.warnings), info.warnings
+
+
+def test_packs_of_medium_tensors_are_compacted_evicted_cloned_and_repaired(store: Store, tmp_path: Path) -> None:
+    drawing = torch.Generator().manual_seed(58)
+    state = {f"t{i}": torch.randn(MIB // 2, generator=drawing).to(torch.bfloat16) for i in range(2 * MANY)}
+    states = []
+    for step in range(1, 6):
+        for name in [*state][step % 2 :: 2]:  # half of the tensors change
+            state[name] = state[name] * (1 + 2.0**-7)
+        states.append(dict(state))
+        store.save(state, step)
+    store.remotes.add("cold", (tmp_path / "cold").as_uri())
+    store.push(store.checkpoints())
+
+    store.compact(keep_newest=2)
+    store.evict([2])
+    store.delete(1)
+    store.gc(now=True)
+    blob = max((store.path / "blobs").rglob("*-*"), key=lambda path: path.stat().st_size)
+    flip(blob, at=MIB)
+    assert not store.verify().ok
+    store.verify(repair=True)
+    assert store.verify().ok
+
+    with Store.clone((tmp_path / "cold").as_uri(), tmp_path / "clone") as clone:
+        for step in range(2, 6):
+            assert_holds(store, step, states[step - 1])
+            assert_holds(clone, step, states[step - 1])
+    store.pull([2])
+    check_store(store.path)
