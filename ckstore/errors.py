@@ -84,7 +84,7 @@ class CkstoreError(Exception):
     def __str__(self) -> str:
         if not self.hint:
             return self.message
-        before = "\n" if "\n" in self.message else " "  # the last line of a list stays as it is
+        before = "\n" if "\n" in self.message else " "  # after a list, the hint gets its own line
         return f"{self.message}{before}({self.hint})"
 
     def __reduce__(self) -> tuple[Any, ...]:

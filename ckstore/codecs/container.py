@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
     nbytes: int  # how many; a multiple of the width
     width: int  # bytes of an element
-    prediction: Prediction = "same"  # what the base says of them
+    prediction: Prediction = "same"  # how they are predicted from the base
     base: int = -1  # index into the bases; -1: they have none
     offset: int = 0  # where in the base they are predicted from
 
@@ -76,7 +76,10 @@ class Header:
 
 
 def fits(header: Header) -> bool:
-    """Whether a reader accepts a header of this length and number of bases. A pack may have 100,000 tensors."""
+    """Whether a reader accepts a header of this length and number of bases.
+
+    The header of a pack with 100,000 tensors, for example, may be too long.
+    """
     return _has_room(header, _text(header))
 
 
@@ -188,7 +191,7 @@ def parse_header(data: Buffer, *, where: str, most_bytes: int) -> Header:
 def _run(item: Any, base_count: int, most_bytes: int, where: str) -> Run:
     if type(item) is list and len(item) in (2, 5):
         nbytes, width, prediction, base, offset = item if len(item) == 5 else (*item, "same", -1, 0)
-        # Written out: a pack has one for each of its tensors.
+        # The checks are written out for speed: a pack has a run for each of its tensors.
         if (
             type(nbytes) is int
             and type(width) is int
@@ -232,7 +235,10 @@ class Tiles:
         (wrong,) = ((self._codec > max(Codec)) | (self._stored > self._nbytes)).nonzero()
         if len(wrong):
             i = int(wrong[0])
-            raise DamagedBlob(f"{where}: tile {i} has {self._stored[i]} bytes by codec {self._codec[i]}")
+            raise DamagedBlob(
+                f"{where}: tile {i} has {self._stored[i]} stored bytes and codec {self._codec[i]}, and one of them is "
+                "too large"
+            )
         self._place = first + self._stored.cumsum() - self._stored
         if first + int(self._stored.sum()) != file_bytes:
             ends = first + int(self._stored.sum())
@@ -252,7 +258,7 @@ class Tiles:
 
 
 def _spans(header: Header) -> Iterable[tuple[Run, int, int, int]]:
-    """Yield run, first byte, size and first byte in the base of each tile."""
+    """Yield the run of each tile, its start in the blob, its size and its start in the base."""
     ends = accumulate(run.nbytes for run in header.runs)
     for run, end in zip(header.runs, ends, strict=True):
         start = end - run.nbytes

@@ -20,7 +20,8 @@ from ckstore.model.manifest.nodes import text_of_bytes
 from ckstore.model.manifest.python_values import FACTORIES
 
 _OF_NUMPY = ("numpy._core", "numpy.core")  # as NumPy 2 and NumPy 1 name it
-# Numbers and tuples can be chosen to have one hash; a dict of them takes time by the square of their count.
+# An attacker can choose numbers and tuples that all have the same hash. Building a dict of them takes time proportional
+# to the square of their number.
 ODD_KEYS_MOST = 10_000
 # A scalar goes into the manifest as text, where a long one would cost every reader.
 _SCALAR_BYTES_MOST = 4 * 4096
@@ -44,7 +45,7 @@ def fill_dict(into: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
 
 
 def set_attributes(ordered: OrderedDict[Any, Any], state: Any) -> bool:
-    """Set the attributes of an OrderedDict, as the state of a module has them. Return False if it cannot have them."""
+    """Set the attributes of an OrderedDict, such as the state dict of a module. Return False if it cannot have them."""
     # An attribute named like a method would replace that method for the program that reads the value.
     if type(state) is not dict or any(type(key) is not str or hasattr(OrderedDict, key) for key in state):
         return False
@@ -79,7 +80,7 @@ def _swapped(dtype: NumpyDtype, data: bytes) -> bytes:
     width = {"c": size // 2, "U": 4, "S": 1}.get(kind, size)
     if width == 1:
         return data
-    # array swaps in C; NumPy is not imported for a file that may never be loaded.
+    # Python's `array` module swaps bytes in C. NumPy is not imported for this, since the file may never be loaded.
     words = Words(_WORDS[width], data)
     words.byteswap()
     return words.tobytes()
@@ -119,7 +120,7 @@ def _fill_array(array: NumpyArray, data: Any, dtype: NumpyDtype, shape: Any, *, 
     if type(data) not in (bytes, bytearray) or item_bytes is None or elements(shape) is None:
         return
     if len(data) == item_bytes * math.prod(shape):
-        # A copy: what the pickle says of the dtype later was not checked with this array.
+        # Copy the dtype: the pickle may change it later, and that change would not be checked against this array.
         array.dtype, array.shape, array.is_fortran, array.data = replace(dtype), shape, is_fortran, bytes(data)
         array.unknown = ""
 
@@ -174,7 +175,7 @@ def _from_buffer(args: tuple[Any, ...]) -> Any:
 
 
 def _filled(into: dict[Any, Any], args: tuple[Any, ...]) -> dict[Any, Any] | None:
-    """Return a dict with the list of pairs that Python 2 wrote, if it has one."""
+    """Return the dict with the pairs of the first argument, if there is one. Python 2 wrote such lists of pairs."""
     if not args:
         return into
     pairs = args[0]

@@ -25,11 +25,12 @@ _LENGTH_BYTES = 8
 DTYPE_BITS = {one.safetensors: one.bits for one in DTYPES if one.safetensors}  # all dtypes of safetensors 0.8
 
 _SPACE = rb"[ \t\n\r]*"
-# At most 19 digits: making a number of more takes time by the square of their count.
+# At most 19 digits: the time to convert a number grows with the square of the number of its digits.
 _NUMBER = rb"(?:0|[1-9][0-9]{0,18})" + _SPACE
 _MARK_PATTERN = re.compile(_SPACE + rb"([{}:,])")
 _QUOTE_PATTERN = re.compile(_SPACE + rb'"')
-# A thousand at a time: for each turn of a group the matcher remembers where it could go back to.
+# Match at most a thousand at a time: the regex engine uses memory for each repetition of a group, to be able to
+# backtrack.
 _TEXT_PATTERN = re.compile(rb'(?:[^"\\\x00-\x1f]+|\\[^\x00-\x1f]){1,1000}')
 _SIZES_PATTERN = re.compile(
     _SPACE + rb"\[%b((?:%b(?:,%b%b){0,%d})?)\]" % (_SPACE, _NUMBER, _SPACE, _NUMBER, MAX_DIMENSIONS - 1)
@@ -88,7 +89,7 @@ class _Header:
         self._tensor: str | None = None
 
     def entries(self, data_start: int) -> Iterator[TensorEntry]:
-        """Yield the tensors in the order of the header, each checked for itself."""
+        """Yield the tensors in the order of the header. Each is checked on its own, not against the others."""
         for name in self._members():
             if name == "__metadata__":
                 for _ in self._members():
@@ -112,7 +113,7 @@ class _Header:
                 self._refuse("the members dtype, shape and data_offsets", shown(key))
         shape, offsets = arrays.get("shape"), arrays.get("data_offsets")
         if not dtype or shape is None or offsets is None:
-            self._refuse("the members dtype, shape and data_offsets", "that one is missing")
+            self._refuse("the members dtype, shape and data_offsets", "only some of them")
         bits = DTYPE_BITS.get(dtype)
         if bits is None:
             self._refuse("a dtype of safetensors 0.8", shown(dtype))

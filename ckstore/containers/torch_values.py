@@ -46,7 +46,8 @@ def _are_sizes(value: Any) -> bool:
 
 def storage_of(persistent_id: Any) -> Any:
     """Return the same as torch.load's persistent_load."""
-    # That is of ``('storage', type, key, location, numel)``, in files of before torch 1.6 with a view of a part of it.
+    # The persistent id is ``('storage', type, key, location, numel)``. Files from before torch 1.6 append a view of a
+    # part of the storage.
     if type(persistent_id) is not tuple or len(persistent_id) not in (5, 6) or persistent_id[0] != "storage":
         return Unknown("a persistent id that is not of a storage")
     _, kind, key, _, count, *view = persistent_id
@@ -70,13 +71,13 @@ def _view(args: tuple[Any, ...], *, dtype: str | None, metadata: Any) -> Any:
     storage, offset, shape, strides = args
     if type(storage) is not Storage:
         return storage if type(storage) is Unknown else None
-    # What `metadata` has are flags such as conj and neg: then the bytes are not the values.
+    # `metadata` contains flags such as conj and neg. If one is set, the bytes are not the values.
     if metadata is not None and not (type(metadata) is dict and not metadata):
         return Unknown("a tensor with a pending conjugation or negation")
     dtype = dtype or storage.dtype
     if dtype is None or not (_is_size(offset) and _are_sizes(shape) and _are_sizes(strides)):
         return None
-    # A tensor like that would be read beyond its storage.
+    # If shape and strides differ in length, the tensor would be read beyond its storage.
     if len(shape) != len(strides):
         return None
     return TensorView(storage.key, dtype, storage.first + offset, shape, strides, storage)
@@ -117,7 +118,7 @@ def _rebuild_from_type(args: tuple[Any, ...]) -> Any:
     is_named = type(args[1]) is Global
     if made is None or (is_named and args[1] in _PLAIN_CLASSES):
         return made
-    # Subclasses keep their name: a load may then refuse or allow them by it.
+    # Keep the name of a subclass, so that a load can refuse or allow it by that name.
     kind = str(args[1]) if is_named else "a tensor of a class that is not named"
     return replace(made, kind=kind) if type(made) is TensorView else Unknown(kind)
 
@@ -165,7 +166,7 @@ def _size(args: tuple[Any, ...]) -> Any:
 def _device(args: tuple[Any, ...]) -> Any:
     if len(args) not in (1, 2) or type(args[0]) is not str:
         return None
-    # Bounded: an index of a million digits would become a text.
+    # Bound the index, since it is converted to text, which takes long or fails for a million digits.
     if len(args) == 2 and (type(args[1]) is not int or not 0 <= args[1] < 10_000):
         return None
     return _checked(["torch.device", ":".join(map(str, args))])
@@ -196,17 +197,17 @@ _RENAMED_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "torch.ten
 
 
 def global_of(module: str, name: str) -> Global:
-    """Return a name with its module in Python 3 and current torch."""
+    """Return the `Global` of a name, with the module that has it in Python 3 and current torch."""
     return Global(_RENAMED_MODULES.get(module, module), name)
 
 
 def reduced(function: Any, args: Any) -> Any:
     """Return the result of calling a function, or an `Unknown` that names it."""
     if type(function) is not Global:
-        return function if type(function) is Unknown else Unknown("a call of what is no function")
+        return function if type(function) is Unknown else Unknown("a call of something that is not a function")
     make = FUNCTIONS.get(function)
     if make is None:
-        # An object of a class without a function of its own for it.
+        # An object whose class defines no function of its own for pickling.
         is_object = str(function) == "copyreg._reconstructor" and type(args) is tuple and len(args) == 3
         if not is_object or type(args[0]) is not Global:
             return Unknown(str(function))

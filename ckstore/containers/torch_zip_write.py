@@ -1,7 +1,7 @@
 """The zip archive of a torch.save for writing; no I/O.
 
-Records are stored, never compressed, and each begins at a multiple of 64 bytes, as torch aligns them. All sizes are
-known in advance, so all positions are. Only the checksums are added later.
+Records are stored, never compressed, and each begins at a multiple of 64 bytes, as torch aligns them. All sizes,
+and therefore all positions, are known in advance. Only the checksums are added later.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _END = struct.Struct("<4s4H2LH")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR_64 = struct.Struct("<4sLQL")
 _EXTRA = struct.Struct("<2H")
-_FILLING = 0x4246  # "FB", as torch marks what aligns a record
+_FILLING = 0x4246  # "FB", the tag that torch gives to the padding that aligns a record
 _ZIP64 = 1
 # Fields of 32 and of 16 bits that hold their greatest value point to the zip64 part.
 _LARGE = 0xFFFFFFFF
 _MANY = 0xFFFF
-_FIRST_DAY = 0x21  # 1980-01-01, the first that a zip can say
+_FIRST_DAY = 0x21  # 1980-01-01, the earliest date that a zip can record
 # "Needed to extract" 2.0 and, with zip64, 4.5 (APPNOTE.TXT 4.4.3).
 _VERSION, _VERSION_64 = 20, 45
 
@@ -35,7 +35,7 @@ class ArchiveLayout:
 
     names: tuple[bytes, ...]  # of its records, in the order in which they lie
     sizes: tuple[int, ...]  # bytes of each
-    heads: tuple[int, ...]  # first byte of what is before each record
+    heads: tuple[int, ...]  # offset of the local header before each record
     starts: tuple[int, ...]  # first byte of each record
     end: int  # where the directory begins, behind the last record
 
@@ -92,7 +92,7 @@ def small_records(pickled: bytes) -> list[tuple[str, bytes]]:
     ]
 
 
-VERSION_RECORD = ("version", b"3\n")  # the last record: torch looks for it to know one of its archives
+VERSION_RECORD = ("version", b"3\n")  # the last record: torch recognises its own archives by it
 
 
 def lay_out(names: Sequence[str], sizes: Sequence[int]) -> ArchiveLayout:

@@ -42,7 +42,7 @@ class ReadMode:
 
     buffer: memoryview  # of `buffers.aligned_buffer`, `READ_BYTES` long; not used by others meanwhile
     may_touch: bool = False  # whether times may be set
-    # Whether a damaged blob loses its stamp; not if the inode is right under another name.
+    # Whether a damaged blob loses its stamp. False if the same inode is correct under another name.
     may_distrust: bool = True
     pace: Pace | None = None  # called before each read
     by_size: bool = False  # read nothing of a file that has another size: all in it counts as damaged
@@ -75,8 +75,8 @@ def _check(path: StorePath, blob: BlobRecord, pieces: list[Piece], how: ReadMode
     except (FileNotFoundError, NotADirectoryError):
         return _all_bad(blobs.why_absent(blob.digest, blob.nbytes, None), pieces)
     except OSError as error:
-        # ELOOP: a symlink has its name; ENXIO: a socket. Any other error says nothing of the blob and must not mark
-        # it.
+        # ELOOP: there is a symlink in place of the blob. ENXIO: there is a socket. Any other error says nothing about
+        # the blob and must not mark it.
         if error.errno not in (errno.ELOOP, errno.EIO, errno.ENXIO):
             raise
         return _all_bad(f"blob {blob.digest} cannot be opened: {error.strerror}", pieces)
@@ -109,11 +109,13 @@ def _check_open(
 
 def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Piece], how: ReadMode) -> Checked:
     """Check a blob that a program may have written to. If it is right, it is stamped."""
-    # Where its time cannot be set (another user's file, a full disk) it is only looked at, and stays as suspect.
-    # Taken before its time is changed: it may be a user's own file, which gets its time back.
+    # If its time cannot be set (another user's file, a full disk), it is only compared, and remains as suspect as it
+    # was. The status is read before the time is changed: the file may be a user's own, and then it gets its old time
+    # back.
     before = os.fstat(file.fd)
     if blob.nbytes <= READ_BYTES:
-        # A flush takes longer than such a read, and 100,000 files that a stranger put there would wait for as many.
+        # For a small blob, a flush takes longer than a read. Compare first, so that 100,000 wrong files from a stranger
+        # do not cost 100,000 flushes.
         checked = _compare_all(file, blob, pieces, how, whole=True)
         if checked.problem:
             with suppress(OSError):
@@ -132,7 +134,7 @@ def _check_touched(file: direct.UncachedFile, blob: BlobRecord, pieces: list[Pie
         problem = f"a program wrote into blob {blob.digest}, and it cannot be made durable: {error.strerror}"
         return Checked(problem, dict.fromkeys(pieces, problem))
     checked = _compare_all(file, blob, pieces, how, whole=True)
-    with suppress(OSError):  # it keeps the time that says that it is not relied on
+    with suppress(OSError):  # if this fails, the file keeps the time that marks it as suspect
         if checked.problem:
             blobs.refuse(file.fd, before)
         else:
@@ -183,7 +185,7 @@ class _Running:
 def _compare_at_once(
     file: direct.UncachedFile, everything: Piece, pieces: Iterable[Piece], how: ReadMode
 ) -> dict[Piece, str]:
-    """Read bytes once. Return their problem and those of the pieces in them, as far as these could be read."""
+    """Read a range once. Return its problem, and the problem of each piece in it that could be read."""
     # The last piece first, so that the next one to begin is taken from the end of the list.
     waiting = sorted(({*pieces} - {everything}), key=lambda piece: piece[1], reverse=True)
     open_now = [_Running(everything)]

@@ -12,18 +12,19 @@ from ckstore.fs import links, locks
 from ckstore.fs.lock_files import LockFile, service_failed
 from ckstore.objects.layout import Layout
 
-# A run is locked for some system calls only; a process that needs longer has stopped, or its server has.
+# A run is locked only for the duration of a few system calls. If a process holds the lock for longer, it hangs, or its
+# file server does.
 _DEFAULT_S = 10.0
 _STORE = "store"
 _TRASH = "trash"
 
 
 def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _DEFAULT_S) -> locks.DirectoryLock:
-    """Lock the directory of a run, for use or against all others."""
+    """Lock the directory of a run, either shared (for use) or exclusively (against all others)."""
     path = layout.checkpoints / run
     if exclusive:
-        # The directory first: processes of one host meet there, and forks and handlers are dealt with as ever
-        # (docs/adr/0016).
+        # Lock the directory first: it coordinates the processes of one host, and forks and signal handlers are handled
+        # as for any directory lock (docs/adr/0016).
         lock = locks.lock_exclusive(path, timeout_s=timeout_s)
     else:
         lock = locks.lock_shared(path, timeout_s=timeout_s)
@@ -44,8 +45,8 @@ def lock_small_files(layout: Layout, *, timeout_s: float) -> locks.DirectoryLock
 def make_locked(layout: Layout, name: str, data: bytes) -> locks.DirectoryLock:
     """Create a file in ``locks/``, locked until this process ends. Raise `FileExistsError` if it exists."""
     links.make_directory(layout.locks)
-    # With the directory, as all locks on files: its lock is closed in a forked child, which must not outlive its parent
-    # as the owner.
+    # Lock the directory as well, as for all file locks: a forked child closes the directory's lock, and with it the
+    # file's, so it does not remain the owner after its parent has ended.
     lock = locks.lock_shared(layout.locks)
     try:
         lock.file = LockFile.make(layout.locks / name, data)
@@ -73,7 +74,7 @@ def _followed(
     if not layout.shared:
         return lock
     try:
-        # A store of before, or one that was copied, has none.
+        # A store from before this directory existed, or a copied store, does not have it.
         links.make_directory(layout.locks)
         lock.file = LockFile.take(layout.locks / name, exclusive=exclusive, timeout_s=timeout_s)
     except BaseException:

@@ -1,7 +1,7 @@
 """Threads for the duration of one call; if no thread can be started, the thread of the caller does the work.
 
-They are started directly by `_thread`: `threading` and `concurrent.futures` take locks of the whole process, and a
-signal handler that saves may have interrupted its thread while that held one of them.
+They are started directly by `_thread`: `threading` and `concurrent.futures` take locks of the whole process. The
+thread may hold one of them when a signal handler that saves interrupts it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 # How often the caller's thread may report progress while it waits.
 _LOOK_S = 0.1
-# Four keep a disk busy, and sixteen one of 26 GB/s, by their measured costs; on 16 cores sixteen are no faster than
-# eight (docs/adr/0025).
+# By the measured costs, four threads keep a disk busy, and sixteen threads a disk of 26 GB/s. On 16 cores, sixteen
+# threads are no faster than eight (docs/adr/0025).
 _LEAST_THREADS, _MOST_THREADS = 4, 16
 _PATIENCE = 3
 """After this many interruptions by Ctrl-C, or by exceptions of signal handlers, threads are no longer waited for."""
@@ -63,7 +63,7 @@ class Workers:
         )  # like `_ended`, it takes no lock that a handler could need
         self._ended: SimpleQueue[weakref.ref[_Life]] = SimpleQueue()
         self._threads: list[weakref.ref[_Life]] = []
-        self._next: list[_Life] = []  # that of the thread that is being started
+        self._next: list[_Life] = []  # the `_Life` of the thread that is being started
 
     def submit(self, work: Callable[..., R], *args: Any) -> Future[R]:
         """Start `work` in a thread if possible; otherwise do it now in this thread."""
@@ -134,13 +134,15 @@ class Workers:
         for _ in self._threads:
             # One end mark per thread, after the work in the queue; each thread takes exactly one.
             self._jobs.put(None)
-        # By C code only: a signal handler that raises runs before an end mark is taken, or after it is counted.
+        # Only C code runs here, so a signal handler that raises cannot run between taking the end of a thread from the
+        # queue and counting it.
         ends = islice(iter(self._ended.get, None), len(self._threads))
         deque(map(self._threads.remove, ends), 0)
 
     def _start_one(self) -> None:
-        # Counted before it is started: if a signal handler raises in between, its `_Life` ends, so it is waited for. No
-        # variable refers to its `_Life`, since the traceback of the handler's error would keep it.
+        # The thread is counted before it is started. If a signal handler raises in between, the `_Life` of that thread
+        # is freed at the latest in `_end`, which counts as its end, so waiting for it returns. No variable refers to
+        # the `_Life`, since the traceback of the handler's error would keep it.
         # C code records the end: a thread without memory cannot run even its first line of Python.
         self._next[:] = [_Life()]
         self._threads.append(weakref.ref(self._next[0], self._ended.put))
@@ -151,7 +153,7 @@ class Workers:
     def _work(self, life: _Life) -> None:
         del (
             life
-        )  # the interpreter has it until this thread ends; in a variable, the traceback of an error would keep it
+        )  # the interpreter refers to it until this thread ends; a variable would keep it in the traceback of an error
         while (job := self._jobs.get()) is not None:
             try:
                 _do(*job)

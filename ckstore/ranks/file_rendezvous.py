@@ -5,9 +5,9 @@ a separate staging directory), ``failed-R.json`` for each rank that failed, and 
 holds a shared lock on the directory, so that it is not swept.
 
 One rank at a time decides, with an exclusive lock on the subdirectory ``join/``. It publishes if all parts are staged,
-or aborts. If the rank dies while it decides, it loses the lock, and the next rank decides. A rank that makes no
-progress while it has the lock is fenced: it names in ``publishing-R.json`` the directory that it will rename, and the
-others move that directory away, so it cannot appear after they have reported a failure.
+or aborts. If the rank dies while it decides, it loses the lock, and the next rank decides. Before a rank renames a
+directory, it names that directory in ``publishing-R.json``. If a rank makes no progress while it has the lock, the
+others fence it and move that directory away, so it cannot appear after they have reported a failure.
 
 The directory is moved to trash with the outcome, so that the next try begins with an empty one. If other hosts may be
 using the store, the next try or gc moves it. No clock is compared. Source: docs/protocol.md, "Ranks".
@@ -72,11 +72,13 @@ class FileRendezvous(Meeting):
                 continue
             meeting = cls(layout, who, path, lock)
             try:
-                if meeting.outcome() is not None:  # of a try that is over, whose decider died before it moved it
+                # Left by a try that has ended: its decider died before moving it, or the store may have other hosts.
+                if meeting.outcome() is not None:
                     meeting.remove()
                     lock.release()
                     continue
-                # Before this rank says anything: who finds the document of a rank finds what to lock as well.
+                # Create it before this rank writes any document, so that a rank that finds a document also finds the
+                # directory to lock.
                 links.make_directory(lock.inside / _JOIN)
                 meeting._sign_in()
             except BaseException:
@@ -89,7 +91,8 @@ class FileRendezvous(Meeting):
     def _sign_in(self) -> None:
         if self.say("rank"):
             return
-        # Whose document was there first keeps the number: a link never overwrites, so there are not two of them.
+        # The process that wrote its document first keeps the number. A link never overwrites, so each number has only
+        # one document.
         other = self.read(f"rank-{self.who.rank}.json") or {}
         msg = (
             f"another process is rank {self.who.rank} of {self.who.world_size} in the save of "
@@ -116,13 +119,18 @@ class FileRendezvous(Meeting):
     def say_publishing(self, staging: str) -> None:
         """Record which staging directory the next rename may publish."""
         self.say("publishing", staging=staging)
-        # In this order, as `fence` has it: either this rank sees the fence, or the others see what they must move away.
+        # Write first and then read, as `fence` does: either this rank sees the fence, or the others see what they must
+        # move away.
         if self.hear("fence"):
-            raise RankFailed(f"the other ranks have given up {self.who}, which stood still while it was to publish")
+            msg = f"the other ranks gave up on {self.who}, which made no progress when it should have published"
+            raise RankFailed(msg)
 
     def take_back_publishing(self) -> None:
-        """Remove the record of `say_publishing` after a failed try, so that no rename may follow until the next one."""
-        # Else the others would look for a staging directory that is in trash, and take it for published and lost.
+        """Remove the record of `say_publishing` after a failed try.
+
+        No rename may follow before the next call of `say_publishing`.
+        """
+        # Otherwise the others would look for a staging directory that is in trash, and take it for published and lost.
         with contextlib.suppress(FileNotFoundError):
             links.unlink(self._lock.inside / f"publishing-{self.who.rank}.json")
 
@@ -136,9 +144,10 @@ class FileRendezvous(Meeting):
 
     def say_outcome(self, outcome: Document) -> None:
         """Record the outcome, and move the rendezvous away. Only the holder of the lock of `deciding` calls this."""
-        # Where other hosts may be at work it stays for gc: they may not reach what was moved by their descriptors.
         self._put(OUTCOME, outcome)
-        # Those who are in it read on by their descriptors; who comes from now on begins another try.
+        # Ranks that have joined can still read it through their descriptors. A rank that comes later begins another
+        # try. If other hosts may be using the store, the directory remains for the next try or gc, because their
+        # descriptors may not reach it after a move.
         if not self.layout.shared:
             self.remove()
 
@@ -209,7 +218,7 @@ def documents_in(path: StorePath, kind: str) -> dict[int, Document]:
 
 
 def elsewhere(layout: Layout, who: RankIdentity) -> list[str]:
-    """Return texts about ranks of the same try that save another run, step or number of ranks, for a message."""
+    """Return texts for a message, about ranks of the same try with another run, step or number of ranks."""
     said = []
     for name in dirfd_stat.names(layout.staging):
         left, _, world_size = name.rpartition(".")
@@ -218,7 +227,7 @@ def elsewhere(layout: Layout, who: RankIdentity) -> list[str]:
             continue
         with contextlib.suppress(OSError, DamagedBlob):  # it has just gone, or was left by a power cut
             for rank, document in documents_in(layout.staging / name, "rank").items():
-                said.append(f"{named(rank, document)} saves {key} of {world_size}")
+                said.append(f"{named(rank, document)} saves {key} with {world_size} ranks")
     return said
 
 

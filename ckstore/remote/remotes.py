@@ -133,7 +133,7 @@ class Remotes:
         if count := sum(entry.name in holder_names_at(place) for place in places):
             have = f"{counted(count, 'checkpoint')} of {self._context.layout.path}"
             warn(
-                f"{have} cannot be loaded until {entry.target} is added again as {entry.name}, which has the only copy"
+                f"{have} cannot be loaded until {entry.target}, which has the only copy, is added again as {entry.name}"
             )
 
     @api_call
@@ -252,10 +252,11 @@ class Remotes:
 
     @api_call
     def convert(self, name: str, new: str, directory: str | os.PathLike[str]) -> TransferReport:
-        """Copy a store that an earlier draft of ckstore pushed to into a new remote, which replaces it in the settings.
+        """Copy a store to a new remote, which replaces it in the settings.
 
-        Evicted checkpoints are then read from the remote. If the store was the mirror, the remote becomes the mirror.
-        The store itself is not changed. An interrupted call can be repeated.
+        An earlier draft of ckstore pushed to stores instead of remotes. After the copy, evicted checkpoints are read
+        from the remote. If the store was the mirror, the remote becomes the mirror. The store itself is not changed.
+        An interrupted call can be repeated.
 
         Args:
             name: The name of the remote that is a store.
@@ -274,14 +275,16 @@ class Remotes:
         self._context.check_writable()
         old = open_source(self._context, name)
         if not isinstance(old, OtherStore):
-            raise BadInput(f"{name} is a remote already, at {entry_named(self._context.layout, name).target}")
+            target = entry_named(self._context.layout, name).target
+            raise BadInput(f"{name} is already a remote, at {target}; there is nothing to convert")
         self._add(new, directory)
         return convert(self._context, old, open_remote(self._context, new, writing=True))
 
     def _refuse_taken(self, name: str, target: Target) -> None:
         taken = entries(self._context.layout).get(name)
         if taken is not None and taken.target != target:
-            raise BadInput(f"{name} is the remote at {taken.target}", hint=f"ckstore remote rm {name}, or another name")
+            hint = f"remove it first with ckstore remote rm {name}, or choose another name"
+            raise BadInput(f"{name} is the remote at {taken.target}", hint=hint)
 
     def _keep(self, entry: RemoteEntry) -> None:
         config_file.edit(self._context.layout, MEMBER, lambda found: {**(found or {}), entry.name: entry.setting()})

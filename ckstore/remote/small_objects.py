@@ -68,7 +68,7 @@ def read_tags(objects: Objects, *, strict: bool = False) -> dict[str, Place]:
         try:
             if data is not None:
                 tags[name] = read(data, _parse_tag, key)
-        except CkstoreError:  # a tag of another checkpoint must not hide this one
+        except CkstoreError:  # an unreadable tag must not hide the other tags
             if strict:
                 raise
     return tags

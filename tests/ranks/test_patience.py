@@ -144,7 +144,7 @@ def test_the_others_know_which_directory_the_next_try_renames(store: Store) -> N
         assert meeting.fence()[0]["staging"] == "second"
         meeting.take_back_publishing()
 
-        with pytest.raises(RankFailed, match="have given up"):
+        with pytest.raises(RankFailed, match="gave up on"):
             meeting.say_publishing("third")
 
 

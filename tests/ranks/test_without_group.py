@@ -168,7 +168,10 @@ def test_ranks_that_mean_different_steps_are_told_who_means_what(racers: Racers,
     racers.kill(0)
 
     assert answer["error"] == "RankMismatch"
-    assert f"rank 0 ({os.uname().nodename}, process {racers.processes[0].pid}) saves main@6 of 2" in answer["message"]
+    assert (
+        f"rank 0 ({os.uname().nodename}, process {racers.processes[0].pid}) saves main@6 with 2 ranks"
+        in answer["message"]
+    )
     assert store.checkpoints() == []
     assert left_over(store) == []
 

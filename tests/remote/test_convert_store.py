@@ -124,6 +124,6 @@ def test_checkpoints_damaged_at_the_remote_are_still_read_from_the_store(
 
 def test_only_a_store_is_converted(relying: Store, tmp_path: Path) -> None:
     relying.remotes.add("gpt", tmp_path / "gpt")
-    with pytest.raises(BadInput, match="gpt is a remote already"):
+    with pytest.raises(BadInput, match="gpt is already a remote"):
         relying.remotes.convert("gpt", "x", tmp_path / "x")
     assert not (tmp_path / "x").exists()

@@ -187,7 +187,7 @@ def test_lost_checkpoints_are_reported_by_status_doctor_and_metrics(
     assert "has every checkpoint" not in finding.found
     finding = next(one for one in store.doctor().findings if one.what == "elsewhere")
     assert finding.level == "warning"
-    assert "lacks some of 1 checkpoint, such as main@1" in finding.found
+    assert "lacks bytes of 1 checkpoint, such as main@1" in finding.found
     assert f'ckstore_mirror_missing{{remote="{name}",store="{store.path}"}} 1' in store.metrics()
     with pytest.raises(RemoteError):
         store.load(1)

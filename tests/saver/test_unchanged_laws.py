@@ -88,9 +88,9 @@ class Trainer:
         asked = Order(self.number, "main", step, Description(), (), if_exists)
         unchanged = UnchangedNames(lambda name: name in true, MIB)
         prints = self.fingerprints(order)
-        named = frozenset(true)
+        before = frozenset(true)
         placed = self.bases.place(captured, asked, unchanged, true, self.last_parents, prints)
-        assert true == named
+        assert true == before
         self.is_right(placed, order, step, true)
         asked = replace(asked, captured=replace(captured, sources=()), places=placed.places, kept=placed.kept)
         self.bases.ordered(asked)

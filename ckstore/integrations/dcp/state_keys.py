@@ -12,7 +12,7 @@ Path = tuple[str | int, ...]
 
 
 def own_keys(state: Mapping[Any, Any]) -> list[list[Any]]:
-    """Return the path of each dict that has keys other than strings, with these keys: text -> node of the format."""
+    """Return the path of each dict with keys other than strings, and a dict from the text of these keys to nodes."""
     return [[list(path), keys] for path, keys in _own_keys(state, ())]
 
 
@@ -39,7 +39,7 @@ def _is_kept(key: object) -> bool:
 
 
 def set_at(state: Any, path: Path, value: object) -> None:
-    """Set an existing value of a state, by the keys of the state."""
+    """Replace the value at a path of text keys, which stand for the keys of the state."""
     *above, last = path
     for key in above:
         state = state[_own(state, key)]

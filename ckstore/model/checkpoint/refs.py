@@ -92,7 +92,7 @@ def _classify(value: str) -> tuple[RefKind, str]:
                 hint="write best:METRIC, best:METRIC:min or best:METRIC:max",
             )
         return "best", value
-    # A step comes before an id, because users type digits only for a step.
+    # A step comes before an id, because a user who types only digits usually means a step.
     if STEP_PATTERN.match(value) and int(value) <= MAX_STEP:
         return "step", value
     lower = value.lower()
@@ -171,7 +171,7 @@ def _resolve(
         raise NoSuchRef(
             message,
             hint="the run is the part before @, or the run= of the store. "
-            f"At the first start of a run, store.latest({ref.run!r}) returns None, so load only if it does not",
+            f"At the first start of a run, store.latest({ref.run!r}) returns None; do not load then",
             command_hint="the part before @ is the run",
         )
     current = [c for c in candidates if not c.superseded]
@@ -191,7 +191,7 @@ def nothing_saved(message: str, run: str | None) -> NoSuchRef:
     asked = "store.latest()" if run is None else f"store.latest({run!r})"
     return NoSuchRef(
         message,
-        hint=f"save one first. At the first start of a run, {asked} returns None, so load only if it does not",
+        hint=f"save one first. At the first start of a run, {asked} returns None; do not load then",
         command_hint="save one first",
     )
 
@@ -259,8 +259,8 @@ def _by_tag(ref: Ref, candidates: Sequence[CheckpointInfo], tags: Mapping[str, C
             raise NoSuchRef(message, hint=_latest_hint(candidates))
         if ref.run is None and any(c.run == ref.value for c in candidates):
             hint = f"write {ref}@latest or {ref}@STEP"
-            more = f"{hint}; commands that take several have --run {ref}"
-            raise NoSuchRef(f"{ref} is a run, and no tag", hint=hint, command_hint=more)
+            more = f"{hint}; commands that take several refs have the option --run {ref}"
+            raise NoSuchRef(f"{ref} is a run, not a tag", hint=hint, command_hint=more)
         near = _near(ref.value, tags)
         known = f", only {_some(near)}" if near else ", and the store has no tags"
         raise NoSuchRef(f"{ref}: there is no tag {ref.value!r}{known}", hint=_meant(ref) or _latest_hint(candidates))

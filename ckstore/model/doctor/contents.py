@@ -92,7 +92,7 @@ def check_tags(count: int, doubtful: Sequence[str], do: str) -> DoctorFinding:
 
     Args:
         count: The number of tags.
-        doubtful: The problems of the tags for which it is unknown what they protect.
+        doubtful: The problem of each tag whose checkpoint is unknown.
         do: What to do about the first of these.
     """
     if doubtful:
@@ -135,7 +135,7 @@ def check_rules(policies: Mapping[str, RetentionPolicy]) -> DoctorFinding | None
     ]
     if not doubtful:
         return None
-    kept = [f"{name} keeps the {best}, and the name of the metric says {said}" for name, best, said in doubtful]
+    kept = [f"{name} keeps the {best}, but the name of the metric suggests {said}" for name, best, said in doubtful]
     _, best, said = doubtful[0]
     do = (
         f"unless that is intended, set the rules again with --keep-best {best.metric}:{said}; ckstore config shows them"
@@ -162,7 +162,7 @@ def check_readings(count: int, unread: int, oldest_s: float) -> DoctorFinding:
     Args:
         count: The number of blobs.
         unread: The number of these without a known reading.
-        oldest_s: How long ago the oldest reading of the others was.
+        oldest_s: The time since the least recently read one of the others was read.
     """
     if not count:
         return ok("last readings", "no checkpoint has a blob")
@@ -194,7 +194,7 @@ def check_ages(path: str, oldest_s: float, owner: str) -> DoctorFinding:
     named = _often_purged(path)
     if oldest_s < _PURGED_FROM_S and not named:
         return ok("purge by age", told)
-    do = "a save renews the times of the blobs that it uses, and ckstore touch those of other checkpoints"
+    do = "a save renews the times of the blobs that it uses, and ckstore touch renews those of other checkpoints"
     if owner:
         do += f"; {owner} has to run it for that file"
     if named:
@@ -228,15 +228,19 @@ def check_hashes(strangers: Sequence[str], hash_name: str) -> DoctorFinding:
 
 
 def check_order(problems: Sequence[str]) -> DoctorFinding:
-    """Check for checkpoints whose sequence numbers do not count."""
+    """Check for checkpoints whose sequence numbers are ignored."""
     if problems:
         do = "save their content again under another step, or delete them: ckstore delete RUN@STEP"
         return DoctorFinding("warning", "order of commits", _listed(problems), do)
-    return ok("order of commits", "every sequence number counts")
+    return ok("order of commits", "no sequence number is ignored")
 
 
 def check_health(newest: Mapping[str, tuple[CheckpointInfo, CheckpointInfo | None]]) -> DoctorFinding:
-    """Check the newest checkpoint of each run. It is given with the newest healthy one, by run."""
+    """Check the newest checkpoint of each run.
+
+    Args:
+        newest: For each run its newest checkpoint, and its newest healthy one if it has one.
+    """
     unhealthy = [
         f"{last.name} is unhealthy: {last.unhealthy}"
         + ("; the run has no healthy checkpoint" if healthy is None else f"; the newest healthy one is {healthy.name}")
@@ -293,8 +297,8 @@ def check_leaks(leaks: Sequence[DeletedFile]) -> DoctorFinding:
 
 def check_cache(kept_bytes: int, most_bytes: int) -> DoctorFinding:
     """Return a finding about the cache of downloaded bytes. Its size is limited, so it is never a problem."""
-    most = f"of at most {size_text(most_bytes)}" if most_bytes else "and will not keep more"
-    return ok("cache", f"keeps {size_text(kept_bytes)} {most} from remote checkpoints")
+    most = f"at most {size_text(most_bytes)}" if most_bytes else "and will not keep more"
+    return ok("cache", f"keeps {size_text(kept_bytes)} from remote checkpoints, {most}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +307,8 @@ class EvictedFacts:
 
     Attributes:
         counts: The number of evicted checkpoints by the name of the remote.
-        unknown: Names of remotes among these that the store does not have.
-        replaced: Checkpoints evicted to a remote whose name another remote has now.
+        unknown: Those of these names that no remote of the store has.
+        replaced: Checkpoints that were evicted to a remote whose name now belongs to another remote.
         missing: Checkpoints that lacked bytes when the mirror was listed last.
     """
 
@@ -325,12 +329,12 @@ def check_elsewhere(facts: EvictedFacts) -> DoctorFinding:
     names = "ckstore verify names the checkpoints that cannot be fetched"
     if facts.replaced:
         such_as = f"{counted(len(facts.replaced), 'checkpoint')}, such as {facts.replaced[0]}"
-        told = f"{found}, but another remote now has the name under which {such_as} were evicted"
+        told = f"{found}, but another remote now has the name of the remote that received {such_as}"
         return DoctorFinding("warning", "elsewhere", told, f"{names}; ckstore delete REF unlists a lost one")
     if facts.missing:
         such_as = f"{counted(len(facts.missing), 'checkpoint')}, such as {facts.missing[0]}"
-        return DoctorFinding("warning", "elsewhere", f"{found}, but the mirror lacks some of {such_as}", names)
-    return ok("elsewhere", f"{found}, which had them when they were evicted; reads fetch them")
+        return DoctorFinding("warning", "elsewhere", f"{found}, but the mirror lacks bytes of {such_as}", names)
+    return ok("elsewhere", f"{found}; each remote had the bytes at the eviction, and reads fetch them")
 
 
 def check_mirror(status: MirrorStatus) -> DoctorFinding:

@@ -39,6 +39,19 @@ class ByteSource(Protocol):
         """
 
 
+def bytes_of(source: ByteSource, start: int, stop: int) -> memoryview:
+    """Return bytes of a source as they are now: a view of live memory, or else a copy."""
+    live = source.view(start, stop)
+    return copy_of(source, start, stop) if live is None else live
+
+
+def copy_of(source: ByteSource, start: int, stop: int) -> memoryview:
+    """Return a copy of bytes of a source as they are now."""
+    data = memoryview(bytearray(stop - start))
+    source.read_into(start, stop, data)
+    return data
+
+
 @dataclass(frozen=True)
 class Captured:
     """A state in the form that the store saves. It shares the memory of the live tensors."""

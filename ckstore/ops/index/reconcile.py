@@ -1,7 +1,7 @@
 """Enter checkpoints into the catalog: many per transaction, but few enough that no process waits long for its lock.
 
-It also determines which runs need no comparison of every checkpoint: those whose directory has a link count, which
-counts its subdirectories, that equals the count of the catalog (docs/adr/0002-catalog.md).
+It also finds the runs whose checkpoints need not be compared one by one. In these runs, the count of the catalog equals
+the number of subdirectories, which the link count of the run's directory gives (docs/adr/0002-catalog.md).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BATCH_S = 0.5
 
 
 def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | None = None) -> None:
-    """Make the rows of checkpoints match their directories, in several transactions, and the tags.
+    """Make the rows of checkpoints, and the tags, match the directories, in several transactions.
 
     A transaction ends after half a second, so that a tag or a pin of another process waits no longer than that. A
     process that dies in between leaves a catalog that is behind, which the next opener corrects.
@@ -58,7 +58,7 @@ def reconcile_all(context: Context, keys: Iterable[CheckpointKey], note: Note | 
 
 
 def reconcile_one(context: Context, key: CheckpointKey, *, timeout_s: float) -> None:
-    """Make the rows of one checkpoint match its directory; a correct row is left without taking the lock."""
+    """Make the rows of one checkpoint match its directory. If they already do, the lock is not taken."""
     if not context.catalog_is_private and context.catalog.listing(places=[key]) == stamps(context, [key]):
         return
     from ckstore.objects.checkpoints import look
@@ -93,7 +93,7 @@ def stamps(context: Context, keys: Iterable[CheckpointKey]) -> dict[CheckpointKe
 
 
 def chosen(context: Context, run: str, *, newest: int, off_every: int) -> dict[CheckpointKey, Stamp] | None:
-    """Return the stamps of the newest checkpoints of a run, and of all whose step `off_every` does not divide.
+    """Return the stamps of the newest checkpoints of a run, and of all whose step is not a multiple of `off_every`.
 
     None if the catalog cannot tell. All returned places were checked.
     """
@@ -129,14 +129,16 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
     Args:
         context: The store.
         places: The checkpoints with wrong or missing rows.
-        damaged_count: How many rows do not match their checksums. If 0, those of `places` match, but are wrong.
+        damaged_count: How many rows do not match their checksums. If 0, the rows of `places` match
+            their checksums, but contradict the manifests.
     """
     if _PROBLEM not in context.notices.problems:
         said = _damaged(damaged_count) if damaged_count else _forged(places)
         context.notices.problems[_PROBLEM] = said
         warn(said)
     for place in () if damaged_count else places:
-        # With the stamp: a checkpoint that is saved there later has its own row, which is trusted.
+        # Record the stamp too, so that only this checkpoint is distrusted: one that is saved to the same place later
+        # has another stamp, and its row is trusted.
         context.known.distrusted[place] = context.layout.stamp(place)
     if context.readonly or context.writes_disabled_because:
         return

@@ -35,7 +35,7 @@ def canonical_blobs(layout: Layout) -> Iterator[StorePath]:
         folder = layout.blobs / fan
         if dirfd_stat.is_directory(folder):
             names: list[str] = []
-            with suppress(PermissionError):  # it belongs to another user, whose opening lists it
+            with suppress(PermissionError):  # another user's folder; it is listed when that user opens the store
                 names = names_in(folder)
             yield from (folder / name for name in names if is_digest(name) and fan_out(name) == fan)
 
@@ -85,7 +85,7 @@ class StoreInventory:
     incomplete: list[Incomplete] = field(default_factory=list)  # directories that are not complete checkpoints
     # Blobs in ``blobs/`` that no complete checkpoint names, and their sizes.
     orphans: dict[str, int] = field(default_factory=dict)
-    # `copy_count` and `copy_bytes`: links in checkpoints that are separate files.
+    # Number and size of the blobs in checkpoints that are separate files instead of links to the file in ``blobs/``.
     copy_count: int = 0
     copy_bytes: int = 0
     _uses: dict[str, _Use] = field(default_factory=dict)
@@ -106,7 +106,8 @@ class StoreInventory:
 
     def look_at_blobs(self) -> None:
         """Compare ``blobs/`` with the blobs that the checkpoints name; no data is read."""
-        # An inode has as many links as the store has names for it, so missing links of the canonical file are copies.
+        # An inode has one link for each of its names. So if the canonical file has fewer links than the store has names
+        # for the blob, the missing ones are separate copies.
         lost = set(self._uses)
         for _, path in with_open_parents((None, blob) for blob in canonical_blobs(self.layout)):
             try:

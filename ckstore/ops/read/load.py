@@ -106,7 +106,7 @@ def _source(
     """Return a context with the source of a load: the checkpoint, or a file of it as a state."""
     if file is None:
         return nullcontext(directory)
-    from ckstore.ops.read.file_state import state_of  # with every format of files
+    from ckstore.ops.read.file_state import state_of  # late: it imports the readers of all file formats
 
     return state_of(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
 
@@ -132,7 +132,8 @@ def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bo
 
 def continue_from(context: Context, parent: Parent) -> None:
     """Make a loaded checkpoint the parent of the next save."""
-    # "" is for a save to another run: a fine-tuning that continues in its own run has this parent.
+    # The key "" is for the next save to any other run: a fine-tuning that saves to a run of its own gets the loaded
+    # checkpoint as parent.
     context.known.last_parents[parent.run] = context.known.last_parents[""] = parent
     context.notices.run_guessed = parent.run if context.notices.run_was_open else ""
 
@@ -173,7 +174,8 @@ def load_open(
     if mmap:
         memories = map_memories(directory, needed, verify=verify)
     else:
-        # Read storages for the device directly to it: a second copy of a model need not fit into memory.
+        # Read storages that belong on the device directly into its memory, so that host memory need not hold a second
+        # copy of the model.
         memories = read_device_memories(directory, needed, device, verify=verify, tally=tally)
         others = [index for index in needed if index not in memories]
         memories.update(read_memories(directory, others, verify=verify, tally=tally))
@@ -208,7 +210,8 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
         maps = PieceMaps(directory)
         for i in sorted(storages, key=lambda i: (maps.place(records[i].extents), i)):
             view = None if records[i].tiling is not None else maps.map(records[i].extents, names.name(i))
-            # It does not begin at a page, or is mapped already: the number of mappings of a process is limited.
+            # No view: the storage is encoded or does not begin at a page, or its bytes are mapped already. They are
+            # not mapped again, since the number of mappings of a process is limited.
             if view is None:
                 to_read.append(i)
             else:
@@ -218,7 +221,7 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
             to_read.append(i)  # reading it reports the damage, or has it repaired
         decoded = [i for i in to_read if any(encoded(directory, extent) for extent in records[i].extents)]
         nbytes = sum(records[i].nbytes for i in decoded)
-        # Not for small tensors in an old pack, which a checkpoint that is not compacted also has.
+        # Do not warn about small tensors in an old pack: a checkpoint that was never compacted can have those too.
         if nbytes >= _SAID_BYTES:
             tensors = counted(len(decoded), "storage")
             warn(

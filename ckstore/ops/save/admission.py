@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from ckstore.errors import CkstoreError, InsufficientSpace
 from ckstore.fs import dirfd_stat
 from ckstore.model.digest import fan_out
-from ckstore.model.manifest.captured import Captured
+from ckstore.model.manifest.captured import Captured, bytes_of
 from ckstore.model.settings.free_space import Amount, Need
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.free.make_room import how_to_free, make_room
-from ckstore.ops.save.packing import PackNeed, bytes_of, find_pieces, pack_need
+from ckstore.ops.save.packing import PackNeed, find_pieces, pack_need
 from ckstore.ops.save.recorded_chunks import RecordedSource
 
 _OWN_INODES = 4  # the manifest, the directory of a new run, and two files of the catalog; staging exists already

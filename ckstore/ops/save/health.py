@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from ckstore.codecs.nonfinite import FORMS, FloatForm
 from ckstore.errors import CkstoreError
+from ckstore.model.manifest.captured import bytes_of
 from ckstore.model.manifest.health import FINITE, Health, NonFinite, NonFiniteCount, Stillness, unchanged_text
 from ckstore.model.manifest.lineage import CountedPieces, Counts, Lineage
-from ckstore.ops.save.packing import bytes_of
 from ckstore.ops.save.recorded_chunks import RecordedSource
 from ckstore.tensors.walks import leaf_numbers
 

@@ -12,7 +12,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckstore.catalog.answers import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable, CkstoreError
@@ -20,16 +20,14 @@ from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.digest import Algorithm
-from ckstore.model.manifest.captured import ByteSource
+from ckstore.model.manifest.captured import ByteSource, bytes_of, copy_of
 from ckstore.model.sizes import MEDIUM_BELOW_BYTES, SMALL_BELOW_BYTES
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
+from ckstore.ops.save.health import HealthCheck
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded_chunks import DeviceChunks, state_changed
-
-if TYPE_CHECKING:
-    from ckstore.ops.save.health import HealthCheck  # which imports this module
 
 # The size of a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20
@@ -345,20 +343,8 @@ def _batches(sources: Sequence[ByteSource]) -> Iterator[list[ByteSource]]:
         yield batch
 
 
-def bytes_of(source: ByteSource, start: int, stop: int) -> memoryview:
-    """Return bytes of a source as they are now: a view of live memory, or else a copy."""
-    live = source.view(start, stop)
-    return _copy_of(source, start, stop) if live is None else live
-
-
-def _copy_of(source: ByteSource, start: int, stop: int) -> memoryview:
-    data = memoryview(bytearray(stop - start))
-    source.read_into(start, stop, data)
-    return data
-
-
 def _read_again(context: Context, source: ByteSource, digest: str) -> memoryview:
-    data = _copy_of(source, 0, source.nbytes)
+    data = copy_of(source, 0, source.nbytes)
     if context.algorithm.digest(data) != digest:
         raise state_changed(source.name)
     return data

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ckstore.errors import CannotStore, SaveFailed
 from ckstore.fs.buffers import aligned_buffer, is_aligned
 from ckstore.interpreter import python_gc_paused
-from ckstore.model.manifest.captured import BytesSource
+from ckstore.model.manifest.captured import BytesSource, bytes_of
 from ckstore.model.manifest.manifest import BlobRecord, Extent, StorageRecord
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.save.packing import (
@@ -27,7 +27,6 @@ from ckstore.ops.save.packing import (
     PART_BYTES,
     PackMemory,
     PackPiece,
-    bytes_of,
     fill_pack,
     part_count,
     place_small,

@@ -31,7 +31,7 @@ _CATALOG_TIMEOUT_S = 5.0
 
 
 def plain_of(context: Context, file: str, held: dict[CheckpointKey, InUse]) -> tuple[BlobRecord, Manifest] | None:
-    """Return the plain blob of which an encoded file is a form, and a manifest that has it, or None.
+    """Return the plain blob that an encoded file encodes, and a manifest that lists it, if one does.
 
     Checkpoints that another process has locked for too long are added to `held`.
     """
@@ -92,7 +92,7 @@ def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
     if encoding is None or _decoded_from(encoding, file) != plain:
         return
     put_name(path / BLOBS / plain.digest, good, temporary)
-    # Before the document that names it.
+    # Sync the blob before the document that names it is written.
     files.sync_directory(path / BLOBS)
     wanted = without(encoding, manifest, plain)
     text = data = files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=lock.fd)
@@ -108,7 +108,7 @@ def leftovers(context: Context) -> Iterator[StorePath]:
     """Yield the directories with files of a compacted form that no document names any more."""
     for key, _ in context.layout.published():
         path = context.layout.checkpoint(key)
-        # The plain manifest is removed last, so it shows a repair that was killed.
+        # A repair removes the plain manifest last, so it still exists if the repair was killed.
         if dirfd_stat.exists(path / PLAIN) and _leftovers_in(path):
             yield path
 
@@ -121,7 +121,7 @@ def _leftovers_in(path: StorePath) -> list[StorePath]:
         found = [
             path / BLOBS / name for name in dirfd_stat.names(path / BLOBS) if is_digest(name) and name not in named
         ]
-    except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):  # it is not known
+    except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):  # the named files are unknown
         return []
     return [*found, *([] if manifest.encoding else [path / PLAIN])]
 
@@ -134,8 +134,8 @@ def put_leftovers_away(context: Context, staging: Staging) -> None:
         if lock is None:  # the next repair moves them
             continue
         with lock:
-            # The writer of the document may have died or failed before its fsync, and the previous one names these
-            # files.
+            # The writer of the document may have died or failed before its fsync. A power cut would then bring back the
+            # previous document, which names these files.
             files.sync_open_directory(lock.fd)
             for name in _leftovers_in(path):
                 if name.name == PLAIN:  # it marks the directory for the next repair, so remove the others durably first

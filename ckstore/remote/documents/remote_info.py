@@ -76,7 +76,10 @@ def read_info(objects: Objects, name: str) -> RemoteInfo:
     data = objects.get(keys.INFO, _MAX_BYTES)
     if data is None:
         msg = f"there is no remote at {name}: {keys.INFO} is missing"
-        hint = f"if its objects were removed, ckstore remote add {name} URL makes it again; ckstore verify names losses"
+        hint = (
+            f"if its objects were removed, create the remote again with ckstore remote add {name} URL; ckstore verify "
+            "lists the checkpoints that are lost"
+        )
         raise NoSuchRemote(msg, hint=hint)
     return read_document(data, _parse, f"{keys.INFO} of {name}")
 
@@ -90,12 +93,15 @@ def agreed_info(objects: Objects, name: str) -> RemoteInfo:
         before, found = found, read_info(objects, name)
         if found == before:
             return found
-    msg = f"{name} could not be added: other clients wrote its {keys.INFO} {_READINGS} times at the same time"
+    msg = f"{name} could not be added: other clients kept changing its {keys.INFO} during {_READINGS} readings"
     raise RemoteError(msg, hint="add it from one store first, then from the others")
 
 
 def check_uuid_is(found: str, wanted: str, name: str) -> None:
-    """Raise if the place holds another remote than the one that was added: records about that one would not apply."""
+    """Raise if the place now holds another remote than the one that was added.
+
+    The store's records about the added remote do not apply to the other one.
+    """
     if wanted and found != wanted:
         msg = f"another remote is at {name}: it has the uuid {found}, and {wanted} was added"
         raise RemoteError(msg, hint=f"to use the other one: ckstore remote rm {name}, then add it again")

@@ -86,7 +86,7 @@ def evict(
         infos: The checkpoints.
         remote: The remote that has them.
         dry_run: Change nothing, and report what would be freed.
-        why: Reasons for the journal, by names of checkpoints. A missing one becomes "by hand".
+        why: The reason to record in the journal, for each checkpoint name. A checkpoint without one gets "by hand".
     """
     if not dry_run:
         context.check_writable()
@@ -102,8 +102,8 @@ def evict(
         for info in infos:
             step = partial(_begin, context, info, remote, uuid, attest, going, dry_run=dry_run)
             _has_succeeded(step, info, skipped, failures)
-        # After all claims: bytes that were found on the remote before its claim may be deleted, since no store relied
-        # on them.
+        # Claim all of them, and only then check: until a checkpoint is claimed, another store may delete its bytes from
+        # the remote, so finding them earlier proves nothing.
         if not dry_run:
             attest.claim([(place_of(one.info), one.holder.claim, one.blobs) for one in going])
         for one in [*going]:
@@ -117,12 +117,13 @@ def evict(
                 reason = why.get(one.info.name, "by hand")
                 note(context, "evicted", one.info.key.run_step, id=one.info.id, why=f"{remote.name} has it; {reason}")
     finally:
-        # Also after an error: blobs read back are not read again, and checkpoints that keep their bytes are not marked.
+        # This runs after an error too, so that blobs already read back are not read again, and checkpoints that kept
+        # their bytes do not remain marked.
         if not dry_run:
             for one in going:
                 with suppress(CkstoreError, OSError):  # a wrong entry only names one more place to read from
                     _withdraw(context, one, attest)
-            with suppress(CkstoreError, OSError):  # records only save work, and must not hide the first error
+            with suppress(CkstoreError, OSError):  # these records only avoid work, and must not hide the first error
                 attest.keep()
             reclaim.free_unused(context, digests)
     if failures:
@@ -194,7 +195,8 @@ def _begin(  # noqa: PLR0917
 
 def say_elsewhere(context: Context, one: Eviction) -> None:
     """Record in a checkpoint that a remote has it, before it is claimed there."""
-    # Before the claim: a process that ends claims lists them, and then looks for this file.
+    # Written before the claim, because a process that removes claims first lists the claims and then looks for this
+    # file.
     with alone(context, one.info) as lock:
         before = read_remote_only(lock.fd)
         had = () if before is None else before.remotes
@@ -255,8 +257,8 @@ def _free_bytes(context: Context, one: Eviction) -> str:
         document = read_remote_only(lock.fd)
         if document is None or one.holder not in document.remotes:
             return "another process evicts it"
-        # Also before the rename: after a kill in between, rows would still count the blobs, and gc would never free
-        # them.
+        # Touch it before the rename too: if the process is killed between the rename and the second touch, rows would
+        # otherwise still count the blobs, and gc would never free them.
         touch(lock)
         # By one rename: the directory has all of its blobs, or none and a document that locates them.
         target = trash.free_name(layout.trash, f"{info.run}@{info.key.directory}")

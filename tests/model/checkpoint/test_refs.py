@@ -142,7 +142,7 @@ TAGS = {"best": STORE[3].key, "gone": CheckpointKey("exp", 350, "350.0123456789"
         ),
         ("xep@100", r"^xep@100: there is no run 'xep', only exp, other \(the run is the part before @"),
         ("bset", r"^bset: there is no tag 'bset', only best, baseline, gone \(the newest is other@100\)$"),
-        ("exp", r"^exp is a run, and no tag \(write exp@latest or exp@STEP\)$"),
+        ("exp", r"^exp is a run, not a tag \(write exp@latest or exp@STEP\)$"),
         ("lastest", r"^lastest: there is no tag 'lastest', .* \(did you mean latest\?\)$"),
         ("exp@latst", r"^exp@latst: there is no tag 'latst', .* \(did you mean exp@latest\?\)$"),
         ("exp@100-300", r"^exp@100-300: .* \(where several refs are allowed, a range is exp@100..300\)$"),

@@ -108,10 +108,7 @@ def test_a_ref_to_the_newest_where_there_is_none_says_what_a_first_start_does(st
         with pytest.raises(NoSuchRef) as caught:
             store.info(ref)
 
-        assert (
-            f"At the first start of a run, store.latest({asked}) returns None, so load only if it does not"
-            in caught.value.hint
-        )
+        assert f"At the first start of a run, store.latest({asked}) returns None; do not load then" in caught.value.hint
 
 
 @pytest.mark.parametrize("ref", [-1, "-1", "main@-20", np.int64(-3)])

@@ -220,9 +220,9 @@ def test_a_rule_that_keeps_the_worst_by_the_name_of_its_metric_is_named(tmp_path
         path.write_text(json.dumps(config))
 
         assert told(store, "rules") == (
-            "warning: retention keeps the best by accuracy (min), and the name of the metric says max, "
-            "keep_remote keeps the 2 best by eval_f1 (min), and the name of the metric says max, "
-            "retention_by_run 'gpt-*' keeps the best by loss (max), and the name of the metric says min"
+            "warning: retention keeps the best by accuracy (min), but the name of the metric suggests max, "
+            "keep_remote keeps the 2 best by eval_f1 (min), but the name of the metric suggests max, "
+            "retention_by_run 'gpt-*' keeps the best by loss (max), but the name of the metric suggests min"
             " -> unless that is intended, set the rules again with --keep-best accuracy:max; ckstore config shows them"
         )
         # Until it is set again it keeps what it always kept.

@@ -32,9 +32,9 @@ def compact(frame: Frame, refs: tuple[str, ...], run: str | None, keep_newest: i
     """Store older checkpoints in less space, without loss.
 
     Most of their data is stored as differences to newer checkpoints. Ids and loaded
-    data do not change, but loads take longer. Checkpoints that have a tag, are
-    pinned or in use are not compacted. Both this command and reading compacted
-    checkpoints require pip install 'ckstore[compact]'.
+    data do not change, but loads take longer. Checkpoints that are tagged, pinned or
+    in use are not compacted. Both this command and reading compacted checkpoints
+    require pip install 'ckstore[compact]'.
 
     \b
     Example:

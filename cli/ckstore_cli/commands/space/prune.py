@@ -26,7 +26,7 @@ from ckstore_cli._retention import policy_of, print_freed, rule_options
 def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: Any) -> int:
     """Drop the checkpoints that no rule keeps, with the reasons, and free the space.
 
-    A checkpoint is kept if any rule keeps it. Checkpoints that have a tag, are
+    A checkpoint is kept if any rule keeps it. Checkpoints that are tagged,
     pinned or open are never dropped, and neither is the newest complete checkpoint
     of a run. Without rules, the command applies the policies and the budget of the
     store.
