@@ -131,6 +131,8 @@ from ckstore.ranks.attempt import Ranks as Ranks
 from ckstore.remote.choice import ChoiceOptions as ChoiceOptions
 from ckstore.remote.choice import TransferOptions as TransferOptions
 from ckstore.remote.remote_opener import RemoteLike as RemoteLike
+from ckstore.remote.remote_verify_report import RemoteDamage as RemoteDamage
+from ckstore.remote.remote_verify_report import RemoteVerifyReport as RemoteVerifyReport
 from ckstore.remote.remotes import Remotes as Remotes
 from ckstore.remote.service.abilities import Abilities as Abilities
 from ckstore.remote.service.remote_entries import RemoteEntry as RemoteEntry

@@ -185,6 +185,16 @@ def note_looked(layout: Layout, remote: str, missing: Mapping[str, str], documen
     _change(layout, remote, uuid_now(layout, remote), noted)
 
 
+def note_missing(layout: Layout, remote: str, missing: Mapping[str, str]) -> None:
+    """As `note_looked`, for checkpoints that a verification found missing, if the remote is the mirror."""
+
+    def noted(known: MirrorRecord) -> MirrorRecord:
+        return replace(known, missing=known.missing | dict(missing), ids=known.ids - missing.keys())
+
+    if missing and setting_of(layout, MIRROR) == remote:
+        _change(layout, remote, uuid_now(layout, remote), noted)
+
+
 def note_pruned(layout: Layout, remote: str, ids: Iterable[str]) -> None:
     """Record which checkpoints `keep_remote` of this store removes from its mirror."""
     gone = frozenset(ids)

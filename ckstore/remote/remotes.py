@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, SupportsIndex
 
 from ckstore.errors import BadInput, CkstoreError
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_run
+from ckstore.model.reports.progress import Progress
 from ckstore.model.reports.retention_report import RemotePruneReport, RetentionReport
 from ckstore.model.reports.transfer import StoreClaims, TransferReport
 from ckstore.model.times import duration_s, text_of_time
@@ -23,6 +25,7 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
+from ckstore.remote.remote_verify_report import RemoteVerifyReport
 from ckstore.remote.service.folder import make_folder, target_at
 from ckstore.remote.service.remote_entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
 from ckstore.remote.service.target import Target, parse_target
@@ -190,6 +193,48 @@ class Remotes:
         if failure is not None:
             raise failure
         return replace(report, retention=retention)
+
+    @api_call
+    def verify(
+        self,
+        name: str,
+        ref: str | SupportsIndex | CheckpointInfo | None = None,
+        *,
+        sample: float | None = None,
+        quick: bool = False,
+        budget_s: float | None = None,
+        rate_bytes_s: float | None = None,
+        progress: Progress | None = None,
+    ) -> RemoteVerifyReport:
+        """Read the manifests and blobs of a remote back, and compare them with their digests.
+
+        The checkpoints of all stores that push to the remote are verified. Checkpoints that this store evicted or
+        pushed, and that the remote no longer lists, count as missing, unless they were deleted there through ckstore.
+        If the remote is the mirror, missing objects are pushed again while the store still has their data. Damaged
+        objects must be deleted on the remote first, as the report says.
+
+        Args:
+            name: The name of the remote. "" stands for the only one.
+            ref: Which checkpoint of the remote, as in `Store.pull`. If None, all.
+            sample: Read only this fraction of the blobs, above 0. Blobs that this store never read back come first, the
+                others are drawn at random. Missing blobs and wrong sizes are still detected. If None, all are read.
+            quick: Read the manifests, but no blobs. Blobs are then only listed, with their sizes.
+            budget_s: Read blobs for this many seconds, in the order of `sample`, and at least one.
+            rate_bytes_s: Maximum read rate, in bytes per second.
+            progress: Called from time to time with the number of bytes read and the total.
+
+        Raises:
+            NoSuchRemote: No remote has that name, or its place no longer holds a remote.
+            NoSuchRef, AmbiguousRef: The ref does not name one checkpoint of the remote.
+            BadInput: An option is out of range, two options exclude each other, or the name is that of a store.
+            RemoteError: The remote does not answer.
+        """
+        from ckstore.ops.verify.verify import Options
+        from ckstore.remote.remote_opener import open_remote
+        from ckstore.remote.verify_remote import RemoteVerification
+
+        options = Options(sample, budget_s, rate_bytes_s, quick, progress=progress)
+        return RemoteVerification(self._context, open_remote(self._context, name), options).run(ref)
 
     @api_call
     def claims(self, name: str) -> tuple[StoreClaims, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
 from ckstore.model.manifest.encoding import HEAD_BYTES, begins_one
-from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_encoding, parse_manifest
 from ckstore.model.manifest.stored import Encoding, OldPiece
 from ckstore.model.words import mending_there
@@ -214,6 +215,11 @@ class SourceManifest(NamedTuple):
     id: str  # the id of the checkpoint
     data: bytes  # its bytes
     encoding: Encoding | None  # how the blobs are stored; None if they are plain
+
+    @property
+    def files(self) -> Sequence[BlobRecord]:
+        """The objects in ``blobs/`` that hold the blobs, by their digests and sizes."""
+        return self.manifest.blobs if self.encoding is None else self.encoding.files
 
 
 def read_manifest(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:

@@ -48,6 +48,8 @@ _FORMS = {
     "RemotePruneReport": "remote dry_run removed_count removed_bytes condemned_count condemned_bytes "
     "uncondemned_count blob_count blob_bytes voided_count finished_count checkpoints=retention.plan.entries "
     "skipped=retention.skipped",
+    "RemoteVerifyReport": "ok remote as_of mode checkpoint_count blob_count blob_bytes read_count checked_bytes sample "
+    "in_time damage",
     "RetentionReport": "policy=plan.policy checkpoints=plan.entries skipped warnings=plan.notes",
     "RunSummary": "run=name checkpoint_count newest_step=newest.step newest_id=newest.id highest_step "
     "created=newest.created",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from ckstore import Store
@@ -67,3 +68,25 @@ def test_bytes_are_let_go_and_a_clone_lists_them(run: Run, own_saved: Path, tmp_
     shown = run("show", "best", "--store", tmp_path / "clone").stdout
     assert "elsewhere  on origin" in shown
     assert "ckstore verify reads them" not in shown  # it does not read what is elsewhere
+
+
+def test_a_remote_is_verified(run: Run, own_saved: Path, tmp_path: Path) -> None:
+    run("remote", "add", "there", tmp_path / "there", "--store", own_saved)
+    run("push", "--all", "--store", own_saved)
+    whole = run("verify", "--remote", "there", "--store", own_saved)
+    assert whole.exit_code == 0, whole.stderr
+    assert whole.stdout.endswith("read back: no damage\n")
+    (blob, *_) = (path for path in sorted((tmp_path / "there" / "blobs").rglob("*")) if path.is_file())
+    blob.chmod(0o600)
+    blob.write_bytes(bytes(byte ^ 1 for byte in blob.read_bytes()))
+    hurt = run("verify", "--remote", "there", "--store", own_saved)
+    assert hurt.exit_code == 3
+    assert "has other bytes than its name says" in hurt.stdout
+    assert run("verify", "--remote", "there", "--quick", "--store", own_saved).exit_code == 0
+    document = json.loads(run("verify", "--remote", "there", "--store", own_saved, "--json").stdout)
+    assert document["damage"][0]["key"] == str(blob.relative_to(tmp_path / "there"))
+    named = section("`ckstore verify`").split("With `--remote`")[1].split("With `--export`")[0]
+    listed = re.findall(r"^- (.*?)(?::|$)", named, re.MULTILINE)
+    assert [*document] == ["v", *(key for line in listed for key in re.findall(r"`(\w+)`", line))]
+    assert run("verify", "--remote", "nowhere", "--store", own_saved).exit_code == 4
+    assert run("verify", "--remote", "there", "--repair", "--store", own_saved).exit_code == 2

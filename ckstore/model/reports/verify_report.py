@@ -179,8 +179,8 @@ class Away:
     def __str__(self) -> str:
         at = f", at {' and '.join(self.remotes)}" if self.remotes else ""
         if self.missing:
-            return printable(f"{self.name}  cannot be fetched: {self.missing} (as of {_minute(self.as_of)})")
-        known = f"listed there as of {_minute(self.as_of)}" if self.as_of else f"not checked: {self.unasked}"
+            return printable(f"{self.name}  cannot be fetched: {self.missing} (as of {minute(self.as_of)})")
+        known = f"listed there as of {minute(self.as_of)}" if self.as_of else f"not checked: {self.unasked}"
         return printable(f"{self.name}  its bytes are elsewhere{at}, and were not read; {known}")
 
 
@@ -276,7 +276,8 @@ def summary(report: VerifyReport) -> Iterator[str]:
     yield f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
 
 
-def _minute(created: str) -> str:
+def minute(created: str) -> str:
+    """Return a time in the format of `CheckpointInfo.created`, to the minute."""
     return f"{created[:16].replace('T', ' ')} UTC"
 
 

@@ -91,8 +91,7 @@ class RemoteSurvey:
     def _read(self, source: ObjectSource, place: Place) -> None:
         found = read_manifest(source, place, self.hash_prefix)
         if found is not None:
-            files = found.manifest.blobs if found.encoding is None else found.encoding.files
-            self._blobs_of[place] = tuple(file.digest for file in files)
+            self._blobs_of[place] = tuple(file.digest for file in found.files)
 
     def _records(self) -> list[IntentRecord]:
         listed = [one for one in self.remote.objects.list(keys.INTENTS) if is_intent(one.key)]

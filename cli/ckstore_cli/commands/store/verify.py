@@ -9,6 +9,7 @@ import click
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.reports.verify_report import details, summary
+from ckstore.remote import remote_verify_report
 from ckstore_cli._compat import override
 from ckstore_cli._frame import Frame, UserPath, framed
 from ckstore_cli._progress import Progress
@@ -89,6 +90,11 @@ class _PathOrUrl(UserPath):
     help="Also use intact copies from this store, directory, or URL of a remote. Repeatable.",
 )
 @click.option(
+    "--remote",
+    metavar="NAME",
+    help="Verify the remote NAME instead of the store: read its manifests and blobs back.",
+)
+@click.option(
     "--export",
     "export",
     metavar="PATH",
@@ -96,7 +102,7 @@ class _PathOrUrl(UserPath):
     help="Compare an export made with --sums, a directory or a torch file, with its SHA-256 sums. Needs no store.",
 )
 @framed
-def verify(frame: Frame, ref: str | None, export: Path | None, **options: Any) -> int:
+def verify(frame: Frame, ref: str | None, remote: str | None, export: Path | None, **options: Any) -> int:
     """Read all data of the checkpoint REF, or of all checkpoints, and report damage.
 
     The store records damage, so that latest-valid skips damaged checkpoints. A
@@ -112,6 +118,7 @@ def verify(frame: Frame, ref: str | None, export: Path | None, **options: Any) -
       ckstore verify --budget 10m --rate 200MB
       ckstore verify --repair-from /mnt/backup
       ckstore verify --repair-from s3://bucket/run
+      ckstore verify --remote cold --budget 10m
       ckstore verify --export out/
 
     \b
@@ -119,12 +126,16 @@ def verify(frame: Frame, ref: str | None, export: Path | None, **options: Any) -
       0  all checked data is intact, or was repaired
       2  wrong usage
       3  some data is damaged
-      4  no such store or checkpoint, or REF is ambiguous
+      4  no such store, checkpoint or remote, or REF is ambiguous
     """
     if export is not None:
-        if ref is not None or any(options.values()):
+        if ref is not None or remote is not None or any(options.values()):
             raise click.UsageError("--export cannot be combined with REF or other options, since it reads no store")
         return _verify_export(frame, export)
+    if remote is not None:
+        if options.pop("repair") | bool(options.pop("repair_from")):
+            raise click.UsageError("--remote cannot be combined with --repair, which repairs the store")
+        return _verify_remote(frame, remote, ref, options)
     out = frame.output()
     with frame.writing() as store, Progress("verifying", quiet=out.as_json) as shown:
         report = store.verify(ref, progress=shown.at, **options)
@@ -136,6 +147,17 @@ def verify(frame: Frame, ref: str | None, export: Path | None, **options: Any) -
     out.lines(summary(report))
     if remotes:
         out.note(f"ckstore verify --repair also uses intact copies from {', '.join(remotes)}")
+    return 0 if report.ok else DamagedBlob.exit_status
+
+
+def _verify_remote(frame: Frame, remote: str, ref: str | None, options: dict[str, Any]) -> int:
+    out = frame.output()
+    with frame.writing() as store, Progress("verifying", quiet=out.as_json) as shown:
+        report = store.remotes.verify(remote, ref, progress=shown.at, **options)
+    out.document(report)
+    for found in report.damage:
+        out.headed(found.word, str(found), "red")
+    out.lines(remote_verify_report.summary(report))
     return 0 if report.ok else DamagedBlob.exit_status
 
 

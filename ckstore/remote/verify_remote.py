@@ -1,0 +1,265 @@
+"""Verify a remote: list it, read the manifests of its checkpoints, and read its blobs back.
+
+A blob on a remote is one object, and the digest in its name is that of its bytes, encoded or not. So it is compared
+without decoding it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
+from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.times import text_of_time
+from ckstore.model.words import PUSH_AGAIN, mending_there
+from ckstore.objects.documents.remote_only import holders_at
+from ckstore.ops.call_threads import for_each
+from ckstore.ops.context import Context
+from ckstore.ops.mirror_record import note_missing, read_mirrored
+from ckstore.ops.pace import RateLimiter, ReadBudget
+from ckstore.ops.refs.find import AnyRef, text_of
+from ckstore.ops.refs.listing import infos
+from ckstore.ops.verify.verify import Options
+from ckstore.remote import keys, record
+from ckstore.remote.budget import MemoryBudget
+from ckstore.remote.documents.condemned_names import read_condemned
+from ckstore.remote.documents.remote_info import check_takes
+from ckstore.remote.key_lookup import ask, look
+from ckstore.remote.keys import Place
+from ckstore.remote.objects import THREADS, ObjectEntry, Remote
+from ckstore.remote.push_plan import place_of
+from ckstore.remote.remote_refs import find_on_remote
+from ckstore.remote.remote_verify_report import RemoteDamage, RemoteVerifyReport
+from ckstore.remote.source import ObjectSource, read_manifest
+
+# After a mismatch, a blob is read again, since a bit may have flipped on the way.
+_READS = 2
+
+
+class RemoteVerification:
+    """One verification of a remote."""
+
+    def __init__(self, context: Context, remote: Remote, options: Options) -> None:
+        self._context, self._remote, self._options = context, remote, options
+        self._may_write = not context.readonly and not context.writes_disabled_because
+        self._source = ObjectSource(remote.objects, remote.name)
+        self._record = record.read_record(context.layout, remote.name)
+        self._mutex = threading.Lock()
+        self._checkpoint_count = self._read_count = self._checked_bytes = 0
+        self._users: defaultdict[BlobRecord, list[Place]] = defaultdict(list)  # blob -> checkpoints that need it
+        self._verified: dict[str, ObjectEntry] = {}  # digests of blobs that were read and are intact
+        self._damage: dict[str, RemoteDamage] = {}  # key of the object -> its problem
+        self._unsound: set[str] = set()  # digests of blobs that are missing or damaged
+        self._lacking: dict[str, str] = {}  # id of a checkpoint of which a push would send objects again -> why
+
+    def run(self, ref: AnyRef | None) -> RemoteVerifyReport:
+        """Verify one checkpoint, or the whole remote; see `Remotes.verify`."""
+        options, remote = self._options, self._remote
+        info = check_takes(remote, self._context.settings)
+        as_of = text_of_time(datetime.now(UTC))
+        self._read_manifests(self._listed(info.uuid) if ref is None else [self._named(ref)])
+        found = self._find_blobs()
+        budget = ReadBudget(options.budget_s)
+        try:
+            if options.mode != "quick":
+                self._read_back(self._chosen(found), found, budget)
+        finally:
+            self._keep_results()
+        return RemoteVerifyReport(
+            remote=remote.name,
+            as_of=as_of,
+            checkpoint_count=self._checkpoint_count,
+            blob_count=len(self._users),
+            blob_bytes=sum(blob.nbytes for blob in self._users),
+            read_count=self._read_count,
+            checked_bytes=self._checked_bytes,
+            damage=tuple(self._damage[key] for key in sorted(self._damage)),
+            sample=1.0 if options.sample is None else float(options.sample),
+            mode=options.mode,
+            in_time=not budget.ended,
+        )
+
+    # ------------------------------------------------------------------------------------- what should be there
+
+    def _named(self, ref: AnyRef) -> Place:
+        text = ref.id if isinstance(ref, CheckpointInfo) else text_of(ref)
+        prefix = self._context.layout.hash_prefix
+        return find_on_remote(self._source, text, run=self._context.run, hash_prefix=prefix)
+
+    def _listed(self, uuid: str) -> Sequence[Place]:
+        """Return the checkpoints that the remote lists. Record those that it should have and does not list."""
+        context, name = self._context, self._remote.name
+        listing = self._source.listed()
+        there = {*listing.places}
+        mirrored = read_mirrored(context.layout, name)
+        pushed = mirrored.ids | mirrored.missing.keys() | self._record.checkpoints.keys()
+        for info in infos(context, superseded=True):
+            place = place_of(info)
+            if place in there:
+                continue
+            if any(holder.uuid == uuid for holder in holders_at(context.layout.checkpoint(info.key))):
+                do = "restore the objects of the remote from a backup, or delete the checkpoint"
+                self._note("missing", place.manifest, f"{name}, which has the only copy, does not list it", [place], do)
+            # A policy or a user deletes a checkpoint by a mark.
+            elif info.id in pushed and place.dropped not in listing.keys.get(place, ()):
+                told = f"{name}, which it was pushed to, does not list it"
+                self._note("missing", place.manifest, told, [place], PUSH_AGAIN)
+        return listing.places
+
+    def _read_manifests(self, places: Iterable[Place]) -> None:
+        def read(place: Place) -> None:
+            try:
+                found = read_manifest(self._source, place, self._context.layout.hash_prefix)
+            except (RemoteDenied, RemoteUnavailable):  # this says nothing about the object
+                raise
+            except RemoteError as error:
+                self._note("damaged", place.manifest, error.message, [place], error.hint or mending_there())
+                return
+            if found is None:  # deleted since it was listed
+                return
+            with self._mutex:
+                self._checkpoint_count += 1
+                for blob in found.files:
+                    self._users[blob].append(place)
+
+        for_each(read, places, threads=THREADS, stopping=MemoryBudget().ending(self._source.close))
+
+    # ------------------------------------------------------------------------------------- what is there
+
+    def _find_blobs(self) -> Mapping[str, ObjectEntry]:
+        """Return the objects of the needed blobs, by digest. Record those that are missing or have a wrong size."""
+        objects = self._remote.objects
+        found: dict[str, ObjectEntry] = {}
+        lacking = [*self._users]
+        condemned = read_condemned(objects)
+        for _ in range(2):  # twice, since a push may have sent a blob under another name meanwhile
+            by_key = {keys.blob(str(condemned.name(blob.digest))): blob.digest for blob in lacking}
+            listed, self._record.blob_count = look(objects, by_key, self._record.blob_count)
+            found |= {by_key[key]: entry for key, entry in listed.items()}
+            lacking = [blob for blob in lacking if blob.digest not in found or _size_of(found, blob) != blob.nbytes]
+            if not lacking:
+                break
+            condemned = read_condemned(objects)
+        for blob in lacking:
+            key = keys.blob(str(condemned.name(blob.digest)))
+            if blob.digest in found:
+                told = f"{key} has {_size_of(found, blob)} bytes, wanted {blob.nbytes}"
+                self._note_blob("damaged", key, told, blob, PUSH_AGAIN)
+            else:
+                self._note_blob("missing", key, f"{key} is not there", blob, PUSH_AGAIN)
+        return found
+
+    def _chosen(self, found: Mapping[str, ObjectEntry]) -> list[BlobRecord]:
+        """Return the blobs to read back. If these are not all, those that were never read back come first."""
+        blobs = [blob for blob in self._users if blob.digest in found and _size_of(found, blob) == blob.nbytes]
+        if self._options.mode == "full":
+            return blobs
+
+        def was_read(blob: BlobRecord) -> bool:
+            seen = self._record.blobs.get(blob.digest)
+            return seen is not None and seen.how == "read" and seen.is_still(found[blob.digest])
+
+        drawn = random.SystemRandom().random
+        blobs.sort(key=lambda blob: (was_read(blob), drawn()))
+        return blobs[: math.ceil((self._options.sample or 1) * len(blobs))]
+
+    def _read_back(self, chosen: Sequence[BlobRecord], found: Mapping[str, ObjectEntry], budget: ReadBudget) -> None:
+        options, memory = self._options, MemoryBudget()
+        limiter = None if options.rate_bytes_s is None else RateLimiter(options.rate_bytes_s)
+        chosen_bytes = sum(blob.nbytes for blob in chosen)
+
+        def read(blob: BlobRecord) -> None:
+            if not budget.begin(blob.nbytes):
+                return
+            if limiter is not None:
+                limiter.wait(blob.nbytes)
+            entry = found[blob.digest]
+            word = self._problem_of(blob, entry.key, memory)
+            budget.done(blob.nbytes)
+            if word == "missing":
+                self._note_blob(word, entry.key, f"{entry.key} is not there", blob, PUSH_AGAIN)
+            elif word == "damaged":
+                told = f"{entry.key} has other bytes than its name says"
+                self._note_blob(word, entry.key, told, blob, mending_there(entry.key), sent_again=False)
+            with self._mutex:
+                self._read_count += 1
+                self._checked_bytes += blob.nbytes
+                if not word:
+                    self._verified[blob.digest] = entry
+
+        def say() -> None:
+            if options.progress is not None:
+                options.progress(self._checked_bytes, chosen_bytes)
+
+        for_each(read, chosen, threads=THREADS, say=say, stopping=memory.ending(self._remote.objects.close))
+        say()
+
+    def _problem_of(self, blob: BlobRecord, key: str, memory: MemoryBudget) -> Literal["", "missing", "damaged"]:
+        with memory.lending(blob.nbytes) as buffer:
+            for _ in range(_READS):
+                if not self._remote.objects.read_into(key, 0, buffer):
+                    return "missing"
+                if algorithm_of(blob.digest).digest(buffer) == blob.digest:
+                    return ""
+        return "damaged"
+
+    # ------------------------------------------------------------------------------------- results
+
+    def _note_blob(
+        self,
+        word: Literal["missing", "damaged"],
+        key: str,
+        what: str,
+        blob: BlobRecord,
+        do: str,
+        *,
+        sent_again: bool = True,
+    ) -> None:
+        # Another client may have deleted a checkpoint since it was listed, and pruned its blobs.
+        users = self._users[blob]
+        existing = ask(self._remote.objects, [key for place in users for key in (place.manifest, place.dropped)])
+        users = [place for place in users if place.manifest in existing and place.dropped not in existing]
+        if users:
+            self._unsound.add(blob.digest)
+            self._note(word, key, what, users, do, sent_again=sent_again)
+
+    def _note(
+        self,
+        word: Literal["missing", "damaged"],
+        key: str,
+        what: str,
+        users: Sequence[Place],
+        do: str,
+        *,
+        sent_again: bool = True,
+    ) -> None:
+        names = tuple(dict.fromkeys(place.name for place in users))
+        with self._mutex:
+            self._damage[key] = RemoteDamage(word, key, what, names, do)
+            if sent_again:
+                self._lacking.update((place.id, what) for place in users)
+
+    def _keep_results(self) -> None:
+        """Record the results: an eviction relies on intact blobs, and the mirror sends missing objects again."""
+        if not self._may_write:
+            return
+        layout, name = self._context.layout, self._remote.name
+        known = record.read_record(layout, name)  # pushes may have changed it
+        known.blob_count = self._record.blob_count
+        known.blobs.update((digest, record.seen(entry, "read")) for digest, entry in self._verified.items())
+        for digest in self._unsound:
+            known.blobs.pop(digest, None)
+        record.write_record(layout, name, known)
+        note_missing(layout, name, self._lacking)
+
+
+def _size_of(found: Mapping[str, ObjectEntry], blob: BlobRecord) -> int:
+    return found[blob.digest].nbytes
