@@ -272,3 +272,36 @@ def test_a_delete_whose_lock_was_lost_changes_nothing(
         one.delete(1)
 
     assert np.array_equal(two.load(1)["w"], state(1)["w"])
+
+
+def test_a_save_after_the_other_hosts_save_does_not_read_every_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each host has a catalog of its own, which lacks the saves of the other."""
+    require_root()
+    require_fuse()
+    (tmp_path / "real").mkdir()
+    with ExitStack() as mounted:
+        hosts = []
+        for name in ("one", "two"):
+            place = mounted.enter_context(shared_folder(tmp_path / "real", tmp_path / name))
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {name}"))
+            hosts.append(mounted.enter_context(Store.open_or_init(place / "store")))
+        for step in range(60):
+            hosts[0].save({"w": np.full(8, step)}, step=step)
+        hosts[1].save({"w": np.full(8, 60)}, step=60)
+        opened: list[object] = []
+        real = os.open
+
+        def counted(path: Any, *given: Any, **options: Any) -> int:
+            opened.append(path)
+            return real(path, *given, **options)
+
+        monkeypatch.setattr(os, "open", counted)
+        saved = hosts[0].save({"w": np.full(8, 61)}, step=61)
+        monkeypatch.undo()
+        # Once to look for marks of damage, and a few times those that are new.
+        assert sum(str(path).split(".")[0].isdigit() for path in opened) < 61 + 20
+        assert saved.sequence > hosts[1].info(60).sequence
+    check_links(tmp_path / "real/store")
+    check_blobs(tmp_path / "real/store")

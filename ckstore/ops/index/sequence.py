@@ -92,7 +92,6 @@ def _asked(
     context: Context, runs: dict[str, RunListing], own: int, counted: Counted | None
 ) -> tuple[set[CheckpointKey], Rows]:
     """Return the checkpoints that this process has not checked, and the catalog's rows for these and newer ones."""
-    published = {place for state in runs.values() for place in state.published}
     unsure = {place for state in runs.values() for place in state.unsure}
     # Querying the catalog again would take a tenth of a small save. During a longer one, others may have published.
     if counted is not None and time.monotonic() - counted.at_s <= _FRESH_S:
@@ -101,9 +100,7 @@ def _asked(
         try:
             count, newest = context.catalog.count_and_sequence()
         except CatalogUnavailable:
-            return published, {}
-    if count != len(published):  # one that is not in the catalog may have the inode of an older one
-        unsure = published
+            return unsure, {}
     if len(unsure) > _MANY and (few := _proposed(context, runs)) is not None:
         return few, _rows(context, few)
     if 2 * len(unsure) > count:
@@ -113,7 +110,7 @@ def _asked(
         try:
             beyond = context.catalog.orders(beyond=own)
         except CatalogUnavailable:
-            return published, {}
+            return unsure, {}
         rows |= _both(beyond)
     return unsure | rows.keys(), rows
 

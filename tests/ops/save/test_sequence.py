@@ -109,25 +109,6 @@ def test_what_is_known_costs_neither_the_catalog_nor_a_manifest(
         assert store.save({"a": 7}, step=6).sequence == 8
 
 
-def test_a_checkpoint_with_the_inode_of_the_one_before_it_is_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    no_save_waits_for_the_catalog(monkeypatch)
-    with Store.init(tmp_path / "store") as mine, Store.open(tmp_path / "store") as other:
-        mine.save({"a": 0}, step=0)
-        for step in (1, 2):
-            other.save({"a": step}, step=step)
-        other.delete("main@0")
-        with locks.lock_exclusive(mine.path, timeout_s=1):  # so that the catalog stays behind
-            last = other.save({"a": 3}, step=0)
-        # As on a filesystem that gives the number of a directory that is gone to the next one.
-        seen = mine._context.known.directories
-        seen.judged(seen.look(mine._context.layout), set())
-
-        assert not last.catalogued
-        assert mine.save({"a": 4}, step=9).sequence > last.sequence
-
-
 @pytest.mark.parametrize("name", ["_publish", "sync_parents"])
 def test_what_others_replace_while_this_process_publishes_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
