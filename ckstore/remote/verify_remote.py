@@ -101,15 +101,20 @@ class RemoteVerification:
         there = {*listing.places}
         mirrored = read_mirrored(context.layout, name)
         pushed = mirrored.ids | mirrored.missing.keys() | self._record.checkpoints.keys()
-        for info in infos(context, superseded=True):
-            place = place_of(info)
-            if place in there:
+        absent = {place: info for info in infos(context, superseded=True) if (place := place_of(info)) not in there}
+        for place, info in absent.items():
+            is_evicted = any(holder.uuid == uuid for holder in holders_at(context.layout.checkpoint(info.key)))
+            if not is_evicted and info.id not in pushed:
                 continue
-            if any(holder.uuid == uuid for holder in holders_at(context.layout.checkpoint(info.key))):
+            # Looked up again: another client may have pushed or deleted it during the listing.
+            documents = ask(self._remote.objects, [place.manifest, place.dropped])
+            if place.manifest in documents and place.dropped not in documents:
+                continue
+            if is_evicted:
                 do = "restore the objects of the remote from a backup, or delete the checkpoint"
                 self._note("missing", place.manifest, f"{name}, which has the only copy, does not list it", [place], do)
             # A policy or a user deletes a checkpoint by a mark.
-            elif info.id in pushed and place.dropped not in listing.keys.get(place, ()):
+            elif place.dropped not in documents:
                 told = f"{name}, which it was pushed to, does not list it"
                 self._note("missing", place.manifest, told, [place], PUSH_AGAIN)
         return listing.places

@@ -65,12 +65,15 @@ def check_promised(
     ledger: Ledger,
     draw: random.Random | None = None,
     run: str | None = None,
+    *,
     gone: tuple[type[CkstoreError], ...] = (NoSuchRef,),
+    unanswered: tuple[type[CkstoreError], ...] = (),
 ) -> int:
     """Load every checkpoint that was promised (of one run), while others go on; return how many there were.
 
     With `draw`, some that it chooses: members that look at all of them are killed before they do anything else, the
-    store grows, and the next ones look even longer. `gone` is what the load of one may say that was dropped meanwhile.
+    store grows, and the next ones look even longer. `gone` is what the load of one may say that was dropped meanwhile;
+    `unanswered` is what it says where a service fails at random, which tells nothing about the checkpoint.
 
     Raises:
         RuntimeError: One is gone, or holds something else.
@@ -78,15 +81,24 @@ def check_promised(
     places = [place for place in ledger.read().promised if run in (None, place[0])]
     if draw is not None and len(places) > _LOOKED_AT_MOST:
         places = draw.sample(places, _LOOKED_AT_MOST)
-    return sum(_check_place(store, ledger, place, gone) for place in places)
+    return sum(_check_place(store, ledger, place, gone, unanswered) for place in places)
 
 
-def _check_place(store: Store, ledger: Ledger, place: Place, gone: tuple[type[CkstoreError], ...]) -> int:
+def _check_place(
+    store: Store,
+    ledger: Ledger,
+    place: Place,
+    gone: tuple[type[CkstoreError], ...],
+    unanswered: tuple[type[CkstoreError], ...],
+) -> int:
     name = f"{place[0]}@{place[1]}"
     for _ in range(_TRIES):
         since = ledger.read().last_acknowledged(place)
         try:
             token = token_of(store.load(name), name)
+        except unanswered:
+            ledger.did(unanswered=1)
+            return 0
         except gone as error:
             if ledger.read().may_be_gone(place):
                 return 0

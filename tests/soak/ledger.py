@@ -53,6 +53,14 @@ class Ledger:
         """From now on a rule may remove, at any moment, what is not among so many newest of these runs."""
         self._line(["rules", keep_last, *runs])
 
+    def moving_tag(self, name: str, id: str) -> None:
+        """A tag is about to be moved to a checkpoint."""
+        self._line(["tag", name, id])
+
+    def moved_tag(self, name: str) -> None:
+        """It was moved."""
+        self._line(["tagged", name])
+
     def begins_again(self, promised: dict[Place, int]) -> None:
         """The store was lost, or set back: place -> token of what it must have; the rest may be there."""
         self._line(["again", *([*place, token] for place, token in promised.items())])
@@ -96,6 +104,8 @@ class History:
         dropped: For each place the number of the last line that says it is about to be dropped.
         remote: For each place the last save that the remote was seen to have.
         rules: For each run how many of its newest checkpoints a rule keeps.
+        tags: For each tag the ids that it was to be moved to since the store began.
+        moved: The tags that were moved since then.
         did: How often what was done.
     """
 
@@ -104,6 +114,8 @@ class History:
     dropped: dict[Place, int] = field(default_factory=dict)
     remote: dict[Place, Save] = field(default_factory=dict)
     rules: dict[str, int] = field(default_factory=dict)
+    tags: dict[str, set[str]] = field(default_factory=dict)
+    moved: set[str] = field(default_factory=set)
     did: Counter[str] = field(default_factory=Counter)
     _lines: int = 0
     _begun: dict[int, int] = field(default_factory=dict)
@@ -132,6 +144,13 @@ class History:
         elif what == "again":
             self.acknowledged = {(run, step): (self._begun[token], token) for run, step, token in rest}
             self.dropped.clear()
+            self.tags.clear()
+            self.moved.clear()
+        elif what == "tag":
+            name, id = rest
+            self.tags.setdefault(name, set()).add(id)
+        elif what == "tagged":
+            self.moved.add(rest[0])
         else:
             self.did.update(rest[0])
 

@@ -1,8 +1,10 @@
 """Two stores meet at one remote: rounds of a crowd that is killed at random, and of a look at all that was promised.
 
-``python -m tests.soak.meeting SECONDS [--seed N] [--service | --users] [--without RULE] [--folder DIR]`` prints one
-line of JSON after each round. ``--without`` first takes a rule out of a copy of the sources (``claims``, ``ownership``,
-``sequence``, ``separate duties``), and says how long it took until something was lost.
+``python -m tests.soak.meeting SECONDS [--seed N] [--service | --faults | --users] [--without RULE] [--folder DIR]``
+prints one line of JSON after each round. With ``--faults`` the remote is a service, and some of the requests of the
+crowd fail, are answered late, or are done twice.
+``--without`` first takes a rule out of a copy of the sources (``claims``, ``ownership``, ``sequence``, ``separate
+duties``), and says how long it took until something was lost.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import ckstore
-from ckstore import Store
+from ckstore import Store, Tag
 from ckstore.errors import CkstoreError
 from ckstore.ops.free import gc_plan, retain
 from ckstore.ops.read import load
@@ -66,6 +68,7 @@ from tests.soak.parties import (
     promised,
 )
 from tests.support.look import directory_of
+from tests.support.s3_proxy import Fault, faulty_proxy
 from tests.support.s3_server import KEY, SECRET, s3_service
 from tests.support.stores import check_blobs, check_links, check_names, check_store
 from tests.support.users import FIRST_UID, GROUP
@@ -80,6 +83,10 @@ RULES = {
 """What is taken out by `--without`: mutants."""
 _ROUND_S = 20.0
 _HANGS_S = 1200.0
+_REPEATED_S = 0.5
+_FAULT_SHARE = 0.02
+_FAULTS: tuple[Fault, ...] = ("500", "503", "drop", "lose", "cut", "truncate", "delay", "repeat")
+"""No bits are flipped: a listing has no digest, and TLS protects those of a real service."""
 _OFFERS = 3
 _MIRROR_ROUNDS = 3
 _HEAVY = ("ckstore.integrations", "ckstore.tensors", "ckstore.training")
@@ -113,6 +120,7 @@ class Meeting:
     Attributes:
         seed: Of all that is drawn between the rounds.
         users: Members of a group that work in the second store; empty: the one who started this.
+        faults: While this file exists, the service fails at random; None: it never does.
         wrong: What was lost, or is not true.
         rounds, kills, acts: How many.
     """
@@ -122,6 +130,7 @@ class Meeting:
     endpoint: str | None
     seed: int
     users: tuple[int, ...] = ()
+    faults: Path | None = None
     wrong: list[str] = field(default_factory=list)
     rounds: int = 0
     kills: int = 0
@@ -133,7 +142,10 @@ class Meeting:
             _share(self.folder, self.users)
         users = {NAMES[-1]: self.users}
         self.parties = {
-            name: Party(name, self.folder, self.remote, self.endpoint, users.get(name, ())) for name in NAMES
+            name: Party(
+                name, self.folder, self.remote, self.endpoint, users.get(name, ()), is_faulty=self.faults is not None
+            )
+            for name in NAMES
         }
         self.ledgers = {name: party.ledger() for name, party in self.parties.items()}
         slots = [
@@ -151,7 +163,8 @@ class Meeting:
         while not self.wrong:
             self.inside("spoil", partial(self.spoil, self.draw.randrange(2**32)))
             left_s = deadline - time.monotonic()
-            self.nursery.run(min(_ROUND_S, max(1.0, left_s / 2)))
+            with self.faulty():
+                self.nursery.run(min(_ROUND_S, max(1.0, left_s / 2)))
             self.kills, self.acts = self.nursery.kills, self.nursery.acts
             self.wrong += self.nursery.violations
             if not self.wrong:
@@ -160,6 +173,19 @@ class Meeting:
             print(json.dumps({"rounds": self.rounds, "kills": self.kills, "acts": self.acts, **self.did()}), flush=True)
             if time.monotonic() >= deadline:
                 return
+
+    @contextmanager
+    def faulty(self) -> Iterator[None]:
+        """Have the service fail at random."""
+        if self.faults is None:
+            yield
+            return
+        self.faults.touch()
+        try:
+            yield
+        finally:
+            self.faults.unlink()
+            time.sleep(_REPEATED_S)  # requests that the service is to get once more
 
     def did(self) -> Counter[str]:
         """Return how often what was done."""
@@ -343,6 +369,22 @@ class Meeting:
                     allowed = history.tokens(place, since=since)
                     _expect(token in allowed, f"the remote has {token} at {place}, wanted one of {allowed}")
                     ledger.did(checked_there=1)
+            there = {tag.name: tag for tag in clone.tags()}
+            told = clone.remotes.verify("")
+            _expect(told.ok, f"the remote is damaged: {told}")
+            for party in self.parties.values():
+                self._check_tag(party, there.get(party.tag))
+
+    def _check_tag(self, party: Party, there: Tag | None) -> None:
+        """Look whether the remote has the tag of a store where the store has it."""
+        history = self.ledgers[party.name].read()
+        if party.tag not in history.moved:  # or the store is an older one than that which moved it
+            return
+        with Store.open(party.path) as store:
+            (here,) = (tag for tag in store.tags() if tag.name == party.tag)
+        _expect(here.id in history.tags[party.tag], f"{here}, to which nobody moved it")
+        _expect(there is not None and there.id == here.id, f"{here}, and at the remote {there}")
+        self.ledgers[party.name].did(checked_tags=1)
 
     @contextmanager
     def _cloned(self) -> Iterator[Store]:
@@ -470,8 +512,11 @@ def _expect(condition: object, message: str) -> None:
 
 
 @contextmanager
-def service(folder: Path, *, by_url: bool) -> Iterator[tuple[str, str | None]]:
-    """Give the address of a remote, and the endpoint of its service, which is a process of its own."""
+def service(folder: Path, *, by_url: bool, faults: Path | None, seed: int) -> Iterator[tuple[str, str | None]]:
+    """Give the address of a remote, and the endpoint of its service, which is a process of its own.
+
+    While the file `faults` exists, some requests fail in the ways that `_FAULTS` lists.
+    """
     if not by_url:
         yield str(folder / "remote"), None
         return
@@ -480,8 +525,9 @@ def service(folder: Path, *, by_url: bool) -> Iterator[tuple[str, str | None]]:
     pid = os.fork()
     if pid == 0:
         try:
-            with s3_service() as running:
-                target = running.target("run")
+            with s3_service() as running, faulty_proxy(running.port) as proxy:
+                proxy.fault = partial(_fault, faults, random.Random(seed))
+                target = running.target("run", 0 if faults is None else proxy.port)
                 os.write(writing, json.dumps([target.address, target.endpoint]).encode())
                 while os.getppid() != 1:
                     time.sleep(1)
@@ -495,14 +541,20 @@ def service(folder: Path, *, by_url: bool) -> Iterator[tuple[str, str | None]]:
         os.waitpid(pid, 0)
 
 
-def meet(folder: Path, seconds: float, seed: int, *, by_url: bool, users: bool) -> Meeting:
+def _fault(faults: Path | None, draw: random.Random, line: str) -> Fault:
+    is_drawn = draw.random() < _FAULT_SHARE
+    return draw.choice(_FAULTS) if is_drawn and line and faults is not None and faults.exists() else ""
+
+
+def meet(folder: Path, seconds: float, seed: int, *, by_url: bool, users: bool, is_faulty: bool = False) -> Meeting:
     """Have two stores meet in an empty directory; with `users` several of a group are at work in one of them."""
     scale_times()
     if users:  # they cannot read where Python is
         import_all()
     gc.freeze()
-    with service(folder, by_url=by_url) as (remote, endpoint):
-        meeting = Meeting(folder, remote, endpoint, seed, (FIRST_UID, FIRST_UID + 1) if users else ())
+    faults = folder / "faults" if is_faulty else None
+    with service(folder, by_url=by_url or is_faulty, faults=faults, seed=seed) as (remote, endpoint):
+        meeting = Meeting(folder, remote, endpoint, seed, (FIRST_UID, FIRST_UID + 1) if users else (), faults)
         meeting.run(seconds)
     return meeting
 
@@ -533,17 +585,18 @@ def main() -> int:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--service", action="store_true", help="a service of object storage, not a directory")
+    parser.add_argument("--faults", action="store_true", help="a service that fails at random while the crowd works")
     parser.add_argument("--users", action="store_true", help="one store is that of a group of two; needs root")
     parser.add_argument("--folder", type=Path, help="an empty directory, kept if something is wrong")
     parser.add_argument("--without", choices=sorted(RULES))
     given = parser.parse_args()
     if given.without:
-        words = [str(given.seconds), "--seed", str(given.seed), *(["--service"] if given.service else [])]
-        words += ["--users"] if given.users else []
+        words = [str(given.seconds), "--seed", str(given.seed)]
+        words += [f"--{name}" for name in ("service", "faults", "users") if getattr(given, name)]
         return without(given.without, words)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="ckstore-meeting-"))
     folder.mkdir(parents=True, exist_ok=True)
-    meeting = meet(folder, given.seconds, given.seed, by_url=given.service, users=given.users)
+    meeting = meet(folder, given.seconds, given.seed, by_url=given.service, users=given.users, is_faulty=given.faults)
     said: dict[str, Any] = {"rounds": meeting.rounds, "kills": meeting.kills, "acts": meeting.acts}
     print(json.dumps({**said, **meeting.did(), "violations": meeting.wrong}), flush=True)
     if not given.folder and not meeting.wrong:

@@ -53,6 +53,7 @@ class Party:
         remote: Address of the remote.
         endpoint: Of its service; None: it is a directory.
         users: Users of the group that work in the store; empty: the one who started all this.
+        is_faulty: Whether the service fails at random.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Party:
     remote: str
     endpoint: str | None
     users: tuple[int, ...] = ()
+    is_faulty: bool = False
 
     @property
     def path(self) -> Path:
@@ -89,6 +91,11 @@ class Party:
     def spoilt(self) -> str:
         """The run of a checkpoint that is damaged, if there is one."""
         return f"spoilt-{self.name}"
+
+    @property
+    def tag(self) -> str:
+        """The tag that its members move."""
+        return f"kept-{self.name}"
 
     def begin(self) -> Store:
         """Make the store, or open it; with its remote, mirror and rules."""
@@ -151,7 +158,7 @@ class Member:
             self.clone,
             self.take_over,
         )
-        self.draw.choice((*acts, self.undo, self.look, self.verify, self.name_one))()
+        self.draw.choice((*acts, self.undo, self.look, self.verify, self.verify_remote, self.name_one, self.move_tag))()
 
     def push(self) -> None:
         """Push a part of the run of this member."""
@@ -212,6 +219,8 @@ class Member:
     def _load_of(self, clone: Store, info: CheckpointInfo, again: Path) -> None:
         try:
             self._check_known(clone, info)
+        except RemoteUnavailable:  # says nothing about the checkpoint
+            raise
         except CkstoreError as error:
             # It may have been removed since it was listed: then another clone does not list it.
             with Store.clone(self.party.remote, again, endpoint=self.party.endpoint) as later:
@@ -254,6 +263,15 @@ class Member:
                 raise RuntimeError(f"verify: {away}")
         self.ledger.did(verified=1)
 
+    def verify_remote(self) -> None:
+        """Read a part of the remote back: nothing is missing or damaged that no store had the right to remove."""
+        report = self.store.remotes.verify(REMOTE, sample=0.2)
+        here = {f"{run}@{step}" for run, step in promised(self.ledger) if run == self.party.name}
+        bad = [str(one) for one in report.damage if one.word == "damaged" or here & {*one.checkpoints}]
+        if bad:
+            raise RuntimeError(f"the remote has {bad}")
+        self.ledger.did(verified_remote=1)
+
     def name_one(self) -> None:
         """Pin one for a moment, or end the undo of everything."""
         if self.draw.random() < 0.3:
@@ -262,6 +280,14 @@ class Member:
         infos = self._some(self.store.checkpoints(self.party.name))
         for info in infos[:1]:
             self.store.unpin(self.store.pin(info, f"looked at by {os.getpid()}"))
+
+    def move_tag(self) -> None:
+        """Move the tag of this store to another checkpoint."""
+        for info in self._some(self.store.checkpoints(self.party.name))[:1]:
+            self.ledger.moving_tag(self.party.tag, info.id)
+            self.store.tag(self.party.tag, info)
+            self.ledger.moved_tag(self.party.tag)
+            self.ledger.did(tagged=1)
 
     def _check_known(self, store: Store, info: CheckpointInfo) -> None:
         token = token_of(store.load(info), info.name)
@@ -317,7 +343,8 @@ def live(party: Party, role: int, seed: int, tell: Callable[[], object]) -> None
         member = Member(party, store, draw, tell)
         check_warnings(store, but=party.spoilt)
         looked_at = draw.choice((*party.runs, party.other))
-        count = check_promised(store, member.ledger, draw, looked_at, gone=GONE)
+        unanswered = (RemoteUnavailable,) if party.is_faulty else ()
+        count = check_promised(store, member.ledger, draw, looked_at, gone=GONE, unanswered=unanswered)
         member.ledger.did(starts=1, checked_at_start=count)
         act = choose(member)
         while True:

@@ -23,7 +23,7 @@ from tests.support.requirements import CRASH_FULL, SOAK_S
 pytestmark = [pytest.mark.soak, pytest.mark.crash]
 _ROOT = Path(__file__).parents[2]
 _LONG_S, _HOUR_S, _LATE_S = 60.0, 3600.0, 3600.0
-_PLACES = ("--service", "--users", "")
+_PLACES = ("--service", "--users", "", "--faults")
 
 
 @pytest.mark.timeout(0)
