@@ -319,13 +319,16 @@ def oldest_reading(
     return count, count - read, oldest_ns
 
 
-def blobs_of(connection: sqlite3.Connection, key: CheckpointKey) -> set[tuple[str, int]]:
-    """Return (digest, size) of the blobs that a checkpoint uses."""
+def blobs_of(
+    connection: sqlite3.Connection, keys: Iterable[CheckpointKey]
+) -> dict[CheckpointKey, set[tuple[str, int]]]:
+    """Return (digest, size) of the blobs that each of these checkpoints uses."""
     query = (
         "SELECT b.digest, b.nbytes FROM checkpoints c JOIN uses u ON u.checkpoint_id = c.id"
         " JOIN blobs b ON b.id = u.blob_id WHERE c.run = ? AND c.step = ? AND c.directory = ?"
     )
-    return set(checked(connection.execute(query, key).fetchall(), row_checks.digests, row_checks.sizes))
+    rows = {key: connection.execute(query, key).fetchall() for key in keys}
+    return {key: set(checked(found, row_checks.digests, row_checks.sizes)) for key, found in rows.items()}
 
 
 def unused(connection: sqlite3.Connection) -> list[tuple[str, int]]:

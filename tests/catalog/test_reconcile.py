@@ -258,7 +258,9 @@ def test_names_and_messages_may_have_lone_surrogates_and_null_characters(catalog
     directories.catalogue(catalog)
 
     assert catalog.infos()[0].message == odd
-    assert catalog.blobs_of(at("main", 1)) == {(blob.digest, blob.nbytes) for blob in there.manifest.blobs}
+    assert catalog.blobs_of([at("main", 1)])[at("main", 1)] == {
+        (blob.digest, blob.nbytes) for blob in there.manifest.blobs
+    }
 
 
 def test_checkpoints_come_in_the_order_of_commits_whatever_their_steps(catalog: Catalog) -> None:

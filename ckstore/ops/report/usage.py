@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckstore.fs import dirfd_stat
@@ -67,7 +67,7 @@ def usage(context: Context) -> Usage:
         )
         for info in listed
     )
-    saved_bytes, encoded_bytes = _compacted_bytes(context)
+    saved_bytes, encoded_bytes = _compacted_bytes(context, [info.key for info in listed if info.compacted])
     by_user: Counter[int] = Counter()
     for file in files:
         by_user[file.uid] += file.nbytes
@@ -92,12 +92,15 @@ def usage(context: Context) -> Usage:
     )
 
 
-def _compacted_bytes(context: Context) -> tuple[int, int]:
-    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files."""
+def _compacted_bytes(context: Context, keys: Iterable[CheckpointKey]) -> tuple[int, int]:
+    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files.
+
+    `keys` are the compacted checkpoints.
+    """
     # A blob that is also stored plain saves nothing.
     plain, files = {}, {}
     there: set[str] = set()
-    for key, _ in context.layout.published():
+    for key in keys:
         encoding = encoding_at(context.layout.checkpoint(key))
         if encoding is None:
             continue

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 
 from ckstore.errors import CatalogUnavailable, CkstoreError, InUse, NewerFormat
 from ckstore.fs import files
@@ -27,6 +29,7 @@ from ckstore.ops.index.facts import same_facts
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 _TIMEOUT_S = 10.0
+_KEYS_AT_ONCE = 100  # the blobs of a checkpoint can be many
 # The limit of annotations, the largest of these files (docs/format/v1.md, "Limits").
 _MAX_BYTES = 16 * 2**20
 
@@ -62,7 +65,11 @@ def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey
     listing = context.catalog.listing()
     rows = {info.key: info for info in context.catalog.infos()}
     found = []
-    for key in keys:
+    waiting, uses = deque(keys), dict[CheckpointKey, set[tuple[str, int]]]()
+    while waiting:
+        key = waiting.popleft()
+        if key not in uses:  # for many at a time, since each query opens the catalog
+            uses = context.catalog.blobs_of([key, *islice(waiting, _KEYS_AT_ONCE - 1)])
         published = look(context.layout, key).published
         if published is None or published.manifest_id != checker.ids[key]:  # incomplete, or replaced since
             continue
@@ -70,7 +77,7 @@ def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey
         same = row is not None and same_facts(row, info) and listing.get(key) == published.stamp
         # Also compare the uses, by which gc finds unused blobs. Data on a remote is not used locally.
         here = {blob for blob in published.manifest.stored if blob.digest not in published.elsewhere}
-        if not same or context.catalog.blobs_of(key) != here:
+        if not same or uses[key] != here:
             found.append(key)
     return found
 
