@@ -16,6 +16,7 @@ from ckstore.errors import InsufficientSpace as InsufficientSpace
 from ckstore.errors import InUse as InUse
 from ckstore.errors import LoopFailed as LoopFailed
 from ckstore.errors import MissingBlob as MissingBlob
+from ckstore.errors import MissingExtra as MissingExtra
 from ckstore.errors import MissingRanks as MissingRanks
 from ckstore.errors import NewerFormat as NewerFormat
 from ckstore.errors import NoSuchFile as NoSuchFile

@@ -16,12 +16,12 @@
     ├── SaveFailed               1   a save failed, and every earlier checkpoint is intact
     │   ├── InsufficientSpace    6   not enough free bytes or inodes
     │   ├── SaveAbandoned        1   a background save was abandoned, and its checkpoint will not appear
-    │   ├── UnknownOutcome       1   the checkpoint is published, but may not survive a power cut
     │   ├── ReadOnlyStore        1   the call would write to a store that is opened read-only
     │   └── RankError            1   several ranks could not save or load one checkpoint together
     │       ├── MissingRanks     1   some ranks did not arrive in time
     │       ├── RankMismatch     1   the ranks disagree about the checkpoint, or two processes claim the same rank
     │       └── RankFailed       1   the call failed on some ranks, so it failed on all of them
+    ├── UnknownOutcome           1   the checkpoint may be published, or may not survive a power cut
     ├── DamagedBlob              3   bytes on disk do not match their digest
     │   ├── MissingBlob          3   a file with data of a checkpoint is missing
     │   ├── NoWholeCheckpoint    3   checkpoints exist, but none of them is complete
@@ -39,6 +39,7 @@
     │   ├── RemoteUnavailable    1   the service was unreachable or failed, so the same call may succeed later
     │   ├── RunIsOwned           1   another store mirrors the run to this remote; the local checkpoints remain
     │   └── BytesElsewhere       1   data of a checkpoint is stored only on a remote and cannot be fetched
+    ├── MissingExtra             1   a Python package that the call needs is not installed
     └── UnsafePlace              1   the place cannot keep the guarantees of ckstore, or another user owns it
 
 A message describes the failure, with the expected and the actual values. `hint` is the next step. All errors survive
@@ -262,8 +263,11 @@ class SaveAbandoned(SaveFailed):
     """
 
 
-class UnknownOutcome(SaveFailed):
-    """The checkpoint was published, but may not survive a power cut. Open the store again before the next save."""
+class UnknownOutcome(CkstoreError):
+    """It is not known whether the checkpoint was published, or whether it survives a power cut.
+
+    Open the store again before the next save. This is no `SaveFailed`, after which the checkpoint does not exist.
+    """
 
 
 class ReadOnlyStore(SaveFailed):
@@ -421,6 +425,10 @@ class RunIsOwned(RemoteError):
 
 class BytesElsewhere(RemoteError):
     """Data of a checkpoint is stored only on a remote and cannot be fetched. It is not damaged."""
+
+
+class MissingExtra(CkstoreError):
+    """A Python package that the call needs is not installed. The hint is the command that installs it."""
 
 
 class UnsafePlace(CkstoreError):

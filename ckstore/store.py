@@ -1108,7 +1108,7 @@ class Store:
 
     @api_call
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:
-        """Delete a checkpoint durably. `undelete` can restore it for a day. Then its unshared data is freed.
+        """Delete a checkpoint durably. `undo` can restore it for a day. Then its unshared data is freed.
 
         ``RUN@STEP`` also deletes a checkpoint that is not whole. That cannot be undone.
 
@@ -1587,7 +1587,7 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
             BadInput: `keep_newest` is below 1.
-            UnsafePlace: The packages of ``ckstore[compact]`` are not installed.
+            MissingExtra: The packages of ``ckstore[compact]`` are not installed.
             SaveFailed: The store cannot be written, or written data does not read back identically.
         """
         from ckstore.model.reports.compaction import CompactionReport
@@ -1609,7 +1609,7 @@ class Store:
             exclusive: Declares that no other host saves, reads or collects in the store. On a shared filesystem, open
                 files of other hosts are not visible. Without `exclusive`, only data that has waited for
                 `StoreConfig.grace_s` is deleted there. On other filesystems it has no effect.
-            now: Also delete data that `undelete` could restore.
+            now: Also delete data that `undo` could restore.
 
         Raises:
             InUse: Another gc is running. Nothing was changed.
@@ -1621,8 +1621,8 @@ class Store:
         return gc(self._context, dry_run=dry_run, exclusive=exclusive, purge=now)
 
     @api_call
-    def dropped(self) -> tuple[Waiting, ...]:
-        """Return the dropped and replaced checkpoints that `undelete` can restore, the one dropped last first.
+    def undoable(self) -> tuple[Waiting, ...]:
+        """Return the dropped and replaced checkpoints that `undo` can restore, the one dropped last first.
 
         A checkpoint that lacks a blob is listed with a `problem`. It is freed at the same time as the others.
         See `StoreConfig.undo_by_hand_s` and `StoreConfig.undo_by_rule_s`.
@@ -1635,7 +1635,7 @@ class Store:
         return waiting(self._context)
 
     @api_call
-    def undelete(self, ref: RefLike = "latest") -> CheckpointInfo:
+    def undo(self, ref: RefLike = "latest") -> CheckpointInfo:
         """Restore a checkpoint that was dropped or replaced, durably and with identical bits.
 
         Args:
@@ -1645,11 +1645,11 @@ class Store:
         Raises:
             NoSuchRef: The checkpoint no longer exists, or gc is freeing it.
             DamagedBlob: The checkpoint lacks a blob, or its manifest is damaged. It has a `problem` in `dropped`.
-            BadInput: The ref is not valid for `undelete`, or several runs have such a checkpoint.
+            BadInput: The ref is not valid for `undo`, or several runs have such a checkpoint.
         """
-        from ckstore.ops.free.undo import undelete
+        from ckstore.ops.free.undo import undo
 
-        return undelete(self._context, ref)
+        return undo(self._context, ref)
 
     @api_call
     def rename_run(self, old: str, new: str) -> list[CheckpointInfo]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import DamagedBlob, UnsafePlace
+from ckstore.errors import DamagedBlob, MissingExtra
 
 if TYPE_CHECKING:
     import zstandard
@@ -62,5 +62,5 @@ def _package() -> Any:
         import zstandard
     except ImportError as error:
         msg = "this checkpoint has encoded pieces, and the package zstandard is not installed"
-        raise UnsafePlace(msg, hint="pip install 'ckstore[compact]'") from error
+        raise MissingExtra(msg, hint="pip install 'ckstore[compact]'") from error
     return zstandard

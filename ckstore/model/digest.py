@@ -9,7 +9,7 @@ from typing import Protocol
 
 import xxhash
 
-from ckstore.errors import BadInput, UnsafePlace
+from ckstore.errors import BadInput, MissingExtra
 
 Buffer = bytes | bytearray | memoryview
 
@@ -53,7 +53,7 @@ def _start_blake3() -> RunningDigest:
         import blake3  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
         msg = "this store is hashed with blake3, but the package blake3 is not installed"
-        raise UnsafePlace(msg, hint="pip install 'ckstore[blake3]'") from error
+        raise MissingExtra(msg, hint="pip install 'ckstore[blake3]'") from error
     running: RunningDigest = blake3.blake3()
     return running
 

@@ -44,7 +44,7 @@ def relink_everywhere(
 ) -> Given:
     """Make every published checkpoint with the blob `digest` use the inode of `good`. Return the changed checkpoints.
 
-    Checkpoints in trash, which `undelete` can restore, are changed in the same way.
+    Checkpoints in trash, which `undo` can restore, are changed in the same way.
     """
     # One that is marked and has lost the name gets it back, and so does one in `lacking`, which is known to need it.
     # `temporary` gives fresh names in a directory of the caller, on the same filesystem; names of other good copies,

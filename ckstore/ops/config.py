@@ -233,7 +233,7 @@ class StoreConfig:
     """
 
     undo_by_hand_s = _plain(config_file.UNDO_BY_HAND_S)
-    """How many seconds `undelete` can restore checkpoints that `delete` and `prune` dropped; 0 frees them at once.
+    """How many seconds `undo` can restore checkpoints that `delete` and `prune` dropped; 0 frees them at once.
 
     Their data is kept meanwhile. ``gc(now=True)`` and a save without room free it earlier. If other hosts use the
     store, `grace_s` is this time. Default: 86400, a day.

@@ -48,7 +48,7 @@ def touch(context: Context, ref: AnyRef | Iterable[AnyRef] | None = None, run: s
         keys = [*dict.fromkeys(find(context, one).key for one in refs)]
     renewal = _Renewal()
     count = sum(renewal.checkpoint(layout.checkpoint(key)) for key in sorted(keys))
-    if ref is None:  # include checkpoints that `undelete` can restore
+    if ref is None:  # include checkpoints that `undo` can restore
         waiting = [name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None]
         count += sum(renewal.checkpoint(layout.trash / name) for name in waiting)
     renewal.own_files(layout.root)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ckstore.errors import BadInput
+from ckstore.errors import MissingExtra
 
 _WHOLE = {1: "u1", 2: "u2", 4: "u4", 8: "u8"}
 
@@ -74,7 +74,7 @@ def gather(block: ElementBox, strides: tuple[int, ...], item_bytes: int, data: m
         import numpy as np
     except ImportError as error:
         msg = "a tensor that is not contiguous is gathered with NumPy, which is not installed"
-        raise BadInput(msg, hint="pip install 'ckstore[torch]'") from error
+        raise MissingExtra(msg, hint="pip install 'ckstore[torch]'") from error
     steps = tuple(item_bytes * stride for stride in strides)
     dtype = np.dtype(_WHOLE.get(item_bytes, f"V{item_bytes}"))
     spread = np.ndarray(block.shape, dtype, data, block.first - block.low, steps)

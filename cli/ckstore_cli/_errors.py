@@ -23,7 +23,6 @@ DONE = 0
 FAILED = 1
 USAGE = 2
 NO_SPACE = 6
-HELD = 7
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -35,7 +34,6 @@ EXIT_STATUSES = {
     4: "no such store, checkpoint or ref, or several fit",
     5: "in use or locked by another process",
     NO_SPACE: "not enough space",
-    HELD: "gc finished, and some bytes are still held",
     INTERRUPTED: "interrupted (Ctrl-C)",
     BROKEN_PIPE: "the program that read the output stopped reading",
 }

@@ -20,7 +20,6 @@ from ckstore.model.sizes import exact_size
 from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._documents import to_json
-from ckstore_cli._errors import HELD
 from ckstore_cli._format import columns, cut, wrap
 from ckstore_cli._options import adding
 from ckstore_cli._output import Output
@@ -128,8 +127,8 @@ def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> Non
         out.warning(printable(str(warning)))
 
 
-def print_freed(out: Output, report: GcReport) -> int:
-    """Print the plan, if there was a policy, and the freed space. Return the exit status."""
+def print_freed(out: Output, report: GcReport) -> None:
+    """Print the plan, if there was a policy, and the freed space."""
     dry_run = report.dry_run
     document: dict[str, Any] = {"dry_run": dry_run, "policy": None, "checkpoints": [], "skipped": [], "warnings": []}
     if report.retention is not None:
@@ -139,7 +138,6 @@ def print_freed(out: Output, report: GcReport) -> int:
     measured = None if dry_run else report.filesystem_freed_bytes
     out.document({**document, **to_json(report, filesystem_freed_bytes=measured)})
     out.lines(freed_lines(report, table=lambda held: [cut(row, out.width) for row in _holder_lines(held)]))
-    return HELD if report.held else 0
 
 
 def _holder_lines(held: Sequence[HeldBlob]) -> list[str]:

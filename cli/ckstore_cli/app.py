@@ -166,7 +166,7 @@ _OTHER_WORDS = {
     "remove": "delete",
     "untag": "tag -d",
     "unpin": "pin -d",
-    "undelete": "undo",
+    "undo": "undo",
     "rename": "rename-run",
     "mv": "rename-run",
     "top": "watch",

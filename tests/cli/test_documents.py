@@ -10,7 +10,11 @@ from ckstore_cli import _documents
 from ckstore_cli._documents import to_json
 
 ROOT = Path(__file__).parents[2]
-MODULES = [*ROOT.glob("ckstore/model/**/*.py"), ROOT / "cli/ckstore_cli/commands/look/ls.py"]
+MODULES = [
+    *ROOT.glob("ckstore/model/**/*.py"),
+    ROOT / "ckstore/remote/remote_verify_report.py",
+    ROOT / "cli/ckstore_cli/commands/look/ls.py",
+]
 
 
 def test_every_form_names_one_type_and_its_attributes() -> None:

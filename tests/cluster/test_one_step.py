@@ -125,7 +125,7 @@ def round_of(hosts: list[Store], rules: tuple[str, str], drawing: random.Random,
 def kept(store: Store, run: str) -> set[str]:
     """Return the ids that are listed, superseded, or can be brought back."""
     return {info.id for info in store.checkpoints(run, superseded=True)} | {
-        entry.id for entry in store.dropped() if not entry.problem
+        entry.id for entry in store.undoable() if not entry.problem
     }
 
 

@@ -60,7 +60,7 @@ def check_steps(store: Store) -> None:
     }
     assert [(pin.run, pin.step, pin.dangling) for pin in store.pins()] == [("main", 3, False)]
     assert [info.step for info in store.checkpoints("main") if info.compacted] == [2]
-    assert [(one.run, one.step) for one in store.dropped()] == [("main", 1)]
+    assert [(one.run, one.step) for one in store.undoable()] == [("main", 1)]
 
 
 CHECKS: dict[str, Callable[[Store], None]] = {"draft-2026-11": check_first, "steps-2026-11": check_steps}
@@ -88,8 +88,8 @@ def test_all_of_it_is_read_by_one_who_may_not_write_and_converted_by_the_first_w
     assert all(short for _, _, short in seen.tags().values())
     with Store.open(root) as store:
         check(store)
-        if waiting := store.dropped():
-            assert store.undelete().step == waiting[0].step
+        if waiting := store.undoable():
+            assert store.undo().step == waiting[0].step
             loaded: Any = store.load("main@1")
             assert torch.equal(loaded["w"], weights(1)["w"])
         assert store.save({"more": 1}, run="main").step > 4

@@ -18,7 +18,7 @@ from tests.support.volume import Kind
 
 pytestmark = [pytest.mark.crash, pytest.mark.root]
 
-_SHORT = (("deduplicated_save", "ext4"), ("replace", "xfs"), ("compact", "xfs"), ("undelete", "ext4"))
+_SHORT = (("deduplicated_save", "ext4"), ("replace", "xfs"), ("compact", "xfs"), ("undo", "ext4"))
 _SHORT_CUTS = 2
 _MOMENTS = 6
 _ONE_CATALOG_CALL_IN = 16

@@ -212,9 +212,9 @@ class Laws:
             blobs = self._tree.lookup(*path[:-1], "blobs")
             if isinstance(blobs, Directory) and not all(blobs.is_certain(name) for name in blobs.past):
                 self._tell("H1", f"{where} is unlinked", call)
-        if path[:2] == ("store", "trash"):
+        if path[:2] == ("store", "trash") and path[2:]:
             self._unlink_in_trash(node, path, call)
-        elif path[:2] == ("store", "staging"):
+        elif path[:2] == ("store", "staging") and path[2:]:
             own = self._tree.lookup(*path[:3])
             is_named = _TRIAL.fullmatch(path[2]) or _IN_OWN_STAGING.fullmatch("/".join(path[3:]))
             is_own = own is not None and own.act == self._tree.act and is_named

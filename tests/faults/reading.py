@@ -128,7 +128,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "report": lambda store: store.report(),
     "metrics": lambda store: store.metrics(),
     "events": lambda store: store.events(),
-    "dropped": lambda store: store.dropped(),
+    "dropped": lambda store: store.undoable(),
     "best": lambda store: store.best("loss"),
     "export for DCP": lambda store: _fresh(store, lambda out: store.export(1, out, format="dcp")),
 }

@@ -230,8 +230,8 @@ def _with_a_superseded_one(path: Path, journal: Journal) -> None:
 
 
 def _bringing_the_replaced_one_back(store: Store, journal: Journal) -> None:
-    if waiting := store.dropped():  # else an attempt failed after that
-        store.undelete(waiting[0].id)
+    if waiting := store.undoable():  # else an attempt failed after that
+        store.undo(waiting[0].id)
 
 
 def _settle_replacement(path: Path, done: bool) -> list[str]:
@@ -239,8 +239,8 @@ def _settle_replacement(path: Path, done: bool) -> list[str]:
     with Store.open(path) as store:
         older = _older_of_step_1(store)
         if older is None:
-            waiting = [one for one in store.dropped() if not one.problem and (one.run, one.step) == (RUN, 1)]
-            older = store.undelete(waiting[0].id) if waiting else None
+            waiting = [one for one in store.undoable() if not one.problem and (one.run, one.step) == (RUN, 1)]
+            older = store.undo(waiting[0].id) if waiting else None
         if older is None:
             return [f"what was replaced at {RUN}@1 is lost"]
         wrong = [] if fingerprint(store.load(older)) == expected("first") else ["something else was replaced"]
@@ -258,7 +258,7 @@ def _older_of_step_1(store: Store) -> CheckpointInfo | None:
 def _settle_return(path: Path, done: bool) -> list[str]:
     wrong = []
     with Store.open(path) as store:
-        if done and (_older_of_step_1(store) is None or store.dropped()):
+        if done and (_older_of_step_1(store) is None or store.undoable()):
             wrong.append("it was acknowledged, and what was replaced is not back")
     return [*wrong, *_settle_replacement(path, done)]
 
@@ -349,13 +349,13 @@ def _bringing_back(store: Store, journal: Journal) -> None:
     journal.begin((RUN, 2), "second")
     if _is_there(checkpoint_dir(unseen(store.path), RUN, 2)):  # by an attempt that failed after that
         return
-    store.undelete(f"{RUN}@2")
+    store.undo(f"{RUN}@2")
     journal.done((RUN, 2), "second")
 
 
 def _purging(store: Store, journal: Journal) -> None:
     report = store.gc(now=True)
-    left = {one.ref for one in store.dropped()} - {one.ref for one in report.waiting}
+    left = {one.ref for one in store.undoable()} - {one.ref for one in report.waiting}
     if left:  # where the settings cannot be read other hosts may be there: then it waits for the grace, and is named
         raise Unkept(f"purged, and {left} can be brought back")
 
@@ -370,16 +370,16 @@ def _settle_undo(is_kept: bool) -> Callable[[Path, bool], list[str]]:
         wrong = []
         with Store.open(path) as store:
             is_there = any(info.key.run_step == (RUN, 2) for info in store.checkpoints())
-            waiting = [one.ref for one in store.dropped() if not one.problem]
+            waiting = [one.ref for one in store.undoable() if not one.problem]
             if is_there == bool(waiting) and (is_kept or is_there):
                 wrong.append(f"{RUN}@2 is {'in two places' if is_there else 'lost'}: {waiting} can be brought back")
             if waiting:
-                if fingerprint(store.load(store.undelete(f"{RUN}@2"))) != expected("second"):
+                if fingerprint(store.load(store.undo(f"{RUN}@2"))) != expected("second"):
                     wrong.append("something else was brought back")
                 store.delete(f"{RUN}@2")
             store.config.undo_by_hand_s = 0
             store.gc(now=True)
-            wrong += [f"purged, and {one.ref} can be brought back" for one in store.dropped()]
+            wrong += [f"purged, and {one.ref} can be brought back" for one in store.undoable()]
         return wrong
 
     return settle
@@ -698,7 +698,7 @@ SCENARIOS = {
         ),
         Scenario("gc_superseded", _with_a_superseded_one, _open_as_found, _purging, inspect=inspect_steps),
         Scenario(
-            "undelete_replaced",
+            "undo_replaced",
             _with_a_replaced_one,
             _open,
             _bringing_the_replaced_one_back,
@@ -710,7 +710,7 @@ SCENARIOS = {
         Scenario("gc_held", _dropped, _open_as_found, _collecting_beside_a_reader),
         Scenario("delete", _saved("first", "second", "other"), _open, _deleting(2), uncertain=True),
         Scenario("delete_with_undo", _keeping, _open, _deleting(2), uncertain=True, settle=_settle_undo(is_kept=True)),
-        Scenario("undelete", _undoable, _open, _bringing_back, uncertain=True, settle=_settle_undo(is_kept=True)),
+        Scenario("undo", _undoable, _open, _bringing_back, uncertain=True, settle=_settle_undo(is_kept=True)),
         Scenario("purge", _undoable, _open, _purging, settle=_settle_undo(is_kept=False)),
         Scenario(
             "prune_with_undo", _keeping_with_a_tag, _open, _pruning, uncertain=True, settle=_settle_undo(is_kept=True)

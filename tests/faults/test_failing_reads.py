@@ -64,7 +64,7 @@ def test_a_call_that_fails_gives_an_error_of_ckstore(
 def test_no_method_that_reads_is_left_out() -> None:
     changing = {
         *("save", "commit", "delete", "gc", "reindex", "tag", "untag", "pin", "unpin", "annotate", "prune"),
-        *("save_async", "compact", "undelete", "rename_run", "migrate", "touch"),
+        *("save_async", "compact", "undo", "rename_run", "migrate", "touch"),
     }
     background = {"savers"}  # tests/saver
     apart = {"verify_export"}  # tests/ops/read/test_export_sums.py

@@ -5,7 +5,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.errors import BadInput, UnsafePlace
+from ckstore.errors import BadInput, MissingExtra
 from ckstore.model.digest import ALGORITHMS, algorithm_named, algorithm_of, fan_out, is_digest, short_id
 
 XXH3 = ALGORITHMS["xxh3_128"]
@@ -57,7 +57,7 @@ def test_blake3_is_refused_with_what_to_install_or_gives_its_digest() -> None:
     blake3 = algorithm_named("blake3")
     try:
         digest = blake3.digest(b"")
-    except UnsafePlace as error:
+    except MissingExtra as error:
         hint = error.hint
     else:
         assert digest == "blake3-af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"

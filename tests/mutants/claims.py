@@ -63,7 +63,7 @@ CLAIMS = [
         "Error",
     ),
     Mutant(
-        "a claim lasts while the checkpoint can be undeleted",
+        "a claim lasts while the checkpoint can be restored",
         "claim-of-dropped-ends",
         "claims._is_needed",
         "(_live_paths(context, claim.place), _trash_paths(context, claim.place), _live_paths(context, claim.place))",
@@ -291,7 +291,7 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
-        "a deleted checkpoint that can be undeleted is also claimed again",
+        "a deleted checkpoint that can be restored is also claimed again",
         "lost-claims-of-listed-only",
         "lost_claims._evicted",
         "    yield from (path for path in dropped if trash.left_s(path) > 0)  # it can be restored\n",

@@ -28,7 +28,7 @@ COMPACTING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "a compaction on a full disk keeps checkpoints that can be undeleted",
+        "a compaction on a full disk keeps checkpoints that can be restored",
         "compaction-ends-undo",
         "_Compaction._one",
         "staging, error, purge=False)",
@@ -163,7 +163,7 @@ COMPACTING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "the form before a compaction cannot be undeleted",
+        "the form before a compaction cannot be restored",
         "undo-of-a-compaction",
         "undo.waiting",
         "if any(id_at(layout.checkpoint(key)) == looked.manifest_id for key in published[place.run_step]):\n",

@@ -23,7 +23,7 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "a save follows the checkpoints that can be undeleted",
+        "a save follows the checkpoints that can be restored",
         "sequence-forgets-trash",
         "next_sequence",
         "    _look_at_waiting(context, greatest)\n",

@@ -44,7 +44,7 @@ INDEX = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "links of checkpoints that can be undeleted are not reported as the reason why a deletion frees nothing",
+        "links of checkpoints that can be restored are not reported as the reason why a deletion frees nothing",
         "waiting-links-kept",
         "report.deletion.Preview",
         "                    found.other_links += 1\n",

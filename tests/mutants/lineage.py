@@ -45,7 +45,7 @@ LINEAGE = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "an undeleted checkpoint stops no training",
+        "a restored checkpoint stops no training",
         "brought-back-is-another-process",
         "RunGuard._check_alone",
         "found.manifest.sequence > parent.sequence",

@@ -374,9 +374,9 @@ REMOTES = [
     Mutant(
         "a base is kept at the remote while an encoded blob needs it",
         "base-pruned",
-        "RemoteSurvey._read",
-        "            files = found.manifest.blobs if found.encoding is None else found.encoding.files\n",
-        "            files = found.manifest.blobs\n",
+        "SourceManifest.files",
+        "return self.manifest.blobs if self.encoding is None else self.encoding.files",
+        "return self.manifest.blobs",
         f"{_DELTAS}::test_a_prune_keeps_the_bases_of_encoded_blobs",
         "assert",
     ),

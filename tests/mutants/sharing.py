@@ -72,7 +72,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a blob is also healed in checkpoints that can be undeleted",
+        "a blob is also healed in checkpoints that can be restored",
         "trash-not-healed",
         "relink_everywhere",
         "        if trash.former_place(entry) is not None:\n",
@@ -181,7 +181,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a checkpoint in trash is not deleted while it can be undeleted",
+        "a checkpoint in trash is not deleted while it can be restored",
         "undo-taken-apart",
         "trash.due",
         "    return [name for name in names_in(layout.trash) if not _stays(layout.trash / name, purge=purge)]\n",
@@ -190,7 +190,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "the manifest of a checkpoint that could be undeleted is deleted before its other documents",
+        "the manifest of a checkpoint that could be restored is deleted before its other documents",
         "undo-without-annotations",
         "_take_apart",
         "            for entry in sorted(others, key=lambda entry: entry.name != MANIFEST):\n",
@@ -199,7 +199,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a checkpoint without a manifest can no longer be undeleted",
+        "a checkpoint without a manifest can no longer be restored",
         "undo-waits-without-a-manifest",
         "trash.left_s",
         "window and dirfd_stat.exists(path / MANIFEST) else",
@@ -208,7 +208,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a checkpoint that lacks a blob cannot be undeleted",
+        "a checkpoint that lacks a blob cannot be restored",
         "undo-of-half-a-checkpoint",
         "undo.waiting",
         "nbytes, name, looked.problem))",
@@ -271,7 +271,7 @@ SHARING = [
         "assert",
     ),
     Mutant(
-        "a step without a deleted checkpoint does not undelete an id that begins with its digits",
+        "a step without a deleted checkpoint does not undo an id that begins with its digits",
         "undo-by-few-digits",
         "refs.has_id",
         "    return len(ref.value) >= ID_MIN_DIGITS and (id",
@@ -280,9 +280,9 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "an undeleted checkpoint is in the catalog immediately",
+        "a restored checkpoint is in the catalog immediately",
         "undo-not-entered",
-        "undo.undelete",
+        "undo.undo",
         "    with suppress(CkstoreError, OSError):  # otherwise the next opening enters it\n"
         "        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)\n",
         "",

@@ -228,7 +228,7 @@ def test_prune_by_one_member_drops_what_the_other_saved(both: Members) -> None:
     for step in range(4):
         one.do(f"store.save(state({step}), step={step})")
 
-    out = two.ckstore("prune", "--keep-last", "1", status=7)  # the kernel answers for your own files only
+    out = two.ckstore("prune", "--keep-last", "1")  # the kernel answers for your own files only
 
     assert "main@0" in out
     assert two.do("tell(names())") == [["main@3"]]
@@ -509,7 +509,7 @@ def test_gc_now_ends_the_undo_of_a_member_s_own_checkpoints(both: Members) -> No
     told = two.do("report = store.gc(now=True); tell([one.step for one in report.waiting], report.freed_count > 0)")
 
     assert told == [[1], True]
-    one.do("store.undelete(1); store.config.undo_by_hand_s = 0")
+    one.do("store.undo(1); store.config.undo_by_hand_s = 0")
 
 
 def test_a_base_that_another_member_saved_is_stored_once_for_all_runs_of_a_member(both: Members) -> None:

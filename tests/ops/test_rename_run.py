@@ -51,7 +51,7 @@ def test_all_but_the_name_and_the_ids_stays_and_comes_back_with_the_old_name(sto
         False,
     )
     assert list(store.config.retention_by_run) == ["new", "other"]
-    assert store.dropped() == ()
+    assert store.undoable() == ()
     assert disk_bytes(store.path) < full + 100_000
     assert [event.why for event in store.events() if event.event == "renamed"] == ["it was old"]
     assert store.verify().ok

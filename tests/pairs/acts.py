@@ -143,7 +143,7 @@ def undo(world: World, store: Store) -> None:
     """Delete the newest and bring it back; delete the oldest."""
     newest, oldest = world.newest().info, world.oldest().info
     store.delete(newest)
-    assert store.undelete(newest).id == newest.id
+    assert store.undo(newest).id == newest.id
     store.delete(f"{oldest.run}@{oldest.step}")
     world.settle("delete", {oldest.id})
 

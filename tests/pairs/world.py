@@ -65,7 +65,7 @@ class Saved:
         order: Its place in the order of acknowledgements.
         is_files: It was committed, not saved.
         gone: The act that removed it, with the right to do so; "": none did.
-        undo: It was removed so that `undelete` brings it back.
+        undo: It was removed so that `undo` brings it back.
         is_local: Its bytes are in this store.
     """
 
@@ -294,12 +294,12 @@ class World:
             assert same(store.load(one.info), one.number), f"{one.info.name} loads otherwise"
 
     def _check_undo(self, store: Store) -> None:
-        offered = {one.id: one for one in store.dropped() if not one.problem}
+        offered = {one.id: one for one in store.undoable() if not one.problem}
         promised = {one.info.id for one in self.saved.values() if one.gone and one.undo}
         assert promised <= offered.keys(), "what was removed cannot be brought back"
         for id, waiting in offered.items():
             if id in self.saved:
-                assert store.undelete(self.saved[id].info).id == id, waiting.ref
+                assert store.undo(self.saved[id].info).id == id, waiting.ref
                 self._check_load(store, self.saved[id])
                 self.saved[id].gone = ""
 

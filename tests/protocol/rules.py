@@ -39,9 +39,9 @@ class Rules(Switches):
     relist_boot: bool = True  # C relist.list_blobs: after a power cut names may be back
     heal: bool = True  # Staging.claim: a blob without its size is a miss and is replaced
     undo_waits: bool = True  # K trash.due: what can be brought back is not taken apart before its time is over
-    undo_locks: bool = True  # L ops.free.undo.undelete: nor while it is brought back
-    undo_looks: bool = True  # K ops.free.undo.undelete: what lacks a blob is not brought back
-    sync_restored: bool = True  # F ops.free.undo.undelete: the rename before any caller is told
+    undo_locks: bool = True  # L ops.free.undo.undo: nor while it is brought back
+    undo_looks: bool = True  # K ops.free.undo.undo: what lacks a blob is not brought back
+    sync_restored: bool = True  # F ops.free.undo.undo: the rename before any caller is told
 
 
 NAMES = tuple(field.name for field in fields(Rules))

@@ -122,7 +122,7 @@ def test_a_deleted_checkpoint_stays_at_the_remote_while_it_can_be_restored(
     assert any("this store evicted its own copy and relies on this one" in reason for reason in reasons)
     clean(objects, REMOTES[name])
 
-    store.undelete("main@1")
+    store.undo("main@1")
     assert same(store.load(1), state(1))
 
     store.delete(1, now=True)

@@ -281,7 +281,7 @@ def test_a_remote_restored_from_before_an_eviction_gets_claims_notes_and_checkpo
     assert status is not None
     assert status.ok
     assert store.verify().ok
-    store.undelete(3)
+    store.undo(3)
     for step in range(1, 6):
         assert same(store.load(step), state(step))
     # Nothing is left to do for another look, and nothing is claimed twice.

@@ -369,14 +369,14 @@ def test_checkpoints_replaced_by_a_pull_can_be_restored(store: Store, other: Sto
     assert (report.warnings, report.new_count) == ((), 1)
     assert [info.id for info in other.checkpoints(superseded=True)] == [pulled.id]
     assert same(other.load(1), wanted)
-    assert [entry.id for entry in other.dropped()] == [mine.id]
+    assert [entry.id for entry in other.undoable()] == [mine.id]
 
     with nullcontext() if newer == "here" else pytest.warns(CkstoreWarning, match="has a newer checkpoint"):
-        assert other.undelete(mine.id).id == mine.id
+        assert other.undo(mine.id).id == mine.id
     assert same(other.load(mine.id), state(5))
     report = other.pull(pulled.id, remote, if_exists="replace")
     assert (report.warnings, report.new_count, report.moved_bytes) == ((), 0, 0)
-    assert (other.info(1).id, [entry.id for entry in other.dropped()]) == (pulled.id, [mine.id])
+    assert (other.info(1).id, [entry.id for entry in other.undoable()]) == (pulled.id, [mine.id])
     check_store(other.path)
 
 

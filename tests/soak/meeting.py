@@ -317,9 +317,9 @@ class Meeting:
                 _expect((info.run, info.step) in lost, f"verify says nothing of {info.name}: {error!r}")
 
     def _check_undo(self, store: Store, party: Party, draw: random.Random) -> None:
-        offered = [one for one in store.dropped() if not one.problem and one.run != party.spoilt]
+        offered = [one for one in store.undoable() if not one.problem and one.run != party.spoilt]
         for one in draw.sample(offered, min(len(offered), _OFFERS)):
-            info = store.undelete(one.id)
+            info = store.undo(one.id)
             check_known(self.ledgers.values(), info, token_of(store.load(info), info.name))
 
     def _mirror_all(self, party: Party, store: Store) -> None:
@@ -378,11 +378,11 @@ class Meeting:
     def _check_tag(self, party: Party, there: Tag | None) -> None:
         """Look whether the remote has the tag of a store where the store has it."""
         history = self.ledgers[party.name].read()
-        if party.tag not in history.moved:  # or the store is an older one than that which moved it
+        if party.tag not in history.moved:  # perhaps before the store was set back
             return
         with Store.open(party.path) as store:
             (here,) = (tag for tag in store.tags() if tag.name == party.tag)
-        _expect(here.id in history.tags[party.tag], f"{here}, to which nobody moved it")
+        _expect(here.id in history.tags[party.tag], f"{here}, to which no process moved it")
         _expect(there is not None and there.id == here.id, f"{here}, and at the remote {there}")
         self.ledgers[party.name].did(checked_tags=1)
 

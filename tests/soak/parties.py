@@ -235,10 +235,10 @@ class Member:
 
     def undo(self) -> None:
         """Bring back something that is offered."""
-        offered = [one for one in self.store.dropped() if not one.problem and one.run in self.party.runs]
+        offered = [one for one in self.store.undoable() if not one.problem and one.run in self.party.runs]
         if offered:
             one = self.draw.choice(offered)
-            info = self.store.undelete(one.id)
+            info = self.store.undo(one.id)
             with suppress(NoSuchRef):  # it was dropped again
                 self._check_known(self.store, info)
             self.ledger.did(undone=1)

@@ -41,7 +41,7 @@ class NextToFree:
 @brief("run", "step", "dropped", "until", "nbytes")
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A dropped checkpoint that `Store.undelete` can restore, or the remains of one.
+    """A dropped checkpoint that `Store.undo` can restore, or the remains of one.
 
     Attributes:
         run, step, id: Run, step and id of the checkpoint. The id is empty if its manifest cannot be read.

@@ -84,8 +84,8 @@ def _left_s(path: StorePath, window_s: float) -> float:
     return 0.0 if found is None else trash.left_of(window_s, found.st_ctime)
 
 
-def undelete(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> CheckpointInfo:
-    """Restore a dropped checkpoint; see `ckstore.Store.undelete`."""
+def undo(context: Context, ref: str | SupportsIndex | CheckpointInfo) -> CheckpointInfo:
+    """Restore a dropped checkpoint; see `ckstore.Store.undo`."""
     context.check_writable()
     chosen = _chosen(context, ref)
     if chosen.problem:

@@ -54,7 +54,7 @@ def next_sequence(context: Context, counted: Counted | None = None, least: int |
 
 def _look_at_waiting(context: Context, greatest: int) -> None:
     """Raise the greatest number that this process knows to those of dropped checkpoints that can be restored."""
-    # `undelete` restores a checkpoint with its number. A checkpoint that is saved in the meantime must come after it;
+    # `undo` restores a checkpoint with its number. A checkpoint that is saved in the meantime must come after it;
     # otherwise it would not be the newest any more, and a rule would drop it.
     layout, known = context.layout, context.known
     names = frozenset(name for name in trash.names_in(layout.trash) if trash.former_place(name) is not None)

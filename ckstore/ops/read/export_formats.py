@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, MissingExtra
 from ckstore.model.reports.export_report import ExportReport
 from ckstore.ops.context import Context
 from ckstore.ops.read.export import MAX_SHARD_BYTES, export_open
@@ -68,7 +68,7 @@ def _writer(kind: ExportFormat) -> Callable[..., ExportReport]:
         from ckstore.tensors.files import pickled
     except ModuleNotFoundError as error:
         msg = f"an export as {kind} requires torch, which is not installed"
-        raise BadInput(msg, hint="pip install 'ckstore[torch]'") from error
+        raise MissingExtra(msg, hint="pip install 'ckstore[torch]'") from error
     del pickled
     if kind == "torch":
         from ckstore.ops.read.formats.export_torch import export_torch

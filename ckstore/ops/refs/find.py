@@ -98,7 +98,7 @@ def _missed(context: Context, ref: Ref, error: NoSuchRef) -> NoSuchRef:
         return error
     name = f"{run_step[0]}@{run_step[1]}"
     by_command = f"{name} was deleted; ckstore undo {name} restores it"
-    hint = f"{name} was deleted; store.undelete({name!r}) restores it"
+    hint = f"{name} was deleted; store.undo({name!r}) restores it"
     return NoSuchRef(error.message, hint=hint, command_hint=by_command)
 
 

@@ -176,7 +176,7 @@ def no_such_run(layout: Layout, run: str) -> NoSuchRef:
     msg = f"there is no run {run!r} in {layout.root}"
     if trash.waits(layout, run):
         by_command = f"its checkpoints were deleted; ckstore undo --run {run} restores them"
-        hint = "its checkpoints were deleted; store.dropped() lists those that store.undelete(ref) restores"
+        hint = "its checkpoints were deleted; store.undoable() lists those that store.undo(ref) restores"
         return NoSuchRef(msg, hint=hint, command_hint=by_command)
     # The directory of a run remains when its last checkpoint is deleted.
     runs = [name for name in layout.runs() if layout.is_filled(name)]

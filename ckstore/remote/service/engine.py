@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from ckstore.errors import BadInput, RemoteError, RemoteUnavailable
+from ckstore.errors import BadInput, MissingExtra, RemoteError, RemoteUnavailable
 from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine_calls import CallThreads, check_process
@@ -366,7 +366,7 @@ def _stores(target: Target, options: Mapping[str, str]) -> tuple[Any, Any]:
         import obstore.store  # noqa: F401 - whether it is installed
     except ImportError as error:
         msg = f"{target} needs the package obstore, which is not installed"
-        raise RemoteError(msg, hint="pip install 'ckstore[remote]'") from error
+        raise MissingExtra(msg, hint="pip install 'ckstore[remote]'") from error
     if target.scheme == "memory":
         from obstore.store import MemoryStore
 

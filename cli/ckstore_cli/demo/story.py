@@ -19,7 +19,6 @@ from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.names import key_of
 from ckstore.saver.client.savers import savers_of
-from ckstore_cli._errors import HELD
 from ckstore_cli._format import columns
 
 RUN, REFERENCE_RUN, TUNED_RUN = "gpt", "uninterrupted", "lora"
@@ -141,7 +140,7 @@ class Demo:
             if reader.stdout is None or not reader.stdout.readline():
                 raise DemoFailed(f"the reader of {oldest.name} should map it, and it ended early")
             say(f"\nprocess {reader.pid} has mapped {oldest.name}, the oldest, which no rule keeps:\n")
-            say(self.ckstore("gc", "--keep-last", str(KEPT), "--now", status=HELD))
+            say(self.ckstore("gc", "--keep-last", str(KEPT), "--now"))
         say(f"\nprocess {reader.pid} has ended:\n")
         say(self.ckstore("gc"))
         with Store.open(self.store) as store:

@@ -766,7 +766,7 @@ def test_a_compaction_that_meets_a_full_disk_leaves_what_can_be_undone(
         with pytest.raises(InsufficientSpace):
             store.compact(keep_newest=1)
 
-    assert store.undelete(5).step == 5
+    assert store.undo(5).step == 5
     assert store.compact(keep_newest=1).compacted
     assert all(same(store.load(step), state) for step, state in enumerate(states))
 

@@ -103,14 +103,14 @@ class Trial:
         self.happened["above it" if above else "within the budget"] += 1
 
         gone = {name: self.there[name] for name in self.there.keys() - live.keys()}
-        listed = {one.ref for one in self.store.dropped()}
+        listed = {one.ref for one in self.store.undoable()}
         assert self.waiting.keys() <= listed <= self.waiting.keys() | gone.keys()
         by_rule = {name: digest for name, digest in gone.items() if name in listed}
         assert all(name.startswith(RULED) for name in by_rule)
         over_budget = gone.keys() - by_rule.keys()
         for name in over_budget:
             with pytest.raises(NoSuchRef):
-                self.store.undelete(name)
+                self.store.undo(name)
         self.happened.update({"by the rule": len(by_rule), "over budget": len(over_budget)})
         self.waiting |= by_rule
         self.there = live
@@ -143,7 +143,7 @@ class Trial:
     def undo(self) -> None:
         if self.waiting:
             name = self.draw.choice(sorted(self.waiting))
-            self.store.undelete(name)
+            self.store.undo(name)
             self.there[name] = self.waiting.pop(name)
             assert self.digest(name) == self.there[name]
             self.happened["undone"] += 1
@@ -152,7 +152,7 @@ class Trial:
         self.store.gc(now=True)
         for name in self.waiting:
             with pytest.raises(NoSuchRef):
-                self.store.undelete(name)
+                self.store.undo(name)
         self.waiting.clear()
 
     def digest(self, name: str) -> str:

@@ -170,13 +170,13 @@ def test_gc_now_of_a_member_ends_the_undo_of_that_member_alone(store: Store, use
     report = store.gc(now=True)
 
     assert [one.step for one in forecast.waiting] == [one.step for one in report.waiting] == [1]
-    assert [one.step for one in store.dropped()] == [1]
-    store.undelete("main@1")
+    assert [one.step for one in store.undoable()] == [1]
+    store.undo("main@1")
     assert np.array_equal(store.load(1)["w"], state(1)["w"])
     store.delete(1)
     user(0)
     store.gc(now=True)
-    assert store.dropped() == ()
+    assert store.undoable() == ()
 
 
 def test_gc_now_of_a_member_leaves_superseded_checkpoints_of_other_members(

@@ -98,7 +98,7 @@ def test_gc_now_drops_it_at_once(kept: Store) -> None:
 
     assert would.freed_bytes == report.freed_bytes >= NBYTES
     assert listed(kept) == [newer.id]
-    assert kept.dropped() == ()
+    assert kept.undoable() == ()
     (event,) = (one for one in kept.events() if one.event == "dropped")
     assert (event.id, event.why) == (older.id, "superseded")
 
@@ -179,10 +179,10 @@ def test_what_gc_drops_of_them_waits_for_the_undo_of_rules(kept: Store, monkeypa
 
     assert would.freed_bytes == report.freed_bytes == 0
     assert listed(kept) == [newer.id]
-    assert [one.id for one in kept.dropped()] == [older.id]
+    assert [one.id for one in kept.undoable()] == [older.id]
 
     with pytest.warns(CkstoreWarning, match="has a newer checkpoint"):
-        kept.undelete(older.id)
+        kept.undo(older.id)
     kept.gc()
     assert listed(kept) == [older.id, newer.id]
 
@@ -259,7 +259,7 @@ def test_a_save_without_room_takes_what_is_superseded(kept: Store) -> None:
     assert not make_room.purge(kept._context)
 
     assert listed(kept) == [newer.id]
-    assert older.id not in str(kept.dropped())
+    assert older.id not in str(kept.undoable())
     assert disk_bytes(kept.path / "blobs") < 2 * NBYTES
 
 
@@ -286,10 +286,10 @@ def test_a_superseded_one_is_deleted_and_comes_back_by_its_id(kept: Store) -> No
     older, newer = two_of_step(kept)
     kept.delete(older.id)
     assert listed(kept) == [newer.id]
-    assert [one.id for one in kept.dropped()] == [older.id]
+    assert [one.id for one in kept.undoable()] == [older.id]
 
     with pytest.warns(CkstoreWarning, match="has a newer checkpoint"):
-        again = kept.undelete(older)
+        again = kept.undo(older)
 
     assert (again.id, again.superseded) == (older.id, True)
     assert (kept.info(1), holds(kept, older.id, 1)) == (newer, True)
@@ -450,7 +450,7 @@ def test_after_a_compaction_that_was_killed_each_is_listed_once_and_the_next_gc_
     assert both_forms(again) == []
     assert [info.id for info in again.checkpoints()] == ids
     assert again.info(step).compacted
-    assert again.dropped() == ()
+    assert again.undoable() == ()
 
 
 @pytest.mark.parametrize("by", ["tag", "pin"])
@@ -508,8 +508,8 @@ def test_all_forms_go_with_a_deletion_and_one_comes_back(halfway: tuple[Store, l
 
     assert checkpoint_dirs(store.path, "main", step) == []
     assert step not in [one.step for one in store.checkpoints(superseded=True)]
-    assert [one.id for one in store.dropped()] == [info.id]
-    again = store.undelete(step)
+    assert [one.id for one in store.undoable()] == [info.id]
+    again = store.undo(step)
     assert (again.id, again.compacted, again.superseded) == (info.id, True, False)
     assert np.array_equal(store.load(step)["w"], states[step]["w"])
 
@@ -571,7 +571,7 @@ def test_a_deleted_compacted_one_comes_back_as_it_was(kept: Store) -> None:
     kept.delete(2)
     kept.gc()
 
-    again = kept.undelete(2)
+    again = kept.undo(2)
 
     assert (again.id, again.compacted) == (info.id, True)
     assert all(np.array_equal(kept.load(step)["w"], states[step]["w"]) for step in range(6))

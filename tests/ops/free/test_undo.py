@@ -67,7 +67,7 @@ def test_a_store_whose_settings_could_not_be_read_at_its_opening_keeps_what_is_d
             blind.delete(1)
     with Store.open(kept.path) as store:
         store.gc()
-        assert store.undelete(1).step == 1
+        assert store.undo(1).step == 1
         store.verify()
 
 
@@ -78,16 +78,16 @@ def test_what_was_deleted_comes_back_as_it_was(kept: Store) -> None:
     before, infos = files_of(kept, 1), kept.checkpoints()
     kept.delete(1)
     assert [info.step for info in kept.checkpoints()] == [0, 2]
-    (one,) = kept.dropped()
+    (one,) = kept.undoable()
     assert (one.ref, one.id, one.nbytes) == ("main@1", infos[1].id, 300_000)
 
-    info = kept.undelete("main@1")
+    info = kept.undo("main@1")
 
     assert info == infos[1]
     assert files_of(kept, 1) == before
     assert kept.checkpoints() == infos
     assert Store.open(kept.path).checkpoints() == infos
-    assert kept.dropped() == ()
+    assert kept.undoable() == ()
     assert kept.verify().ok
 
 
@@ -112,7 +112,7 @@ def test_gc_and_saves_leave_it_until_its_time_is_over(kept: Store, monkeypatch: 
     pass_time(monkeypatch, DAY_S + 60)
     assert kept.gc().freed_bytes == 300_000
     with pytest.raises(NoSuchRef, match="no dropped checkpoint of that name can be restored"):
-        kept.undelete("main@1")
+        kept.undo("main@1")
 
 
 def test_gc_now_ends_it_and_says_so_before(kept: Store) -> None:
@@ -122,7 +122,7 @@ def test_gc_now_ends_it_and_says_so_before(kept: Store) -> None:
     assert kept.gc(dry_run=True, now=True).freed_bytes == 300_000
 
     assert kept.gc(now=True).freed_bytes == 300_000
-    assert kept.dropped() == ()
+    assert kept.undoable() == ()
     save(kept, 3)
     assert kept.prune(RetentionPolicy(keep_last=1), now=True).freed_bytes == 300_000
 
@@ -134,7 +134,7 @@ def test_a_delete_that_says_now_frees_at_once(kept: Store) -> None:
 
     kept.delete(1, now=True)
 
-    assert kept.dropped() == ()
+    assert kept.undoable() == ()
     assert full - disk_bytes(kept.path) >= 300_000
 
 
@@ -156,12 +156,12 @@ def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) 
     for step in range(4):
         save(kept, step)
     kept.prune(RetentionPolicy(keep_last=1))
-    assert [one.ref for one in kept.dropped()] == ["main@2", "main@1", "main@0"]
+    assert [one.ref for one in kept.undoable()] == ["main@2", "main@1", "main@0"]
 
-    assert kept.undelete().step == 2
+    assert kept.undo().step == 2
     with pytest.raises(NoSuchRef, match=r"^nothing can be restored"):
-        Store.open(kept.path, run="other").undelete()
-    assert kept.undelete(0).step == 0
+        Store.open(kept.path, run="other").undo()
+    assert kept.undo(0).step == 0
     assert [info.step for info in kept.checkpoints()] == [0, 2, 3]
     assert kept.info("latest").step == 3
 
@@ -174,9 +174,9 @@ def test_a_replaced_checkpoint_comes_back_and_is_superseded(kept: Store) -> None
     with pytest.warns(
         CkstoreWarning, match=f"main@1 has a newer checkpoint. {short_id(first.id)} names the restored one"
     ):
-        again = kept.undelete("main@1")
+        again = kept.undo("main@1")
 
-    assert (again.id, again.superseded, kept.dropped()) == (first.id, True, ())
+    assert (again.id, again.superseded, kept.undoable()) == (first.id, True, ())
     assert files_of(kept, first.id) == before
     assert kept.info(1) == second
     assert [info.id for info in kept.checkpoints()] == [second.id]
@@ -184,20 +184,20 @@ def test_a_replaced_checkpoint_comes_back_and_is_superseded(kept: Store) -> None
     kept.delete(1)
 
     assert (kept.info(1).id, kept.info(1).superseded) == (first.id, False)
-    assert [one.id for one in kept.dropped()] == [second.id]
-    assert kept.undelete(1) == second
+    assert [one.id for one in kept.undoable()] == [second.id]
+    assert kept.undo(1) == second
 
 
 def test_rules_after_a_save_keep_for_their_own_time_and_budgets_not_at_all(kept: Store) -> None:
     kept.config.retention = RetentionPolicy(keep_last=1)
     save(kept, 1)
     save(kept, 2)
-    assert [one.ref for one in kept.dropped()] == ["main@1"]
+    assert [one.ref for one in kept.undoable()] == ["main@1"]
 
     kept.config.retention = RetentionPolicy(max_bytes=400_000)
     save(kept, 3)
     assert [info.step for info in kept.checkpoints()] == [3]
-    assert [one.ref for one in kept.dropped()] == ["main@1"]
+    assert [one.ref for one in kept.undoable()] == ["main@1"]
 
 
 def test_what_a_rule_drops_beside_a_budget_keeps_its_own_time(kept: Store) -> None:
@@ -208,7 +208,7 @@ def test_what_a_rule_drops_beside_a_budget_keeps_its_own_time(kept: Store) -> No
 
     save(kept, 9, seed=9)
 
-    assert sorted(one.ref for one in kept.dropped()) == ["other@0", "other@1"]
+    assert sorted(one.ref for one in kept.undoable()) == ["other@0", "other@1"]
     assert [info.name for info in kept.checkpoints()] == ["other@2", "main@9"]
 
 
@@ -217,9 +217,9 @@ def test_the_name_of_a_run_alone_is_refused_with_how_all_of_it_comes_back(kept: 
     kept.delete("main@1")
 
     with pytest.raises(BadInput, match="ckstore undo --run main restores all of it"):
-        kept.undelete("main")
+        kept.undo("main")
     with pytest.raises(BadInput, match="ckstore undo lists them"):
-        kept.undelete("mian")
+        kept.undo("mian")
 
 
 def test_a_deleted_run_comes_back(kept: Store) -> None:
@@ -227,7 +227,7 @@ def test_a_deleted_run_comes_back(kept: Store) -> None:
     kept.delete("gone@1")
     (kept.path / "checkpoints" / "gone").rmdir()
 
-    assert kept.undelete("gone@1").name == "gone@1"
+    assert kept.undo("gone@1").name == "gone@1"
 
 
 def test_what_is_missed_since_it_was_deleted_is_said_to_come_back(kept: Store) -> None:
@@ -270,7 +270,7 @@ def test_what_lacks_a_blob_is_listed_with_what_it_lacks_and_refused(kept: Store)
     kept.delete(2)
     digest = lose_a_blob(kept, "main@1")
 
-    whole, broken = kept.dropped()
+    whole, broken = kept.undoable()
     assert (whole.ref, whole.problem) == ("main@2", "")
     assert broken.ref == "main@1"
     assert digest in broken.problem
@@ -278,11 +278,11 @@ def test_what_lacks_a_blob_is_listed_with_what_it_lacks_and_refused(kept: Store)
     assert 0 < broken.nbytes < 4_000_000
     assert "cannot be restored" in str(broken)
     with pytest.raises(DamagedBlob, match=r"main@1 cannot be restored: .*missing") as refused:
-        kept.undelete("main@1")
+        kept.undo("main@1")
     assert "store.gc(now=True)" in refused.value.hint
-    assert kept.undelete("latest").step == 2
+    assert kept.undo("latest").step == 2
     with pytest.raises(DamagedBlob, match="main@1 cannot be restored"):
-        kept.undelete()
+        kept.undo()
 
 
 def test_what_is_left_of_a_broken_one_is_counted_and_goes_by_a_purge(kept: Store) -> None:
@@ -294,7 +294,7 @@ def test_what_is_left_of_a_broken_one_is_counted_and_goes_by_a_purge(kept: Store
     manifest.chmod(0o644)
     manifest.write_bytes(b"{}")
 
-    (one,) = kept.dropped()
+    (one,) = kept.undoable()
     assert (one.id, one.nbytes) == ("", 300_000)
     assert "1 dropped checkpoint with 293.0 KiB cannot be restored" in str(kept.gc())
     told = {finding.what: finding for finding in kept.doctor().findings}
@@ -304,7 +304,7 @@ def test_what_is_left_of_a_broken_one_is_counted_and_goes_by_a_purge(kept: Store
     os.unlink(next((kept.path / "blobs").glob(f"*/{next(manifest.parent.glob('blobs/*')).name}")))
     assert kept.du().waiting_bytes == 300_000
     assert kept.gc(now=True).freed_bytes == 300_000
-    assert kept.dropped() == ()
+    assert kept.undoable() == ()
 
 
 def test_what_is_left_of_a_broken_one_goes_when_its_time_is_over(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +313,7 @@ def test_what_is_left_of_a_broken_one_goes_when_its_time_is_over(kept: Store, mo
     kept.delete(1)
     digest = lose_a_blob(kept, "main@1")
     os.unlink(next((kept.path / "blobs").glob(f"*/{digest}")))
-    assert kept.dropped()[0].problem
+    assert kept.undoable()[0].problem
 
     pass_time(monkeypatch, DAY_S + 60)
     kept.gc()
@@ -329,11 +329,11 @@ def test_what_is_being_taken_apart_is_refused(kept: Store) -> None:
     lock = locks.try_exclusive(kept._context.layout.trash / entry.name)
     assert lock is not None
     with lock, pytest.raises(NoSuchRef, match="is being freed by gc"):
-        kept.undelete("main@2")
-    assert kept.undelete("main@2").step == 2
+        kept.undo("main@2")
+    assert kept.undo("main@2").step == 2
     for wrong in ("main@best:loss", "no/ref"):
         with pytest.raises(BadInput):
-            kept.undelete(wrong)
+            kept.undo(wrong)
 
 
 def test_a_clock_that_was_set_back_makes_no_window_longer(kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,14 +344,14 @@ def test_a_clock_that_was_set_back_makes_no_window_longer(kept: Store, monkeypat
     dated = entry.stat()
     with monkeypatch.context() as earlier:
         pass_time(earlier, -10 * DAY_S)
-        (one,) = kept.dropped()
+        (one,) = kept.undoable()
         assert time_of_text(one.until) <= datetime.now(UTC) + timedelta(days=1)  # and not eleven
         time.sleep(0.05)  # longer than a tick of the kernel's clock
         assert kept.gc().freed_count == 0
     renewed = entry.stat()
     assert renewed.st_ctime > dated.st_ctime
     assert renewed.st_mtime_ns == dated.st_mtime_ns
-    assert kept.undelete(1).step == 1
+    assert kept.undo(1).step == 1
     kept.delete(1)
 
     pass_time(monkeypatch, DAY_S + 60)
@@ -375,7 +375,7 @@ def test_what_heals_a_blob_heals_it_where_it_waits_to_be_brought_back(
     else:
         assert kept.verify(repair_from=tmp_path / "right").repaired
 
-    assert np.array_equal(kept.load(kept.undelete(1))["w"], kept.load(2)["w"])
+    assert np.array_equal(kept.load(kept.undo(1))["w"], kept.load(2)["w"])
     assert kept.verify().ok
 
 
@@ -392,7 +392,7 @@ def test_what_waits_is_read_once_however_often_it_is_listed(kept: Store, monkeyp
 
     monkeypatch.setattr(validity, "manifest_in", counted)
     with Store.open(kept.path) as other:
-        assert [one.step for one in other.dropped()] == [2, 1, 0] == [one.step for one in other.gc().waiting]
+        assert [one.step for one in other.undoable()] == [2, 1, 0] == [one.step for one in other.gc().waiting]
     assert len(reading) == 3
 
 
@@ -402,8 +402,8 @@ def test_a_step_of_several_runs_is_not_guessed(kept: Store) -> None:
         kept.delete(f"{run}@1")
 
     with pytest.raises(BadInput, match="was dropped in several runs"):
-        kept.undelete(1)
-    assert Store.open(kept.path, run="a").undelete(1).run == "a"
+        kept.undo(1)
+    assert Store.open(kept.path, run="a").undo(1).run == "a"
 
 
 def test_what_comes_back_is_in_the_catalog_at_once(kept: Store) -> None:
@@ -411,7 +411,7 @@ def test_what_comes_back_is_in_the_catalog_at_once(kept: Store) -> None:
         save(kept, step)
     kept.delete(1)
 
-    kept.undelete(1)
+    kept.undo(1)
 
     assert references_of_catalog(kept.path) == references_of_manifests(kept.path)
 
@@ -424,15 +424,15 @@ def test_a_step_is_never_the_beginning_of_an_id(kept: Store) -> None:
     kept.delete(300)
 
     with pytest.raises(NoSuchRef, match="no dropped checkpoint of that name can be restored"):
-        kept.undelete(f"main@{digit}")
-    assert kept.undelete(kept.dropped()[0].id[:12]).step == 300
+        kept.undo(f"main@{digit}")
+    assert kept.undo(kept.undoable()[0].id[:12]).step == 300
 
 
 def test_a_purge_leaves_the_blobs_that_another_checkpoint_has(kept: Store) -> None:
     save(kept, 1, seed=7)
     save(kept, 2, seed=7)
     kept.delete(1)
-    assert kept.dropped()[0].nbytes == 0
+    assert kept.undoable()[0].nbytes == 0
 
     kept.gc(now=True)
 
@@ -481,7 +481,7 @@ def test_a_save_that_meets_a_quota_in_the_middle_takes_the_space(kept: Store, mo
     ]
     (saves,) = (metric for metric in kept._context.totals.metrics() if metric.name == "ckstore_saves")
     assert saves.samples == {"saved": 3, "failed": 0, "skipped": 0}
-    assert kept.dropped() == ()
+    assert kept.undoable() == ()
     assert [info.step for info in kept.checkpoints()] == [2, 3]
 
 
@@ -493,13 +493,13 @@ def test_where_other_hosts_may_be_at_work_the_old_form_of_a_compacted_checkpoint
         store.save({"w": np.arange(100_000) + step}, step=step)
     store.compact(keep_newest=1)
     assert len(os.listdir(store.path / "trash")) == 2
-    assert store.dropped() == store.gc().waiting == ()
+    assert store.undoable() == store.gc().waiting == ()
 
     store.delete(0)
-    assert [one.ref for one in store.dropped()] == ["main@0"]
-    store.undelete(0)
+    assert [one.ref for one in store.undoable()] == ["main@0"]
+    store.undo(0)
     assert store.info(0).compacted
-    assert store.dropped() == ()
+    assert store.undoable() == ()
     assert store.load(0)["w"][0] == 0
 
 
@@ -509,7 +509,7 @@ def test_switched_off_nothing_waits(store: Store) -> None:
     save(store, 2)
     store.delete(1)
 
-    assert store.dropped() == ()
+    assert store.undoable() == ()
     assert list((store.path / "trash").iterdir()) == []
 
 
@@ -522,12 +522,12 @@ def test_a_kill_at_any_change_leaves_it_in_trash_or_whole_in_its_place(kept: Sto
     while died:
         at += 1
         kept.delete(1)
-        died = run_and_kill(lambda: kept.undelete("main@1"), at=at, before=before)
+        died = run_and_kill(lambda: kept.undo("main@1"), at=at, before=before)
         opened = Store.open(kept.path)
         is_there = [info.step for info in opened.checkpoints()] == [1, 2]
-        assert is_there != bool(opened.dropped())
+        assert is_there != bool(opened.undoable())
         if not is_there:
-            opened.undelete("main@1")
+            opened.undo("main@1")
         assert opened.verify(quick=True).ok
     assert at > 3
 
@@ -544,10 +544,10 @@ def test_a_kill_while_it_is_freed_leaves_it_whole_or_for_the_next_gc(kept: Store
         kept.delete(1)
         died = run_and_kill(lambda: kept.gc(now=True), at=at, before=before)
         with Store.open(kept.path) as opened:
-            for one in opened.dropped():
+            for one in opened.undoable():
                 if one.problem:  # it was begun with
                     continue
-                assert opened.undelete(one.id).metrics == {"loss": 2.0}
+                assert opened.undo(one.id).metrics == {"loss": 2.0}
                 opened.delete(1, now=True)
             opened.gc()
             assert list((kept.path / "trash").iterdir()) == []
@@ -562,7 +562,7 @@ def test_whatever_is_done_what_comes_back_is_bit_equal_until_it_was_purged_and_n
     there: dict[str, dict[str, bytes]] = {}
     waiting: dict[str, dict[str, bytes]] = {}
     for step in range(60):
-        act = draw.choice(["save", "save", "delete", "delete", "undelete", "undelete", "purge", "wait"])
+        act = draw.choice(["save", "save", "delete", "delete", "undo", "undo", "purge", "wait"])
         if act == "save":
             save(kept, step, run=draw.choice("ab"), seed=draw.randrange(4))
             newest = max(kept.checkpoints(), key=lambda info: info.sequence)
@@ -571,9 +571,9 @@ def test_whatever_is_done_what_comes_back_is_bit_equal_until_it_was_purged_and_n
             name = draw.choice(sorted(there))
             kept.delete(name)
             waiting[name] = there.pop(name)
-        elif act == "undelete" and waiting:
+        elif act == "undo" and waiting:
             name = draw.choice(sorted(waiting))
-            kept.undelete(name)
+            kept.undo(name)
             there[name] = waiting.pop(name)
         elif act == "purge":
             kept.gc(now=True)
@@ -585,6 +585,6 @@ def test_whatever_is_done_what_comes_back_is_bit_equal_until_it_was_purged_and_n
             waiting.clear()
         kept.gc()
 
-        assert {one.ref for one in kept.dropped()} == waiting.keys()
+        assert {one.ref for one in kept.undoable()} == waiting.keys()
         assert {info.name: files_of(kept, info.name) for info in kept.checkpoints()} == there
     assert kept.verify().ok

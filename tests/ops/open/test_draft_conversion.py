@@ -136,8 +136,8 @@ class Draft:
         with Store.open(root) as store:
             self.check_read(store)
             assert store.verify().ok
-            assert {one.id for one in store.dropped()} == self.waiting
-            back = [store.undelete(id) for id in sorted(self.waiting)]
+            assert {one.id for one in store.undoable()} == self.waiting
+            back = [store.undo(id) for id in sorted(self.waiting)]
             assert all(same(store.load(info), self.states[info.id]) for info in back)
             store.gc()
         check_store(root)

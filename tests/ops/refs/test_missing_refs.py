@@ -52,7 +52,7 @@ METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
 OTHERWISE = {
     "unpin": "the name of a pin is not a ref",
     "follow": "it takes a ref as one of the run that it follows",
-    "undelete": "it takes a ref of what was dropped",
+    "undo": "it takes a ref of what was dropped",
     "pull": "its refs are looked up at the remote",
     "plan_pull": "its refs are looked up at the remote",
 }

@@ -210,7 +210,7 @@ def test_a_checkpoint_that_is_brought_back_or_appended_by_a_tool_stops_no_traini
     store.config.undo_by_hand_s = 3600
     store.delete("gpt@2")
     save(store, 4, 4)
-    store.undelete("gpt@2")
+    store.undo("gpt@2")
     elsewhere(lambda: opened(store).save({"report": 1}, 100))
 
     assert save(store, 5, 5).step == 5

@@ -210,7 +210,7 @@ def test_a_save_comes_after_all_that_can_be_brought_back(store: Store) -> None:
     with Store.open(store.path) as other:
         saved = other.save({"a": 4}, 4)
 
-    back = store.undelete(3)
+    back = store.undo(3)
     assert saved.sequence > back.sequence
     assert store.info("latest").step == 4
     assert [info.step for info in store.prune(RetentionPolicy(keep_last=1)).dropped] == [0, 1, 3]

@@ -247,12 +247,12 @@ def test_what_is_replaced_can_be_undone_while_others_open_and_collect(store: Sto
     finally:
         end()
 
-    offered = {one.id: one for one in store.dropped()}
+    offered = {one.id: one for one in store.undoable()}
     left = {info.id for info in store.checkpoints(superseded=True)}
     assert [number for number, id in enumerate(ids) if id not in offered and id not in left] == []
     assert [one for one in offered.values() if one.problem] == []
     for seed in range(0, ROUNDS, ROUNDS // 10):
-        found = store.undelete(ids[seed]) if ids[seed] in offered else store.info(ids[seed])
+        found = store.undo(ids[seed]) if ids[seed] in offered else store.info(ids[seed])
         assert found.superseded
         with Store.open(store.path) as other:
             other.gc()  # which leaves it for its window
@@ -295,9 +295,9 @@ def test_a_saver_that_is_killed_anywhere_leaves_what_it_replaces_or_a_way_back(s
             other.gc()
             if not is_new:
                 assert other.info(at).id == old.id
-            elif waiting := [one.id for one in other.dropped() if one.step == at]:  # else it stays superseded
+            elif waiting := [one.id for one in other.undoable() if one.step == at]:  # else it stays superseded
                 assert waiting == [old.id]
-                other.undelete(old.id)
+                other.undo(old.id)
             assert is_state(other.load(old.id), at)
         if not died and at > 10:  # of the first calls some raise, and so are not followed by a death
             break
@@ -371,7 +371,7 @@ def test_of_those_that_replace_a_step_at_once_all_are_acknowledged_and_none_is_l
         assert newest.id in acknowledged.values()
         for seed, id in {**acknowledged, 0: first.id}.items():
             if id not in listed:
-                store.undelete(id)
+                store.undo(id)
             assert is_state(store.load(id), seed)
     store.gc(now=True)
 
@@ -412,7 +412,7 @@ def test_checkpoints_whose_ids_begin_alike_have_longer_names(store: Store) -> No
         for seed, info in enumerate(saved[:-1]):
             again.untag(f"t{seed}")
             again.delete(info)
-            again.undelete(info.id)
+            again.undo(info.id)
             assert is_state(again.load(info.id), seed)
         again.gc(now=True)
         assert [info.id for info in again.checkpoints(superseded=True)] == [saved[-1].id]

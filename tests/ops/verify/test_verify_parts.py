@@ -127,7 +127,7 @@ def test_what_can_be_brought_back_is_not_called_unused(store: Store) -> None:
     store.delete(1)
 
     assert store.verify(quick=True).findings == ()
-    store.undelete("main@1")
+    store.undo("main@1")
 
 
 def test_a_metric_that_is_no_number_is_no_difference_between_catalog_and_manifest(store: Store) -> None:

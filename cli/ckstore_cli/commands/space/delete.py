@@ -103,7 +103,7 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
         if deleted := chosen.keys() - {info.key for info, _ in refused}:
             effect = preview.effect(deleted)
             out.note(effect.words(dry_run=dry_run))
-            if not (dry_run or now) and (waiting := [one for one in store.dropped() if not one.problem]):
+            if not (dry_run or now) and (waiting := [one for one in store.undoable() if not one.problem]):
                 until = waiting[0].until[:16].replace("T", " ")
                 then = "; ckstore gc --now frees the space at once" if effect.freed_bytes else ""
                 out.note(f"ckstore undo can restore this until {until} UTC{then}")

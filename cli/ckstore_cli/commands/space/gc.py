@@ -28,7 +28,7 @@ from ckstore_cli._retention import policy_of, print_freed, rule_options
 )
 @click.option("--now", is_flag=True, help="Also free checkpoints that ckstore undo could restore.")
 @framed
-def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bool, **rules: Any) -> int:
+def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bool, **rules: Any) -> None:
     """Free unused blobs, and name the processes that keep others open.
 
     gc may run at any time, also during saves and reads. It keeps a blob that a
@@ -53,7 +53,6 @@ def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bo
       2  wrong usage
       4  no such store
       5  another gc is running, and nothing was dropped
-      7  done, but a process has some blobs open, or only another user's gc can free them
     """
     policy = policy_of(rules)
     if policy is None and run is not None:
@@ -66,4 +65,4 @@ def gc(frame: Frame, /, run: str | None, dry_run: bool, exclusive: bool, now: bo
             report = store.gc(dry_run=dry_run, exclusive=exclusive, now=now)
         else:
             report = store.prune(policy, run, dry_run=dry_run, exclusive=exclusive, now=now)
-    return print_freed(out, report)
+    print_freed(out, report)

@@ -23,7 +23,7 @@ from ckstore_cli._retention import policy_of, print_freed, rule_options
     "--now", is_flag=True, help="Free the space at once, so that ckstore undo cannot restore the checkpoints."
 )
 @framed
-def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: Any) -> int:
+def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: Any) -> None:
     """Drop the checkpoints that no rule keeps, with the reasons, and free the space.
 
     A checkpoint is kept if any rule keeps it. Checkpoints that are tagged,
@@ -48,7 +48,6 @@ def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: A
       2  wrong usage, or no rule
       4  no such store
       5  another gc is running, and nothing was dropped
-      7  done, but a process has some blobs open, or only another user's gc can free them
     """
     policy = policy_of(rules)
     out = frame.output()
@@ -63,7 +62,6 @@ def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: A
             )
         report = store.prune(policy, run, dry_run=dry_run, now=now)
         waits_s = 0 if now or store._context.shared else store.config.undo_by_hand_s  # noqa: SLF001
-    status = print_freed(out, report)
+    print_freed(out, report)
     if dry_run and waits_s and report.retention is not None and report.retention.plan.dropped:
         out.note(f"ckstore undo could restore them for {age_words(waits_s)}; --now would free their space at once")
-    return status

@@ -58,7 +58,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
             broken, back = None, []
             for ref in _waiting(store, run) if every or run is not None else refs or ("latest",):
                 try:
-                    info = store.undelete(ref)
+                    info = store.undo(ref)
                 except DamagedBlob as error:  # the others are still restored
                     broken = broken or error
                     continue
@@ -75,7 +75,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
                 raise broken
         return
     with frame.reading() as store:
-        found = store.dropped()
+        found = store.undoable()
         is_off = not store.config.undo_by_hand_s
     out.documents(found)
     if not found:
@@ -102,7 +102,7 @@ def _doomed(store: Store, back: list[str]) -> list[str]:
 
 def _waiting(store: Store, run: str | None) -> list[str]:
     """Return the refs of the dropped checkpoints, of one run or of all. A ref is the id, or RUN@STEP without an id."""
-    found = list(dict.fromkeys(one.id or one.ref for one in store.dropped() if run in (None, one.run)))
+    found = list(dict.fromkeys(one.id or one.ref for one in store.undoable() if run in (None, one.run)))
     if not found:
         of_run = "" if run is None else f" of the run {run}"
         raise NoSuchRef(f"no dropped checkpoint{of_run} can be restored", hint="ckstore undo lists dropped checkpoints")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ckstore.errors import BadInput, CkstoreError
+from ckstore.errors import BadInput, CkstoreError, MissingExtra
 from ckstore_cli._frame import Frame, UserPath, json_option, pass_frame
 from ckstore_cli._types import Number, OneOf, WholeNumber
 
@@ -99,7 +99,7 @@ def check_resume(
     """
     if find_spec("torch") is None:
         msg = "the check needs torch, which is not installed"
-        raise CkstoreError(msg, hint="pip install 'ckstore[torch]'")
+        raise MissingExtra(msg, hint="pip install 'ckstore[torch]'")
     from ckstore.training import check
 
     out = frame.output()

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import MissingExtra
 from ckstore_cli._frame import UserPath
 
 
@@ -43,7 +43,7 @@ def demo(ctx: click.Context, /, **options: Any) -> None:
     for package in ("torch", "numpy"):
         if find_spec(package) is None:
             msg = f"the demo needs {package}, which is not installed"
-            raise CkstoreError(msg, hint="pip install 'ckstore[torch]'")
+            raise MissingExtra(msg, hint="pip install 'ckstore[torch]'")
     from ckstore_cli.demo.story import run_demo
 
     ctx.exit(run_demo(**options))

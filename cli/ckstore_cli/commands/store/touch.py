@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from ckstore_cli._errors import HELD
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref, complete_run
 
@@ -15,7 +14,7 @@ from ckstore_cli._refs import complete_ref, complete_run
     "--run", metavar="RUN", shell_complete=complete_run, help="Renew the times of all checkpoints of this run."
 )
 @framed
-def touch(frame: Frame, refs: tuple[str, ...], run: str | None) -> int:
+def touch(frame: Frame, refs: tuple[str, ...], run: str | None) -> None:
     """Renew the file times of the checkpoints REF, or of all checkpoints.
 
     Some filesystems for temporary data, such as /scratch, delete files that were
@@ -34,11 +33,9 @@ def touch(frame: Frame, refs: tuple[str, ...], run: str | None) -> int:
       0  done
       2  wrong usage
       4  no such store, run or checkpoint
-      7  done, but files of other users keep their times, and a warning counts them
     """
     out = frame.output()
     with frame.writing() as store:
         report = store.touch(refs or None, run=run)
     out.document(report)
     out.line(str(report).splitlines()[0])
-    return HELD if report.refused else 0
