@@ -96,7 +96,6 @@ from ckstore.model.reports.touch_report import TouchReport as TouchReport
 from ckstore.model.reports.transfer import EvictReport as EvictReport
 from ckstore.model.reports.transfer import MirrorStatus as MirrorStatus
 from ckstore.model.reports.transfer import StoreClaims as StoreClaims
-from ckstore.model.reports.transfer import TransferPlan as TransferPlan
 from ckstore.model.reports.transfer import TransferReport as TransferReport
 from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage
 from ckstore.model.reports.usage import RunUsage as RunUsage

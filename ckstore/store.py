@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.touch_report import TouchReport
-    from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferPlan, TransferReport
+    from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
@@ -1361,30 +1361,12 @@ class Store:
         return BriefList(why(self._context, digest))
 
     @api_call
-    def plan_push(
-        self,
-        ref: RefLike | Iterable[RefLike] | None = None,
-        remote: RemoteLike | None = None,
-        **options: Unpack[TransferOptions],
-    ) -> TransferPlan:
-        """Return what `push` would send now, without changing anything. The arguments are those of `push`.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint.
-            BadInput: The remote names its blobs by another hash, or the arguments contradict each other.
-            RemoteError: There is no such remote, or it does not answer.
-        """
-        from ckstore.remote.choice import TransferOptions
-        from ckstore.remote.transfer import plan_push
-
-        check_options(self.plan_push, options, TransferOptions)
-        return plan_push(self._context, ref, remote, options)
-
-    @api_call
     def push(
         self,
         ref: RefLike | Iterable[RefLike] | None = None,
         remote: RemoteLike | None = None,
+        *,
+        dry_run: bool = False,
         **options: Unpack[TransferOptions],
     ) -> TransferReport:
         """Push checkpoints to a remote, the newest first. Only blobs that the remote lacks are sent, by digest.
@@ -1396,6 +1378,7 @@ class Store:
         Args:
             ref: Which checkpoint, or several. If None, the newest, unless an option selects others.
             remote: Name of a remote. If None, the only remote.
+            dry_run: Change nothing, and report the data that would be sent.
             options: The fields of `TransferOptions`, which are run, all, tagged, bwlimit and progress.
 
         Raises:
@@ -1408,27 +1391,7 @@ class Store:
         from ckstore.remote.transfer import push
 
         check_options(self.push, options, TransferOptions)
-        return push(self._context, ref, remote, options)
-
-    @api_call
-    def plan_pull(
-        self,
-        ref: RefLike | Iterable[RefLike] | None = None,
-        remote: RemoteLike | None = None,
-        **options: Unpack[TransferOptions],
-    ) -> TransferPlan:
-        """Return what `pull` would download now, without changing anything. The arguments are those of `pull`.
-
-        Raises:
-            NoSuchRef, AmbiguousRef: A ref does not name one checkpoint of the remote.
-            BadInput: The arguments contradict each other.
-            RemoteError: There is no such remote, or it does not answer.
-        """
-        from ckstore.remote.choice import TransferOptions
-        from ckstore.remote.transfer import plan_pull
-
-        check_options(self.plan_pull, options, TransferOptions)
-        return plan_pull(self._context, ref, remote, options)
+        return push(self._context, ref, remote, options, dry_run=dry_run)
 
     @api_call
     def pull(
@@ -1437,6 +1400,7 @@ class Store:
         remote: RemoteLike | None = None,
         *,
         if_exists: IfExists = "error",
+        dry_run: bool = False,
         **options: Unpack[TransferOptions],
     ) -> TransferReport:
         """Pull checkpoints of a remote into the store. Only blobs that the store lacks are downloaded, by digest.
@@ -1453,6 +1417,7 @@ class Store:
             if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops newer ones,
                 which can be undone for `StoreConfig.undo_by_rule_s`. If a tag, a pin or a reader keeps a newer one, the
                 step still names that one, and the `warnings` of the report name it.
+            dry_run: Change nothing, and report the data that would be downloaded.
             options: The fields of `TransferOptions`, which are run, all, tagged, bwlimit and progress.
 
         Raises:
@@ -1469,7 +1434,7 @@ class Store:
         from ckstore.remote.transfer import pull
 
         check_options(self.pull, options, TransferOptions)
-        return pull(self._context, ref, remote, if_exists, options)
+        return pull(self._context, ref, remote, if_exists, options, dry_run=dry_run)
 
     @api_call
     def evict(

@@ -174,11 +174,12 @@ class Pull:
             raise joined(failures)
         # Read once for all: finding one checkpoint's tags among a hundred thousand takes half a second.
         tags = tags_by_checkpoint(self.context.layout)
+        tagged = tuple(replace(info, tags=tags.get(info.key.any_generation, ())) for info in infos)
         return TransferReport(
             "pull",
             self.source.name,
-            tuple(replace(info, tags=tags.get(info.key.any_generation, ())) for info in infos),
-            len(new),
+            tagged,
+            tuple(info for info in tagged if info.key in new),
             self._moved_count,
             self._moved_bytes,
             max(0, self._all_bytes - self._moved_bytes),

@@ -120,7 +120,7 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
         "push",
         remote.name,
         plan.checkpoints,
-        len(plan.new),
+        plan.new,
         work.sent_count,
         moved,
         max(0, plan.all_bytes - moved),

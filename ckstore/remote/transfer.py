@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.transfer import EvictReport, TransferPlan, TransferReport
+from ckstore.model.reports.transfer import EvictReport, TransferReport
 from ckstore.model.sizes import parse_size
 from ckstore.objects.publish import IfExists
 from ckstore.ops.context import Context
@@ -40,23 +40,20 @@ def _manner(options: TransferOptions) -> TransferLimits:
     return TransferLimits(bytes_s, options.get("progress"))
 
 
-def plan_push(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
-    """See `ckstore.Store.plan_push`."""
-    infos = Choice(refs, options).of(context)
-    return planning.plan_push(context, infos, named_remote(context, remote, writing=False))
-
-
 def push(
     context: Context,
     refs: Refs,
     remote: RemoteLike | None,
     options: TransferOptions,
     *,
+    dry_run: bool = False,
     lacks_all: bool = False,
 ) -> TransferReport:
     """See `ckstore.Store.push`. `lacks_all`: the caller has just checked that the remote has none of them."""
     how = replace(_manner(options), lacks_all=lacks_all)
     infos = Choice(refs, options).of(context)
+    if dry_run:
+        return planning.plan_push(context, infos, named_remote(context, remote, writing=False)).report()
     return pushing.push(context, infos, named_remote(context, remote), how)
 
 
@@ -69,22 +66,24 @@ def push_metadata(context: Context, remote: RemoteLike, said: Sequence[MetadataO
     return pushing.push_metadata(context, named_remote(context, remote), said)
 
 
-def plan_pull(context: Context, refs: Refs, remote: RemoteLike | None, options: TransferOptions) -> TransferPlan:
-    """See `ckstore.Store.plan_pull`."""
-    there = open_source(context, remote)
-    _check_is_remote(there)
-    source = source_of(there)
-    return pulling.plan_pull(context, source, _places(context, source, Choice(refs, options)))
-
-
 def pull(
-    context: Context, refs: Refs, remote: RemoteLike | None, if_exists: IfExists, options: TransferOptions
+    context: Context,
+    refs: Refs,
+    remote: RemoteLike | None,
+    if_exists: IfExists,
+    options: TransferOptions,
+    *,
+    dry_run: bool = False,
 ) -> TransferReport:
     """See `ckstore.Store.pull`."""
     how = _manner(options)
-    context.check_writable()
+    if not dry_run:
+        context.check_writable()
     there = open_source(context, remote)
     _check_is_remote(there)
+    if dry_run:
+        source = source_of(there)
+        return pulling.plan_pull(context, source, _places(context, source, Choice(refs, options))).report()
     source = source_of(there, near(context.layout))
     work = Pull(context, source, how, if_exists)
     report = work.bring(_places(context, source, Choice(refs, options)))

@@ -57,8 +57,8 @@ _FORMS = {
     "SaverStatus": "pid trainer state run step done_bytes total_bytes since",
     "Skipped": "run=info.run step=info.step reason",
     "StoreClaims": "store host path is_own checkpoints",
-    "TransferPlan": "direction remote missing_bytes all_bytes new checkpoints missing",
-    "TransferReport": "direction remote new_count moved_count moved_bytes reused_bytes duration_s warnings checkpoints",
+    "TransferReport": "direction remote dry_run new_count moved_count moved_bytes reused_bytes duration_s warnings "
+    "checkpoints",
     "Uncompacted": "run=info.run step=info.step reason",
     "Usage": "logical_bytes disk_bytes alone_bytes shared_bytes unused_bytes waiting_bytes dead_bytes "
     "saved_bytes encoded_bytes runs checkpoints cached_bytes elsewhere_bytes bytes_by_user",

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ckstore.model.reports.transfer import TransferPlan, TransferReport
+from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.words import printable
 from ckstore_cli._options import adding
 from ckstore_cli._output import Output
@@ -35,17 +35,11 @@ pull_options = adding(_choice("Name of a remote, or directory of a store"), _BWL
 """Like `push_options`, but ``--remote`` may also be a store that is not a remote."""
 
 
-def print_plan(out: Output, plan: TransferPlan) -> None:
-    """Print what would be pushed or pulled."""
-    out.document(plan)
-    for info in plan.new:
-        out.line(printable(f"new  {info}"))
-    out.line(str(plan))
-
-
 def print_report(out: Output, report: TransferReport) -> None:
-    """Print what was pushed or pulled."""
+    """Print what was, or would be, pushed or pulled."""
     out.document(report)
+    for info in report.new if report.dry_run else ():
+        out.line(printable(f"new  {info}"))
     for text in report.warnings:
         out.warning(printable(text))
     out.line(str(report))

@@ -68,7 +68,7 @@ def test_no_method_that_reads_is_left_out() -> None:
     }
     background = {"savers"}  # tests/saver
     apart = {"verify_export"}  # tests/ops/read/test_export_sums.py
-    remotes = {"push", "pull", "plan_push", "plan_pull", "evict", "clone", "remotes", "mirror_status"}  # tests/remote
+    remotes = {"push", "pull", "evict", "clone", "remotes", "mirror_status"}  # tests/remote
     quick = {"warnings", "settings", "config", "close", "init", "open_or_init", "write_metrics"}
     methods = (
         {name for name in vars(Store) if not name.startswith("_")} - changing - quick - background - remotes - apart

@@ -26,7 +26,7 @@ from ckstore import RetentionPolicy, Store
         ("save", "pickle_protocol", "leave it out, nothing is pickled"),
         ("save_async", "tag", "did you mean tags="),
         ("push", "bwlimt", r"push\(\) has no argument 'bwlimt'; did you mean bwlimit=\?"),
-        ("plan_pull", "if_exist", r"plan_pull\(\) has no argument 'if_exist'"),
+        ("pull", "if_exist", r"pull\(\) has no argument 'if_exist'"),
         ("evict", "bwlimit", r"evict\(\) has no argument 'bwlimit'"),
         ("save", "qqqq", r"save\(\) has no argument 'qqqq'$"),
     ],

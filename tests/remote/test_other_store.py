@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,10 @@ def test_a_pull_from_a_store_gives_a_complete_local_checkpoint(store: Store, oth
     store.tag("best", 1)
     store.pin(1, "paper")
     store.annotate(1, metrics={"bleu": 1.0})
-    plan = other.plan_pull(1, store.path)
+    plan = other.pull(1, store.path, dry_run=True)
     report = other.pull(1, store.path)
     assert (plan.direction, report.direction) == ("pull", "pull")
-    assert plan.missing_bytes == report.moved_bytes > 3 * MIB
+    assert plan.moved_bytes == report.moved_bytes > 3 * MIB
     assert other.info("best").metrics == {"loss": 2.0, "bleu": 1.0}
     assert other.info(1).id == store.info(1).id
     assert same(other.load(1), state(1))
@@ -56,7 +57,7 @@ def test_a_pull_moves_no_local_tag(store: Store, other: Store) -> None:
 def test_a_store_is_not_pushed_to(store: Store, other: Store) -> None:
     store.remotes.add("other", other.path)
     for name in ("other", other.path):
-        for act in (store.plan_push, store.push, store.evict):
+        for act in (partial(store.push, dry_run=True), store.push, store.evict):
             with pytest.raises(BadInput, match="another store may read it, and never writes to it"):
                 act(1, name)
     with pytest.raises(BadInput, match="another store may read it, and never writes to it"):

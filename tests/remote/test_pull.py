@@ -164,13 +164,13 @@ def test_every_kind_of_ref_can_be_pulled(store: Store, other: Store) -> None:
     store.tag("best", 2)
     _, remote = new_remote(store.settings)
     store.push(remote=remote, all=True)
-    assert other.plan_pull("latest", remote).checkpoints[0].step == 3
-    assert other.plan_pull("best", remote).checkpoints[0].step == 2
-    assert other.plan_pull(third.id[:14], remote).checkpoints[0].step == 3
-    assert other.plan_pull("main@1", remote).checkpoints[0].step == 1
-    assert other.plan_pull(third, remote).checkpoints[0].id == third.id
-    assert len(other.plan_pull(remote=remote, all=True).checkpoints) == 3
-    assert [info.step for info in other.plan_pull(remote=remote, tagged=True).checkpoints] == [2]
+    assert other.pull("latest", remote, dry_run=True).checkpoints[0].step == 3
+    assert other.pull("best", remote, dry_run=True).checkpoints[0].step == 2
+    assert other.pull(third.id[:14], remote, dry_run=True).checkpoints[0].step == 3
+    assert other.pull("main@1", remote, dry_run=True).checkpoints[0].step == 1
+    assert other.pull(third, remote, dry_run=True).checkpoints[0].id == third.id
+    assert len(other.pull(remote=remote, all=True, dry_run=True).checkpoints) == 3
+    assert [info.step for info in other.pull(remote=remote, tagged=True, dry_run=True).checkpoints] == [2]
     with pytest.raises(NoSuchRef, match="no step 9"):
         other.pull(9, remote)
     with pytest.raises(NoSuchRef, match="no tag 'worst'"):
@@ -187,8 +187,8 @@ def test_the_best_by_a_metric_is_found_as_in_a_store(store: Store, other: Store)
     _, remote = new_remote(store.settings)
     store.push(remote=remote, all=True)
 
-    assert other.plan_pull("best:loss", remote).checkpoints[0].step == 2
-    assert other.plan_pull("main@best:loss:max", remote).checkpoints[0].step == 3
+    assert other.pull("best:loss", remote, dry_run=True).checkpoints[0].step == 2
+    assert other.pull("main@best:loss:max", remote, dry_run=True).checkpoints[0].step == 3
     with pytest.raises(NoSuchRef, match="accuracy"):
         other.pull("best:accuracy", remote)
 
@@ -217,7 +217,7 @@ def test_a_pull_of_all_fetches_the_newest_of_each_step(store: Store, other: Stor
     store.push(1, remote)
     store.save(state(2), step=1, if_exists="replace")
     store.push(1, remote)
-    plan = other.plan_pull(all=True, remote=remote)
+    plan = other.pull(all=True, remote=remote, dry_run=True)
     report = other.pull(all=True, remote=remote)
     assert [info.id for info in plan.new] == [info.id for info in report.checkpoints] == [store.info(1).id]
     assert same(other.load(1), state(2))
@@ -247,9 +247,9 @@ def test_a_plan_includes_the_bytes_of_an_evicted_checkpoint(store: Store) -> Non
     _, remote = new_remote(store.settings)
     store.push(1, remote)
     store.evict(1, remote)
-    plan = store.plan_pull(1, remote)
-    assert plan.missing_bytes == store.pull(1, remote).moved_bytes > 3 * MIB
-    assert store.plan_pull(1, remote).missing_bytes == 0
+    plan = store.pull(1, remote, dry_run=True)
+    assert plan.moved_bytes == store.pull(1, remote).moved_bytes > 3 * MIB
+    assert store.pull(1, remote, dry_run=True).moved_bytes == 0
 
 
 @pytest.mark.parametrize("fault", ["flip", "fail"])

@@ -106,7 +106,7 @@ def test_the_cost_of_a_push_depends_on_its_checkpoints_and_not_on_the_remote(sto
     store.push(2, remote)  # sees how much is there
     store.save(state(3), step=3)
     objects.forget_requests()
-    store.plan_push(3, remote)
+    store.push(3, remote, dry_run=True)
     report = store.push(3, remote)
 
     assert report.new_count == 1
@@ -128,13 +128,14 @@ def test_a_second_similar_checkpoint_sends_only_changed_blobs(store: Store) -> N
 
 def test_a_push_plan_lists_missing_blobs_and_changes_nothing(store: Store) -> None:
     objects, remote = new_remote(store.settings)
-    plan = store.plan_push(1, remote)
+    plan = store.push(1, remote, dry_run=True)
     assert len(plan.new) == 1
-    assert plan.missing_bytes == plan.all_bytes > 3 * MIB
+    assert plan.moved_bytes > 3 * MIB
+    assert plan.reused_bytes == 0
     assert list(objects.held) == [keys.INFO]
     assert "would push 1 new checkpoint" in str(plan)
     store.push(1, remote)
-    assert store.plan_push(1, remote).missing == ()
+    assert store.push(1, remote, dry_run=True).moved_count == 0
 
 
 def test_later_metadata_is_pushed_with_the_checkpoint(store: Store) -> None:
@@ -207,7 +208,7 @@ def test_a_lost_response_is_not_an_error(store: Store) -> None:
     store.push(1, remote)
     assert len(lost) > 4
     objects.fault = lambda *_: None
-    assert store.plan_push(1, remote).new == ()
+    assert store.push(1, remote, dry_run=True).new == ()
 
 
 def test_an_interrupted_push_continues_where_it_stopped(store: Store) -> None:
@@ -339,7 +340,7 @@ def test_a_push_that_was_suspended_starts_again(store: Store) -> None:
     objects.fault = sleep_once(now_s)
     push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(threads=1, clock=lambda: now_s[0]))
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 2
-    assert store.plan_push(1, remote).new == ()
+    assert store.push(1, remote, dry_run=True).new == ()
 
 
 def test_a_restarted_push_keeps_to_its_rate(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +388,7 @@ def test_a_push_whose_intent_was_voided_starts_again(store: Store) -> None:
     objects.fault = void_once
     store.push(1, remote)
     assert voided
-    assert store.plan_push(1, remote).new == ()
+    assert store.push(1, remote, dry_run=True).new == ()
 
 
 def test_a_long_push_renews_its_intent(store: Store) -> None:
@@ -430,7 +431,7 @@ def test_an_intent_is_renewed_while_a_single_blob_is_sent(tmp_path: Path) -> Non
     push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(clock=lambda: now_s[0]))
     assert now_s[0] > 2 * LIFE_S
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
-    assert store.plan_push(1, remote).new == ()
+    assert store.push(1, remote, dry_run=True).new == ()
 
 
 def test_a_push_whose_intent_is_voided_during_the_transfer_sends_no_more_blobs(tmp_path: Path) -> None:
@@ -454,7 +455,7 @@ def test_a_push_whose_intent_is_voided_during_the_transfer_sends_no_more_blobs(t
     intents = [key for key in objects.keys_written if key.startswith(keys.INTENTS)]
     second = next(at for at, key in enumerate(objects.keys_written) if key in intents and key != intents[0])
     assert sum(key.startswith(keys.BLOBS) for key in objects.keys_written[:second]) <= 2
-    assert store.plan_push(1, remote).new == ()
+    assert store.push(1, remote, dry_run=True).new == ()
 
 
 def test_a_removed_checkpoint_is_pushed_again_on_request(store: Store) -> None:
@@ -552,7 +553,7 @@ def test_a_push_works_without_compare_and_swap(store: Store) -> None:
     store.push(1, remote)
     assert objects.requests["update"] == 0
     assert "refs/best.json" in objects.held
-    assert store.plan_push(1, remote).new == ()
+    assert store.push(1, remote, dry_run=True).new == ()
 
 
 def test_a_rate_is_kept_to(store: Store) -> None:
@@ -584,7 +585,7 @@ def test_a_push_at_a_few_bytes_a_second_keeps_its_intent_while_it_waits(
     objects.fault = watch
     monkeypatch.setattr(MemoryBudget, "sleep", pass_time)
     push(store._context, [store.info(1)], REMOTES[remote], TransferLimits(bytes_s, threads=1, clock=lambda: now_s[0]))
-    assert store.plan_push(1, remote).new == ()
+    assert store.push(1, remote, dry_run=True).new == ()
     assert now_s[0] >= 11 * MIB / bytes_s
     assert len({key for key in objects.keys_written if key.startswith(keys.INTENTS)}) == 1
     assert stale_s[0] <= LIFE_S / 2
@@ -594,13 +595,17 @@ def test_checkpoints_can_be_selected_in_several_ways(store: Store) -> None:
     store.save(state(2), step=2)
     store.save(state(3), step=1, run="other")
     store.tag("best", "main@2")
-    assert [info.name for info in store.plan_push(["main@1", "main@2"], _remote(store)).checkpoints] == [
+    assert [info.name for info in store.push(["main@1", "main@2"], _remote(store), dry_run=True).checkpoints] == [
         "main@1",
         "main@2",
     ]
-    assert len(store.plan_push(remote=_remote(store), all=True).checkpoints) == 3
-    assert [info.name for info in store.plan_push(remote=_remote(store), tagged=True).checkpoints] == ["main@2"]
-    assert [info.name for info in store.plan_push(remote=_remote(store), run="other").checkpoints] == ["other@1"]
+    assert len(store.push(remote=_remote(store), all=True, dry_run=True).checkpoints) == 3
+    assert [info.name for info in store.push(remote=_remote(store), tagged=True, dry_run=True).checkpoints] == [
+        "main@2"
+    ]
+    assert [info.name for info in store.push(remote=_remote(store), run="other", dry_run=True).checkpoints] == [
+        "other@1"
+    ]
 
 
 def _remote(store: Store) -> str:

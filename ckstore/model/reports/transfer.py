@@ -17,7 +17,7 @@ from ckstore.model.words import counted, in_lines, printable
 @brief("direction", "remote", "checkpoints", "new", "all_bytes")
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """The data that a push or a pull would move now. Nothing was changed.
+    """The data that a push or a pull is to move.
 
     Attributes:
         direction: ``push`` (from this store to the remote) or ``pull`` (from the remote to this store).
@@ -40,40 +40,59 @@ class TransferPlan:
         """Number of bytes to move."""
         return sum(nbytes for _, nbytes in self.missing)
 
-    def __str__(self) -> str:
-        verb, way = ("push", "to") if self.direction == "push" else ("pull", "from")
-        blobs = counted(len(self.missing), "blob")
-        what = f"{counted(len(self.new), 'new checkpoint')}, {blobs} of {size_text(self.missing_bytes)}"
-        return printable(f"would {verb} {what} {way} {self.remote}")
+    def report(self) -> TransferReport:
+        """Return the report of a dry run."""
+        return TransferReport(
+            self.direction,
+            self.remote,
+            self.checkpoints,
+            self.new,
+            len(self.missing),
+            self.missing_bytes,
+            self.all_bytes - self.missing_bytes,
+            0.0,
+            dry_run=True,
+        )
 
 
 @brief("direction", "remote", "checkpoints", "moved_bytes")
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """The result of a push or a pull.
+    """The result of a push or a pull, or of a dry run, which moves nothing and reports what would be moved.
 
     Attributes:
-        direction: As in `TransferPlan`.
-        remote: As in `TransferPlan`.
-        checkpoints: All requested checkpoints. Each is now complete at the destination.
-        new_count: Number of them that the destination lacked before.
+        direction: ``push`` (from this store to the remote) or ``pull`` (from the remote to this store).
+        remote: The name or the location of the remote.
+        checkpoints: All requested checkpoints. Unless this is a dry run, each is now complete at the destination.
+        new: The requested checkpoints that the destination lacked before.
         moved_count, moved_bytes: Number and size of the blobs that were moved.
         reused_bytes: Size of the blobs that the destination already had.
-        duration_s: Duration in seconds.
+        duration_s: Duration in seconds, 0 for a dry run.
         warnings: Warnings for the user, one sentence each.
+        dry_run: Whether nothing was moved.
     """
 
     direction: Literal["push", "pull"]
     remote: str
     checkpoints: tuple[CheckpointInfo, ...]
-    new_count: int
+    new: tuple[CheckpointInfo, ...]
     moved_count: int
     moved_bytes: int
     reused_bytes: int
     duration_s: float
     warnings: tuple[str, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def new_count(self) -> int:
+        """Number of `new`."""
+        return len(self.new)
 
     def __str__(self) -> str:
+        if self.dry_run:
+            verb, way = ("push", "to") if self.direction == "push" else ("pull", "from")
+            blobs = f"{counted(self.moved_count, 'blob')} of {size_text(self.moved_bytes)}"
+            return printable(f"would {verb} {counted(self.new_count, 'new checkpoint')}, {blobs} {way} {self.remote}")
         verb, way = ("pushed", "to") if self.direction == "push" else ("pulled", "from")
         what = counted(len(self.checkpoints), "checkpoint")
         nothing = "no new checkpoint" if self.moved_bytes else "nothing new"  # a pull restores evicted bytes

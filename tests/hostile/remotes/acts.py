@@ -57,13 +57,13 @@ def _acts(own: Path, scene: Scene, address: str) -> Iterator[Act]:
     yield Act("add", partial(store.remotes.add, "far", address))
     yield Act("list", lambda: [str(entry) for entry in store.remotes])
     for ref in REFS:
-        yield Act(f"plan pull {ref}", lambda ref=ref: str(store.plan_pull(ref, "far")))  # type: ignore[misc]
+        yield Act(f"plan pull {ref}", lambda ref=ref: str(store.pull(ref, "far", dry_run=True)))  # type: ignore[misc]
         yield Act(f"pull {ref}", partial(store.pull, ref, "far"))
         yield Act(f"load {ref}", partial(store.load, ref))
-    yield Act("plan pull all", lambda: store.plan_pull(remote="far", all=True))
+    yield Act("plan pull all", lambda: store.pull(remote="far", all=True, dry_run=True))
     yield Act("pull all", lambda: store.pull(remote="far", all=True))
     yield Act("pull what is tagged", lambda: store.pull(remote="far", tagged=True, if_exists="replace"))
-    yield Act("plan push", lambda: store.plan_push(OWN, "far"))
+    yield Act("plan push", lambda: store.push(OWN, "far", dry_run=True))
     yield Act("evict before the push", lambda: _refused(store))
     yield Act("push", lambda: store.push(OWN, "far"))
     yield Act("push all", lambda: store.push(remote="far", all=True))

@@ -44,7 +44,6 @@ METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
     "export": lambda store, ref, folder: store.export(ref, folder / "out.pt", format="torch"),
     "compact": lambda store, ref, _: store.compact([ref]),
     "push": lambda store, ref, _: store.push(ref),
-    "plan_push": lambda store, ref, _: store.plan_push(ref),
     "evict": lambda store, ref, _: store.evict(ref),
     "touch": lambda store, ref, _: store.touch(ref),
     "export_safetensors": lambda store, ref, folder: store.export_safetensors(ref, folder / "out"),
@@ -54,7 +53,6 @@ OTHERWISE = {
     "follow": "it takes a ref as one of the run that it follows",
     "undo": "it takes a ref of what was dropped",
     "pull": "its refs are looked up at the remote",
-    "plan_pull": "its refs are looked up at the remote",
 }
 
 MISSING = ["9", "main@9", "nope", "main@nope", "abcdef0123", "other@1", "other@latest", "other@latest-valid"]

@@ -9,7 +9,7 @@ import click
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._options import if_exists_option
 from ckstore_cli._progress import Progress
-from ckstore_cli._transfer import print_plan, print_report, pull_options
+from ckstore_cli._transfer import print_report, pull_options
 
 
 @click.command()
@@ -44,7 +44,7 @@ def pull(
     out = frame.output()
     if dry_run:
         with frame.reading() as store:
-            print_plan(out, store.plan_pull(refs or None, remote, **options))
+            print_report(out, store.pull(refs or None, remote, dry_run=True, **options))
         return
     with frame.writing() as store, Progress("pulling", quiet=out.as_json) as shown:
         print_report(out, store.pull(refs or None, remote, if_exists=if_exists, progress=shown.at, **options))

@@ -9,7 +9,7 @@ import click
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._progress import Progress
 from ckstore_cli._refs import complete_ref
-from ckstore_cli._transfer import print_plan, print_report, push_options
+from ckstore_cli._transfer import print_report, push_options
 
 
 @click.command()
@@ -39,7 +39,7 @@ def push(frame: Frame, refs: tuple[str, ...], remote: str | None, dry_run: bool,
     out = frame.output()
     if dry_run:
         with frame.reading() as store:
-            print_plan(out, store.plan_push(refs or None, remote, **options))
+            print_report(out, store.push(refs or None, remote, dry_run=True, **options))
         return
     with frame.writing() as store, Progress("pushing", quiet=out.as_json) as shown:
         print_report(out, store.push(refs or None, remote, progress=shown.at, **options))
