@@ -1,9 +1,8 @@
-"""What is Python's own: its cyclic garbage collector, and its log.
+"""Python's cyclic garbage collector, and its log.
 
-The collector is kept out of stretches that make very many small objects.
-
-A state of 50,000 tensors becomes more than a million lists, tuples and records, none of them garbage. The collector
-looks at them again and again meanwhile, and at everything that torch has in memory: 40 % of the time of such a save.
+The collector is paused while very many small objects are made. A state of 50,000 tensors becomes more than a million
+lists, tuples and records, and none of them is garbage. The collector would examine them repeatedly, and also everything
+that torch has in memory. That would take 40 % of the time of such a save.
 """
 
 from __future__ import annotations

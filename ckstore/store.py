@@ -393,6 +393,7 @@ class Store:
             RankFailed: With `ranks`, the save failed on another rank.
             SaveFailed: Something else failed. After any of these errors nothing was published and every earlier
                 checkpoint is intact.
+            UnknownOutcome: It is not known whether the checkpoint was published, or whether it survives a power cut.
         """
         _of_training(state, options)
         request = self._requested(self.save, run, step, options, progress)
@@ -595,6 +596,7 @@ class Store:
             RankMismatch: With `ranks`, two processes have the same rank, or the ranks commit different checkpoints.
             RankFailed: With `ranks`, the commit failed on another rank.
             SaveFailed: Something else failed. After any of these errors nothing was published.
+            UnknownOutcome: It is not known whether the checkpoint was published, or whether it survives a power cut.
         """
         from ckstore.ops.save.commit import CommitOptions, commit
 
@@ -1429,6 +1431,7 @@ class Store:
             RemoteError: There is no such remote, or data at the remote is missing or damaged.
             SaveFailed: Something else failed. After any of these errors the checkpoint does not exist locally, and
                 every other one is intact.
+            UnknownOutcome: It is not known whether the checkpoint was published, or whether it survives a power cut.
         """
         from ckstore.remote.choice import TransferOptions
         from ckstore.remote.transfer import pull

@@ -1,7 +1,8 @@
-"""Tracebacks of errors that ckstore raises on purpose: without the frames inside ckstore, which tell a user nothing.
+"""Tracebacks of errors that ckstore raises on purpose. They omit the frames inside ckstore.
 
-The error says what is wrong; of where it came from, the line of the caller counts. All frames stay in errors of any
-other kind, and where a frame is not ckstore's, such as that of a callback. ``CKSTORE_FULL_TRACEBACKS=1`` keeps all.
+The message says what is wrong, and the last frame is the line of the caller. Errors of other classes keep all frames,
+and so does an error with a frame of other code between those of ckstore, such as a callback.
+``CKSTORE_FULL_TRACEBACKS=1`` keeps all frames.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def short_tracebacks(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def short_init(cls: type[T]) -> type[T]:
-    """Cut the tracebacks of the errors of a class's constructor, one that a dataclass made as well."""
+    """Shorten the tracebacks of errors of a class's constructor, which a dataclass may have generated."""
     setattr(cls, "__init__", short_tracebacks(cls.__init__))  # noqa: B010 - mypy refuses to assign to a method
     return cls
 
 
 def shorten(error: CkstoreError) -> None:
-    """Take ckstore's frames from an error, and from those that it is chained to; the chain itself stays."""
+    """Remove ckstore's frames from an error and from the errors in its chain, which remains."""
     if os.environ.get(FULL):
         return
     seen: set[int] = set()

@@ -106,7 +106,7 @@ class MergedCheckpoint:
         if not gone:
             return None
         said = ", ".join(named(rank, self.parts[rank]) for rank in gone)
-        msg = f"{said} ended or failed before all parts were joined, and what it had staged is gone"
+        msg = f"{said} ended or failed before all parts were joined, and its staged data is gone"
         return RankFailed(f"{msg}; nothing was published", hint="save again when all ranks run")
 
     def _staged(

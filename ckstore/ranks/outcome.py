@@ -54,7 +54,7 @@ def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
     if not all(dirfd_stat.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
         return None  # who joins the parts finds that, and says which is gone
     said = [
-        f"{named(rank, document)} stopped while it published, and what it was to publish is gone, or was replaced since"
+        f"{named(rank, document)} stopped while it published, and its checkpoint is gone or was replaced since"
         for rank, document in sorted(meeting.hear("publishing").items())
         if not _is_unpublished(layout, meeting.who, document["staging"])
     ]

@@ -176,9 +176,8 @@ class RankWork:
         if isinstance(self._decided, CkstoreError):
             raise self._decided
         if self._decided is not None:
-            warning = (
-                f"{self._decided.name} is saved, but what follows a save has not ended: the disk of {self.who} is slow"
-            )
+            slow = f"the work after the save has not ended, since the disk of {self.who} is slow"
+            warning = f"{self._decided.name} is saved, but {slow}"
             return replace(self._decided, catalogued=False, warnings=(*self._decided.warnings, warning))
         quiet_s = time.monotonic() - self._moved_s
         since = f"{self.who} {self._doing} {quiet_s:.0f} s ago, and the disk of the store has not answered it since"

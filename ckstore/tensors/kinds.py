@@ -95,7 +95,7 @@ def hand_over(target: Any, state: object, path: str) -> None:
     """Call `load_state_dict` of an object."""
     if is_tensor_dict(state):  # it comes back as one, and its methods exchange something else
         state = state.state_dict()  # type: ignore[attr-defined]
-    hint = "what came before it is loaded; load(ref, select=…) returns the state to be looked at"
+    hint = "earlier parts of the target are loaded; load(ref, select=…) returns the state for inspection"
     with naming_refusals(target, path, hint):
         result = target.load_state_dict(state)
         left = [f"{kind} {', '.join(keys)}" for kind, keys in zip(_REPORTS, reported(result), strict=True) if keys]

@@ -72,7 +72,7 @@ def check_numbers(path: str, shape: Sequence[int], strides: Sequence[int] = ()) 
         raise CannotStore(path, reason, hint="store a smaller tensor, and expand it again after loading")
     if math.prod(size or 1 for size in shape) >= MAX_ELEMENTS:
         reason = f"sizes other than 0 give less than 2^63 elements, found the shape {tuple(shape)}: it cannot be stored"
-        raise CannotStore(path, reason, hint="store a smaller tensor, and its shape beside it")
+        raise CannotStore(path, reason, hint="store a smaller tensor, and its shape as another value")
 
 
 def refuse_value(value: object, path: str) -> NoReturn:

@@ -332,7 +332,7 @@ class _ChunkWriter:
             self._progress(self._done_bytes, self._all_bytes)
 
     def finish(self) -> None:
-        """Wait for all work that was begun, and report its progress."""
+        """Wait for all started work, and report its progress."""
         while wait(self._futures, timeout=_LOOK_S, return_when=FIRST_EXCEPTION).not_done and self.first_error is None:
             self._pool.help_out()
             self._report()

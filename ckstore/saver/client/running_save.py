@@ -64,8 +64,8 @@ def failed(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
         return with_warning(save.committed, reason)
     # Not "failed": the checkpoint may be there, and a caller that saves again must know it.
     if save.granted or save.maybe_published:
-        return _unknown(save, f"{reason}; so did the saver before it")
-    msg = f"the save of {save.pending.name} failed: {reason}; so did the saver before it"
+        return _unknown(save, f"{reason}; the saver before it also failed")
+    msg = f"the save of {save.pending.name} failed: {reason}; the saver before it also failed"
     return SaveFailed(msg, hint="save() needs no other process; dmesg says whether the kernel ran out of memory")
 
 

@@ -29,7 +29,7 @@ from ckstore.tensors.walks import leaf_numbers
 Read = Callable[[Iterable[int]], Mapping[int, StorageMemory]]  # storages in fresh memory
 
 
-_NOTHING_LOADED = "nothing was loaded; load(ref, select=…) returns the state to be looked at"
+_NOTHING_LOADED = "nothing was loaded; load(ref, select=…) returns the state for inspection"
 
 
 class Attempt:
