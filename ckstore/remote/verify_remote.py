@@ -126,7 +126,8 @@ class RemoteVerification:
             except (RemoteDenied, RemoteUnavailable):  # this says nothing about the object
                 raise
             except RemoteError as error:
-                self._note("damaged", place.manifest, error.message, [place], error.hint or mending_there())
+                do = error.hint or mending_there()
+                self._note("damaged", place.manifest, error.message, [place], do, sent_again=False)
                 return
             if found is None:  # deleted since it was listed
                 return
