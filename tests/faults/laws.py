@@ -208,6 +208,8 @@ class Laws:
 
     def _unlink(self, node: Node, path: Path, call: Call) -> None:
         where = "/".join(path)
+        if isinstance(node, Directory) and self._tree.lookup("store", "store.json") is None:
+            return  # a store that could not be made is taken away again; only empty directories can be
         if path[:2] == PUBLISHED and path[-1] == "damaged.json":
             blobs = self._tree.lookup(*path[:-1], "blobs")
             if isinstance(blobs, Directory) and not all(blobs.is_certain(name) for name in blobs.past):
