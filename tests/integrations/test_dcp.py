@@ -304,6 +304,42 @@ def test_an_error_of_ones_own_state_is_not_taken_for_a_lost_rank(store: Store) -
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_modules_and_optimizers_in_dicts_and_lists_are_loaded(store: Store) -> None:
+    """DCP itself leaves those of a nested dict unloaded, without an error."""
+
+    def made(seed: int) -> tuple[dict[str, Any], torch.nn.Linear, torch.nn.Linear, torch.optim.Adam]:
+        torch.manual_seed(seed)
+        one, two = torch.nn.Linear(3, 3), torch.nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(one.parameters())
+        one(torch.ones(3)).sum().backward()
+        optimizer.step()
+        inner: dict[str, Any] = {"model": one, "optimizer": optimizer, "epoch": seed}
+        return (
+            {"train": inner, "both": [two, seed], "pair": (two.weight.detach(), {"deep": [two]})},
+            one,
+            two,
+            optimizer,
+        )
+
+    saved, one, two, optimizer = made(1)
+    dcp.save(store, saved, 1)
+    state, own_one, own_two, own_optimizer = made(2)
+    before = state["train"]
+    report = dcp.load(store, state, 1)
+    assert not report.summary
+    assert state["train"] is before
+    assert state["train"]["model"] is own_one
+    assert state["train"]["optimizer"] is own_optimizer
+    assert state["both"] == [own_two, 1]
+    assert state["pair"][1]["deep"] == [own_two]
+    assert state["train"]["epoch"] == 1
+    assert torch.equal(own_one.weight, one.weight)
+    assert torch.equal(own_two.bias, two.bias)
+    (kept, own_kept) = (next(iter(each.state.values()))["exp_avg"] for each in (optimizer, own_optimizer))
+    assert torch.equal(own_kept, kept)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_checkpoint_that_a_tag_or_a_pin_names_stays_superseded(store: Store) -> None:
     first = dcp.save(store, {"w": torch.zeros(3000)}, 1)
     store.tag("good", 1)

@@ -370,18 +370,50 @@ def _look_at_mirror(store: Store, ref: RefLike) -> None:
 
 
 def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """Return a state with the state dicts of its objects, which are created in the order of `keys`."""
-    there = ((key, state[key]) for key in (state if keys is None else keys))
-    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in there}
+    """Return a state with the state dicts of its objects, which are created in the order of `keys`.
+
+    DCP itself calls ``state_dict`` and ``load_state_dict`` of the objects at the top of the state only.
+    """
+    return {key: _plain_value(state[key]) for key in (state if keys is None else keys)}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Stateful):
+        return value.state_dict()
+    if not _has_objects(value):
+        return value
+    if isinstance(value, dict):
+        return {key: _plain_value(one) for key, one in value.items()}
+    return [_plain_value(one) for one in value]
+
+
+def _has_objects(value: Any) -> bool:
+    """Whether a dict, a list or a tuple has an object with a state dict in it, at any depth."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(isinstance(one, Stateful) or _has_objects(one) for one in inner)
 
 
 def _apply(state: dict[str, Any], loaded: dict[str, Any]) -> None:
-    """Set the loaded values in a state, like DCP itself."""
+    """Set the loaded values in a state, and load the state dicts of its objects."""
     for key, value in loaded.items():
-        if isinstance(state[key], Stateful):
-            state[key].load_state_dict(value)
-        else:
-            state[key] = value
+        state[key] = _applied(state[key], value)
+
+
+def _applied(own: Any, loaded: Any) -> Any:
+    """Return a value of a state after its load; its dicts, lists and objects are changed in place."""
+    if isinstance(own, Stateful):
+        own.load_state_dict(loaded)
+        return own
+    if not _has_objects(own):
+        return loaded
+    if isinstance(own, dict):
+        _apply(own, loaded)
+        return own
+    values = [_applied(one, value) for one, value in zip(own, loaded, strict=True)]
+    if isinstance(own, tuple):
+        return own._make(values) if hasattr(own, "_make") else tuple(values)
+    own[:] = values
+    return own
 
 
 def _is_of_damage(error: CkstoreError) -> bool:
