@@ -128,14 +128,14 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "report": lambda store: store.report(),
     "metrics": lambda store: store.metrics(),
     "events": lambda store: store.events(),
-    "dropped": lambda store: store.undoable(),
+    "undoable": lambda store: store.undoable(),
     "best": lambda store: store.best("loss"),
     "export for DCP": lambda store: _fresh(store, lambda out: store.export(1, out, format="dcp")),
 }
 
 MAY_SAY_LESS = {
     *("open", "load_into", "info", "latest valid", "checkpoints", "runs", "follow", "plan_gc", "gc that is dry"),
-    *("doctor", "plan_retention", "verify", "verify quickly", "report", "metrics", "events", "dropped", "best"),
+    *("doctor", "plan_retention", "verify", "verify quickly", "report", "metrics", "events", "undoable", "best"),
 }
 """They report what cannot be read, leave out annotations and estimates, or see other processes; others answer alike."""
 
