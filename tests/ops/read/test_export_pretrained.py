@@ -194,6 +194,20 @@ def test_weights_in_several_files_stay_as_they_were(store: Store, tmp_path: Path
         store.export(1, tmp_path / "no", format="pretrained", max_shard_bytes=100)
 
 
+def test_a_single_file_beside_shards_is_refused_with_both_names(store: Store, tmp_path: Path) -> None:
+    """`from_pretrained` would read the single file, which an earlier save may have left."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    for name in ("model.safetensors", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        save_file({name: torch.zeros(4)}, folder / name)
+    store.commit(folder, 1)
+    with pytest.raises(BadInput, match=r"model\.safetensors and in model-00001-of-00002\.safetensors") as raised:
+        store.export(1, tmp_path / "out", format="pretrained")
+    assert "empty directory" in raised.value.hint
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_state_that_is_no_state_dict_is_refused_by_name(store: Store, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     add = [tmp_path / "config.json"]

@@ -25,6 +25,7 @@ _OF_TRAINERS = re.compile(
     )\Z""",
     re.VERBOSE | re.DOTALL,
 )
+_PART = re.compile(r"-\d+-of-\d+\.")
 _WEIGHTS = re.compile(r"[^/]*\.(?:safetensors|bin|pt|pth|ckpt|h5|msgpack|gguf|onnx|distcp|index\.json)\Z")
 
 
@@ -92,6 +93,13 @@ def choose(manifest: Manifest, form: ModelForm, other: ModelForm) -> ModelSelect
             msg,
             hint=f"it has {other.stem} files: format={other.name!r}" if others else "ckstore ls REF lists its files",
         )
+    parts = [path for path in taken if _PART.search(path)]
+    single = [path for path in taken if path not in parts and not path.endswith(".index.json")]
+    if parts and single:  # transformers 5.23 leaves the single file of an earlier save in the directory
+        msg = (
+            f"{manifest.name} has weights in {single[0]} and in {parts[0]}, and {form.call} would read only {single[0]}"
+        )
+        raise BadInput(msg, hint="commit a directory with the weights of one save: save into an empty directory")
     left_out += [path for path in weights if path not in taken]  # the same weights as a pickle, or only an index
     return ModelSelection(
         tuple(files[path] for path in taken), tuple(files[path] for path in beside), tuple(sorted(left_out))
