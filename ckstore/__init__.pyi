@@ -131,12 +131,12 @@ from ckstore.ranks.attempt import Ranks as Ranks
 from ckstore.remote.choice import ChoiceOptions as ChoiceOptions
 from ckstore.remote.choice import TransferOptions as TransferOptions
 from ckstore.remote.remote_opener import RemoteLike as RemoteLike
-from ckstore.remote.remote_verify_report import RemoteDamage as RemoteDamage
-from ckstore.remote.remote_verify_report import RemoteVerifyReport as RemoteVerifyReport
 from ckstore.remote.remotes import Remotes as Remotes
 from ckstore.remote.service.abilities import Abilities as Abilities
 from ckstore.remote.service.remote_entries import RemoteEntry as RemoteEntry
 from ckstore.remote.service.target import Target as Target
+from ckstore.remote.verification.remote_verify_report import RemoteDamage as RemoteDamage
+from ckstore.remote.verification.remote_verify_report import RemoteVerifyReport as RemoteVerifyReport
 from ckstore.saver.client.pending import PendingSave as PendingSave
 from ckstore.store import RefLike as RefLike
 from ckstore.store import Store as Store

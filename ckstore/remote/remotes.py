@@ -25,10 +25,10 @@ from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
-from ckstore.remote.remote_verify_report import RemoteVerifyReport
 from ckstore.remote.service.folder import make_folder, target_at
 from ckstore.remote.service.remote_entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects
 from ckstore.remote.service.target import Target, parse_target
+from ckstore.remote.verification.remote_verify_report import RemoteVerifyReport
 
 
 class Remotes:
@@ -231,7 +231,7 @@ class Remotes:
         """
         from ckstore.ops.verify.verify import Options
         from ckstore.remote.remote_opener import open_remote
-        from ckstore.remote.verify_remote import RemoteVerification
+        from ckstore.remote.verification.verify_remote import RemoteVerification
 
         options = Options(sample, budget_s, rate_bytes_s, quick, progress=progress)
         return RemoteVerification(self._context, open_remote(self._context, name), options).run(ref)

@@ -12,7 +12,7 @@ from ckstore_cli._documents import to_json
 ROOT = Path(__file__).parents[2]
 MODULES = [
     *ROOT.glob("ckstore/model/**/*.py"),
-    ROOT / "ckstore/remote/remote_verify_report.py",
+    ROOT / "ckstore/remote/verification/remote_verify_report.py",
     ROOT / "cli/ckstore_cli/commands/look/ls.py",
 ]
 

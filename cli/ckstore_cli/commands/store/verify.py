@@ -9,7 +9,7 @@ import click
 
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.model.reports.verify_report import details, summary
-from ckstore.remote import remote_verify_report
+from ckstore.remote.verification import remote_verify_report
 from ckstore_cli._compat import override
 from ckstore_cli._frame import Frame, UserPath, framed
 from ckstore_cli._progress import Progress

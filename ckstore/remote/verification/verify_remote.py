@@ -37,8 +37,8 @@ from ckstore.remote.keys import Place
 from ckstore.remote.objects import THREADS, ObjectEntry, Remote
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_refs import find_on_remote
-from ckstore.remote.remote_verify_report import RemoteDamage, RemoteVerifyReport
 from ckstore.remote.source import ObjectSource, read_manifest
+from ckstore.remote.verification.remote_verify_report import RemoteDamage, RemoteVerifyReport
 
 # After a mismatch, a blob is read again, since a bit may have flipped on the way.
 _READS = 2

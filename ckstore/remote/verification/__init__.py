@@ -1,0 +1,1 @@
+"""Verifications of remotes."""
