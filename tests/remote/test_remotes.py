@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, Store
+from ckstore import BadInput, CkstoreError, MissingExtra, NoSuchRemote, RemoteDenied, RemoteError, Store
 from ckstore.remote.documents.remote_info import RemoteInfo
 from ckstore.remote.service import engine
 from ckstore.remote.service.abilities import Abilities
@@ -364,6 +364,6 @@ def test_damaged_settings_of_remotes_are_reported(
 def test_a_missing_engine_is_named(monkeypatch: pytest.MonkeyPatch, memory: Target) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore.store", None)
 
-    with pytest.raises(RemoteError, match="obstore") as raised:
+    with pytest.raises(MissingExtra, match="obstore") as raised:
         ServiceObjects(memory)
     assert "pip install 'ckstore[remote]'" in raised.value.hint
