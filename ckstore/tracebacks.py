@@ -1,6 +1,6 @@
 """Tracebacks of errors that ckstore raises on purpose. They omit the frames inside ckstore.
 
-The message says what is wrong, and the last frame is the line of the caller. Errors of other classes keep all frames,
+The message states the problem, and the last frame is the line of the caller. Errors of other classes keep all frames,
 and so does an error with a frame of other code between those of ckstore, such as a callback.
 ``CKSTORE_FULL_TRACEBACKS=1`` keeps all frames.
 """

@@ -221,6 +221,32 @@ def test_what_another_store_deletes_meanwhile_is_no_damage(there: tuple[Store, D
     assert report.ok, str(report)
 
 
+def test_an_emptied_folder_of_blobs_costs_few_requests(tmp_path: Path) -> None:
+    store, objects, name = pushed(tmp_path, steps=30)
+    lost = blob_keys(objects)
+    for key in lost:
+        del objects.held[key]
+    objects.forget_requests()
+    report = store.remotes.verify(name)
+    assert {one.key for one in report.damage} == {*lost}
+    assert objects.request_count() < 3 * 30 + 20
+
+
+def test_a_blob_that_gets_another_name_meanwhile_is_not_missing(there: tuple[Store, Double, str]) -> None:
+    store, objects, name = there
+    moved = blob_keys(objects)
+
+    def fault(call: str, key: str) -> None:
+        while call == "read" and key in moved:
+            old = moved.pop()
+            objects.put(f"{old}.1", objects.held.pop(old))
+
+    objects.fault = fault
+    report = store.remotes.verify(name)
+    assert report.ok, str(report)
+    assert report.read_count == report.blob_count
+
+
 def test_a_place_without_a_remote_is_an_error_and_not_an_empty_remote(there: tuple[Store, Double, str]) -> None:
     store, objects, name = there
     objects.held.clear()

@@ -10,7 +10,7 @@ import math
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -57,7 +57,6 @@ class RemoteVerification:
         self._users: defaultdict[BlobRecord, list[Place]] = defaultdict(list)  # blob -> checkpoints that need it
         self._verified: dict[str, ObjectEntry] = {}  # digests of blobs that were read and are intact
         self._damage: dict[str, RemoteDamage] = {}  # key of the object -> its problem
-        self._unsound: set[str] = set()  # digests of blobs that are missing or damaged
         self._lacking: dict[str, str] = {}  # id of a checkpoint of which a push would send objects again -> why
 
     def run(self, ref: AnyRef | None) -> RemoteVerifyReport:
@@ -87,7 +86,7 @@ class RemoteVerification:
             in_time=not budget.ended,
         )
 
-    # ------------------------------------------------------------------------------------- what should be there
+    # ------------------------------------------------------------------------------------- the checkpoints
 
     def _named(self, ref: AnyRef) -> Place:
         text = ref.id if isinstance(ref, CheckpointInfo) else text_of(ref)
@@ -112,10 +111,10 @@ class RemoteVerification:
                 continue
             if is_evicted:
                 do = "restore the objects of the remote from a backup, or delete the checkpoint"
-                self._note("missing", place.manifest, f"{name}, which has the only copy, does not list it", [place], do)
+                self._note("missing", place.manifest, f"{name} has the only copy, and does not list it", [place], do)
             # A policy or a user deletes a checkpoint by a mark.
             elif place.dropped not in documents:
-                told = f"{name}, which it was pushed to, does not list it"
+                told = f"the checkpoint was pushed to {name}, which does not list it"
                 self._note("missing", place.manifest, told, [place], PUSH_AGAIN)
         return listing.places
 
@@ -138,7 +137,7 @@ class RemoteVerification:
 
         for_each(read, places, threads=THREADS, stopping=MemoryBudget().ending(self._source.close))
 
-    # ------------------------------------------------------------------------------------- what is there
+    # ------------------------------------------------------------------------------------- the blobs
 
     def _find_blobs(self) -> Mapping[str, ObjectEntry]:
         """Return the objects of the needed blobs, by digest. Record those that are missing or have a wrong size."""
@@ -154,13 +153,16 @@ class RemoteVerification:
             if not lacking:
                 break
             condemned = read_condemned(objects)
+        for digest in found:
+            self._source.use(digest, str(condemned.name(digest)))
+        existing = self._existing(place for blob in lacking for place in self._users[blob])
         for blob in lacking:
             key = keys.blob(str(condemned.name(blob.digest)))
             if blob.digest in found:
                 told = f"{key} has {_size_of(found, blob)} bytes, wanted {blob.nbytes}"
-                self._note_blob("damaged", key, told, blob, PUSH_AGAIN)
+                self._note("damaged", key, told, existing & {*self._users[blob]}, PUSH_AGAIN)
             else:
-                self._note_blob("missing", key, f"{key} is not there", blob, PUSH_AGAIN)
+                self._note("missing", key, f"{key} is not there", existing & {*self._users[blob]}, PUSH_AGAIN)
         return found
 
     def _chosen(self, found: Mapping[str, ObjectEntry]) -> list[BlobRecord]:
@@ -188,13 +190,13 @@ class RemoteVerification:
             if limiter is not None:
                 limiter.wait(blob.nbytes)
             entry = found[blob.digest]
-            word = self._problem_of(blob, entry.key, memory)
+            word = self._problem_of(blob, memory)
             budget.done(blob.nbytes)
             if word == "missing":
-                self._note_blob(word, entry.key, f"{entry.key} is not there", blob, PUSH_AGAIN)
+                self._note(word, entry.key, f"{entry.key} is not there", self._existing(self._users[blob]), PUSH_AGAIN)
             elif word == "damaged":
-                told = f"{entry.key} has other bytes than its name says"
-                self._note_blob(word, entry.key, told, blob, mending_there(entry.key), sent_again=False)
+                told, do = f"{entry.key} has other bytes than its name says", mending_there(entry.key)
+                self._note(word, entry.key, told, self._existing(self._users[blob]), do, sent_again=False)
             with self._mutex:
                 self._read_count += 1
                 self._checked_bytes += blob.nbytes
@@ -208,10 +210,10 @@ class RemoteVerification:
         for_each(read, chosen, threads=THREADS, say=say, stopping=memory.ending(self._remote.objects.close))
         say()
 
-    def _problem_of(self, blob: BlobRecord, key: str, memory: MemoryBudget) -> Literal["", "missing", "damaged"]:
+    def _problem_of(self, blob: BlobRecord, memory: MemoryBudget) -> Literal["", "missing", "damaged"]:
         with memory.lending(blob.nbytes) as buffer:
             for _ in range(_READS):
-                if not self._remote.objects.read_into(key, 0, buffer):
+                if not self._source.read_any(blob.digest, buffer):  # also under a name that a push gave it meanwhile
                     return "missing"
                 if algorithm_of(blob.digest).digest(buffer) == blob.digest:
                     return ""
@@ -219,35 +221,27 @@ class RemoteVerification:
 
     # ------------------------------------------------------------------------------------- results
 
-    def _note_blob(
-        self,
-        word: Literal["missing", "damaged"],
-        key: str,
-        what: str,
-        blob: BlobRecord,
-        do: str,
-        *,
-        sent_again: bool = True,
-    ) -> None:
-        # Another client may have deleted a checkpoint since it was listed, and pruned its blobs.
-        users = self._users[blob]
-        existing = ask(self._remote.objects, [key for place in users for key in (place.manifest, place.dropped)])
-        users = [place for place in users if place.manifest in existing and place.dropped not in existing]
-        if users:
-            self._unsound.add(blob.digest)
-            self._note(word, key, what, users, do, sent_again=sent_again)
+    def _existing(self, places: Iterable[Place]) -> set[Place]:
+        """Return the places that still exist: another client may have deleted some since the listing, and pruned."""
+        wanted = {*places}
+        documents = {key for place in wanted for key in (place.manifest, place.dropped)}
+        found, _ = look(self._remote.objects, documents, self._checkpoint_count)
+        return {place for place in wanted if place.manifest in found and place.dropped not in found}
 
     def _note(
         self,
         word: Literal["missing", "damaged"],
         key: str,
         what: str,
-        users: Sequence[Place],
+        users: Collection[Place],
         do: str,
         *,
         sent_again: bool = True,
     ) -> None:
-        names = tuple(dict.fromkeys(place.name for place in users))
+        """Record the problem of an object, unless no existing checkpoint needs it."""
+        names = tuple(dict.fromkeys(place.name for place in sorted(users)))
+        if not names:
+            return
         with self._mutex:
             self._damage[key] = RemoteDamage(word, key, what, names, do)
             if sent_again:
@@ -261,8 +255,8 @@ class RemoteVerification:
         known = record.read_record(layout, name)  # pushes may have changed it
         known.blob_count = self._record.blob_count
         known.blobs.update((digest, record.seen(entry, "read")) for digest, entry in self._verified.items())
-        for digest in self._unsound:
-            known.blobs.pop(digest, None)
+        for blob in filter(None, map(keys.blob_in, self._damage)):
+            known.blobs.pop(blob.digest, None)
         record.write_record(layout, name, known)
         note_missing(layout, name, self._lacking)
 

@@ -51,7 +51,7 @@ METHODS: dict[str, Callable[[Store, RefLike, Path], object]] = {
 OTHERWISE = {
     "unpin": "the name of a pin is not a ref",
     "follow": "it takes a ref as one of the run that it follows",
-    "undo": "it takes a ref of what was dropped",
+    "undo": "it takes a ref of a dropped checkpoint",
     "pull": "its refs are looked up at the remote",
 }
 
