@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
     from ckstore.model.reports.export_report import CheckoutReport, ExportCheck, ExportReport
-    from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
+    from ckstore.model.reports.gc_report import GcReport, Waiting
     from ckstore.model.reports.migrate_report import MigrateReport
     from ckstore.model.reports.not_saved import NotSaved
     from ckstore.model.reports.progress import Progress
@@ -1480,19 +1480,6 @@ class Store:
         return evict(self._context, ref, remote, options, rule=rule, dry_run=dry_run)
 
     @api_call
-    def plan_gc(self) -> GcPlan:
-        """Return the data that `gc` would free now, and the data that it would keep, without changing anything.
-
-        On a shared filesystem, the plan is that of an exclusive gc.
-
-        Raises:
-            CatalogUnavailable: The catalog cannot be used. `reindex` makes a new one.
-        """
-        from ckstore.ops.free.gc import planned
-
-        return planned(self._context)
-
-    @api_call
     def prune(
         self,
         policy: RetentionPolicy | RetentionPlan | None = None,
@@ -1507,10 +1494,11 @@ class Store:
         Tags, pins, readers and the newest valid checkpoint are checked again before each drop.
 
         Args:
-            policy: The policy, or a plan of `plan_retention`, which is executed unchanged. If None, the policy of the
-                store.
+            policy: The policy, or the plan of a dry run (``report.retention.plan``), which is applied unchanged. If
+                None, the policy of the store.
             run: Only this run. If None, that of `open`, otherwise each run by itself, or the runs of the plan.
-            dry_run: Change nothing, and report the checkpoints and data that would be dropped and freed.
+            dry_run: Change nothing, and report the checkpoints and data that would be dropped and freed. The plan in
+                the report has the reasons for each checkpoint.
             exclusive: As in `gc`.
             now: Free the data immediately. Dropped checkpoints cannot be restored.
 
@@ -1778,26 +1766,6 @@ class Store:
         from ckstore.ops.config import StoreConfig
 
         return StoreConfig(self._context)
-
-    @api_call
-    def plan_retention(
-        self, policy: RetentionPolicy | None = None, run: str | None = None, *, shown_only: bool = False
-    ) -> RetentionPlan:
-        """Return the checkpoints that a policy keeps and drops now, with the reasons, without changing anything.
-
-        Args:
-            policy: The policy. If None, the policy of the store.
-            run: Only this run. If None, that of `open`, otherwise each run by itself.
-            shown_only: Trust the catalog for the checkpoints in it, instead of reading the manifest of each dropped
-                one. For 20,000 checkpoints this takes 2 s instead of 8.
-
-        Raises:
-            NoSuchRef: There is no checkpoint of that run.
-            BadInput: There is no policy, no checkpoint has a metric that the policy uses, or a pin cannot be read.
-        """
-        from ckstore.ops.free.retain import plan_asked
-
-        return plan_asked(self._context, policy, self.run if run is None else run, sure=not shown_only)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Release the saver, if there is one. Nothing else is held open between calls.

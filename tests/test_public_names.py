@@ -1,4 +1,4 @@
-"""Every class that a caller of ckstore can meet is a name of `ckstore`."""
+"""Every class that a caller of ckstore can meet is a name of `ckstore` or `ckstore.provisional`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 import ckstore
-from ckstore import errors
+from ckstore import errors, provisional
 from tests.docs.test_reference import INSIDE
 
 NEEDING_FRAMEWORKS = {f"ckstore.integrations.{name}" for name in ("deepspeed", "lightning", "transformers")}
@@ -33,7 +35,7 @@ def classes_in(annotation: Any) -> Iterator[type]:
 
 
 def hints(thing: Any) -> dict[str, Any]:
-    public = {name: getattr(ckstore, name) for name in ckstore.__all__}
+    public = {name: getattr(module, name) for module in (ckstore, provisional) for name in module.__all__}
     own = vars(importlib.import_module(thing.__module__))
     return typing.get_type_hints(thing, localns={**NAMES, **public, **own})  # where two have a name, its own is meant
 
@@ -62,11 +64,12 @@ def met_through(*beginnings: Any) -> dict[type, str]:
     return met
 
 
-def test_every_class_that_a_caller_can_meet_is_a_name_of_ckstore() -> None:
+def test_every_class_that_a_caller_can_meet_has_a_public_name() -> None:
     met = met_through(ckstore.Store, ckstore.OpenCheckpoint, ckstore.open_checkpoint)
 
     assert len(met) > 40
-    assert {cls.__name__: through for cls, through in met.items() if cls.__name__ not in ckstore.__all__} == {}
+    public = {*ckstore.__all__, *provisional.__all__}
+    assert {cls.__name__: through for cls, through in met.items() if cls.__name__ not in public} == {}
 
 
 def test_every_error_is_a_name_of_ckstore_and_lives_in_one_tree() -> None:
@@ -79,9 +82,22 @@ def test_every_error_is_a_name_of_ckstore_and_lives_in_one_tree() -> None:
     assert {cls.__name__ for cls in found} <= set(ckstore.__all__)
 
 
-def test_every_name_of_ckstore_is_what_its_home_defines() -> None:
-    for name in ckstore.__all__:
-        value = getattr(ckstore, name)
+def test_ckstore_has_few_names_and_none_twice() -> None:
+    assert len(ckstore.__all__) <= 70
+    assert not {*ckstore.__all__} & {*provisional.__all__}
+
+
+def test_a_name_that_is_provisional_is_pointed_to() -> None:
+    with pytest.raises(AttributeError, match=r"'GcReport': it is ckstore\.provisional\.GcReport$"):
+        ckstore.GcReport  # type: ignore[attr-defined]  # noqa: B018 - the access raises
+    with pytest.raises(AttributeError, match=r"'GcReprot'$"):
+        ckstore.GcReprot  # type: ignore[attr-defined]  # noqa: B018 - the access raises
+
+
+@pytest.mark.parametrize("module", [ckstore, provisional])
+def test_every_public_name_is_what_its_home_defines(module: Any) -> None:
+    for name in module.__all__:
+        value = getattr(module, name)
         if name != "__version__" and hasattr(value, "__module__") and value.__module__.startswith("ckstore"):
             assert value.__name__ == name
-    assert set(ckstore.__all__) <= set(dir(ckstore))
+    assert set(module.__all__) <= set(dir(module))

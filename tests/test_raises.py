@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import ckstore
-from ckstore import BackgroundSaves, LeafSlice, OpenCheckpoint, Remotes, Store, StoreConfig
+from ckstore import BackgroundSaves, OpenCheckpoint, Remotes, Store, StoreConfig
+from ckstore.provisional import LeafSlice
 
 QUIET = {
     *("Store.close", "Store.warnings", "Store.settings", "Store.config", "Store.remotes"),

@@ -12,7 +12,7 @@ from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_run
 from ckstore.model.reports.progress import Progress
-from ckstore.model.reports.retention_report import RemotePruneReport, RetentionReport
+from ckstore.model.reports.retention_report import RemotePruneReport
 from ckstore.model.reports.transfer import StoreClaims, TransferReport
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
@@ -184,7 +184,7 @@ class Remotes:
         if policy is not None:
             keep = KeepRemote(self._context, remote, policy)
             try:
-                retention = RetentionReport(keep.plan()) if dry_run else keep.apply()
+                retention = keep.planned() if dry_run else keep.apply()
             except OF_ALL:
                 raise
             except CkstoreError as error:  # unreferenced blobs can still be deleted

@@ -51,7 +51,6 @@ _COMMANDS = {
     "Store.init(path)": "ckstore init",
     "store.pins()": "ckstore pin",
     "store.open_checkpoint(ref).files()": "ckstore ls REF",
-    "store.plan_retention(policy)": "ckstore prune",
     "export_safetensors(ref, destination, select=name)": "ckstore export REF DEST --select NAME",
     "readonly=True still reads it": "commands that only read still work",
     "with hash='blake3'": "made by ckstore init --hash blake3",

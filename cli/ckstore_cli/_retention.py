@@ -120,9 +120,9 @@ def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:
         out.lines([line + first, *(" " * len(line) + text for text in rest)])
 
 
-def print_outcome(out: Output, report: RetentionReport, *, dry_run: bool) -> None:
+def print_outcome(out: Output, report: RetentionReport) -> None:
     """Print how many checkpoints are dropped, and the warnings of the plan."""
-    out.line(f"{plan_outcome(report.plan)}; nothing was changed" if dry_run else outcome(report))
+    out.line(f"{plan_outcome(report.plan)}; nothing was changed" if report.dry_run else outcome(report))
     for warning in (*report.plan.notes, *report.skipped):
         out.warning(printable(str(warning)))
 
@@ -134,7 +134,7 @@ def print_freed(out: Output, report: GcReport) -> None:
     if report.retention is not None:
         document |= to_json(report.retention) if out.as_json else {}  # slow with 20,000 checkpoints
         print_plan(out, report.retention.plan.entries)
-        print_outcome(out, report.retention, dry_run=dry_run)
+        print_outcome(out, report.retention)
     measured = None if dry_run else report.filesystem_freed_bytes
     out.document({**document, **to_json(report, filesystem_freed_bytes=measured)})
     out.lines(freed_lines(report, table=lambda held: [cut(row, out.width) for row in _holder_lines(held)]))

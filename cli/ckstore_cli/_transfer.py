@@ -28,9 +28,9 @@ def _choice(remote: str) -> Callable[[F], F]:
 
 
 choice_options = _choice("Name of a remote")
-"""Adds the options of `ckstore.ChoiceOptions`, ``--remote`` and ``--dry-run``."""
+"""Adds the options of `ckstore.provisional.ChoiceOptions`, ``--remote`` and ``--dry-run``."""
 push_options = adding(choice_options, _BWLIMIT)
-"""Adds the options of `ckstore.TransferOptions`, ``--remote`` and ``--dry-run``."""
+"""Adds the options of `ckstore.provisional.TransferOptions`, ``--remote`` and ``--dry-run``."""
 pull_options = adding(_choice("Name of a remote, or directory of a store"), _BWLIMIT)
 """Like `push_options`, but ``--remote`` may also be a store that is not a remote."""
 

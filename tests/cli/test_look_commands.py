@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from ckstore import DoctorFinding, DoctorReport, Store
+from ckstore import Store
+from ckstore.provisional import DoctorFinding, DoctorReport
 from tests.cli.conftest import Run, on_terminal
 from tests.cli.test_command_line_page import keys, section
 from tests.containers.files import torch_file

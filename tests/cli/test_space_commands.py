@@ -21,6 +21,7 @@ from tests.cli.conftest import Run, on_terminal, process
 from tests.support.damage import two_part_state
 from tests.support.holding import holding
 from tests.support.look import directory_of
+from tests.support.plans import plan_of
 from tests.support.stores import check_store, disk_bytes
 
 MIB = 2**20
@@ -171,7 +172,7 @@ def test_a_best_that_cannot_be_read_is_wrong_usage(text: str, run: Run, path: Pa
 
 def test_gc_frees_what_was_dropped_and_says_what_would_free_more(run: Run, path: Path) -> None:
     with Store.open(path) as store:
-        carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=2)))
+        carry_out(store._context, plan_of(store, RetentionPolicy(keep_last=2)))
     before_bytes = disk_bytes(path)
 
     shown = run("gc", "--store", path)

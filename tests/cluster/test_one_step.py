@@ -19,9 +19,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from ckstore import CheckpointInfo, CkstoreError, IfExists, InUse, SaveFailed, StepExists, Store
+from ckstore import CheckpointInfo, CkstoreError, InUse, SaveFailed, StepExists, Store
 from ckstore.fs.locks import DirectoryLock
 from ckstore.objects import publish
+from ckstore.provisional import IfExists
 from tests.support.coverage import covered
 from tests.support.requirements import CRASH_FULL, require_fuse, require_root
 from tests.support.shared_folder import shared_folder

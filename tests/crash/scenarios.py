@@ -15,6 +15,7 @@ from ckstore.errors import CkstoreError, NoSuchRef
 from tests.faults.journal import Journal
 from tests.faults.scenarios import RUN, SCENARIOS, Scenario, save
 from tests.faults.states import CHUNK_BYTES
+from tests.support.plans import plan_of
 
 _STATES = ("first", "second", "other", "small-0", "small-1", "small-sparse")
 _HISTORY_ACTS = 14
@@ -78,7 +79,7 @@ def _keep(store: Store, journal: Journal, policy: RetentionPolicy) -> None:
 
 
 def _prune(store: Store, journal: Journal, policy: RetentionPolicy) -> None:
-    plan = store.plan_retention(policy)
+    plan = plan_of(store, policy)
     for entry in plan.dropped:
         journal.begin((entry.info.run, entry.info.step), None)
     report = store.prune(policy)

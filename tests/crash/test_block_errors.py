@@ -32,6 +32,7 @@ from tests.faults.states import CHUNK_BYTES, state
 from tests.support.coverage import covered
 from tests.support.failing_disk import FailingDisk, failing_disk, make_image
 from tests.support.loopfs import Kind
+from tests.support.plans import plan_of
 from tests.support.requirements import CRASH_FULL, representatives
 
 pytestmark = [pytest.mark.crash, pytest.mark.root]
@@ -108,7 +109,7 @@ class Work:
         self.promised.options[_RUN, 0] = {None}
 
     def _retain(self, store: Store) -> None:
-        plan = store.plan_retention(RetentionPolicy(keep_last=1))
+        plan = plan_of(store, RetentionPolicy(keep_last=1))
         for entry in plan.dropped:
             self._promise(entry.step, None)
         with warnings.catch_warnings(record=True) as told:

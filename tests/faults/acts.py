@@ -31,6 +31,7 @@ from tests.faults.states import CHUNK_BYTES, state
 from tests.faults.straced import mark
 from tests.support.checkpoint_dirs import checkpoint_dir, name_in_store
 from tests.support.look import leaves_of
+from tests.support.plans import plan_of
 
 _SAVED = SCENARIOS["deduplicated_save"].prepare
 
@@ -227,7 +228,7 @@ def _drop(store: Store, plan: RetentionPlan) -> RetentionReport:
 def _pruning(store: Store, journal: Journal) -> None:
     # The drop alone: gc, which follows it in `prune`, would make it durable once more, and another gc may keep it away.
     names = {info.key: _name(store, info.step) for info in store.checkpoints()}
-    report = _drop(store, store.plan_retention(RetentionPolicy(keep_last=1)))
+    report = _drop(store, plan_of(store, RetentionPolicy(keep_last=1)))
     mark(gone=[names[info.key] for info in report.dropped])
 
 
@@ -275,7 +276,7 @@ def _looking(store: Store, journal: Journal) -> None:
     store.pins()
     store.du()
     store.gc(dry_run=True)
-    store.plan_retention(RetentionPolicy(keep_last=1))
+    plan_of(store, RetentionPolicy(keep_last=1))
     store.verify()
     store.verify(quick=True)
     store.doctor()

@@ -30,6 +30,7 @@ from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.descriptors import open_below
 from tests.support.in_full import in_full
 from tests.support.look import files_of, leaves_of
+from tests.support.plans import plan_of
 
 STATE = {"w": np.arange(600_000, dtype=np.float32), "small": np.arange(9), "text": "x" * 5000, "n": 3}
 WAYS = {
@@ -108,7 +109,6 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "diff": lambda store: store.diff(1, 2, values=True),
     "du": lambda store: store.du(),
     "why": lambda store: store.why(_digest(store)),
-    "plan_gc": lambda store: store.plan_gc(),
     "gc that is dry": lambda store: store.gc(dry_run=True),
     "doctor": lambda store: store.doctor(),
     "tags": lambda store: store.tags(),
@@ -119,7 +119,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "recheck_share": lambda store: store.config.recheck_share,
     "health_share": lambda store: store.config.health_share,
     "grace_s": lambda store: store.config.grace_s,
-    "plan_retention": lambda store: store.plan_retention(RetentionPolicy(keep_last=1)),
+    "prune that is dry": lambda store: plan_of(store, RetentionPolicy(keep_last=1)),
     "verify": lambda store: store.verify(),
     "verify quickly": lambda store: store.verify(quick=True),
     "checkout": lambda store: _fresh(store, lambda out: store.checkout(3, out)),
@@ -134,8 +134,8 @@ ACTS: dict[str, Callable[[Store], object]] = {
 }
 
 MAY_SAY_LESS = {
-    *("open", "load_into", "info", "latest valid", "checkpoints", "runs", "follow", "plan_gc", "gc that is dry"),
-    *("doctor", "plan_retention", "verify", "verify quickly", "report", "metrics", "events", "undoable", "best"),
+    *("open", "load_into", "info", "latest valid", "checkpoints", "runs", "follow", "gc that is dry"),
+    *("doctor", "prune that is dry", "verify", "verify quickly", "report", "metrics", "events", "undoable", "best"),
 }
 """They report what cannot be read, leave out annotations and estimates, or see other processes; others answer alike."""
 

@@ -15,6 +15,7 @@ from tests.hostile.places import state
 from tests.hostile.scene import Scene
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.look import files_of, leaves_of
+from tests.support.plans import plan_of
 
 REFS = ("main@2", "main@3", "files@3", "latest", "best")
 
@@ -60,8 +61,7 @@ def _looks(store: Store, scene: Scene, how: str) -> Iterator[Act]:
     yield Act("tags", store.tags)
     yield Act("pins", store.pins)
     yield Act("retention", lambda: store.config.retention)
-    yield Act("plan retention", lambda: store.plan_retention(policy))
-    yield Act("plan gc", store.plan_gc)
+    yield Act("plan retention", lambda: plan_of(store, policy))
     yield Act("du", store.du)
     yield Act("doctor", store.doctor)
     for ref in REFS:

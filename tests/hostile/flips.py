@@ -21,6 +21,7 @@ from ckstore.fs import locks
 from ckstore.model.checkpoint.mark import Mark, MarkEntry
 from ckstore.objects.documents import marks
 from tests.support.checkpoint_dirs import checkpoint_dir
+from tests.support.plans import plan_of
 
 StoreKind = Literal["small", "chunked", "compacted"]
 POLICY = RetentionPolicy(keep_last=1, keep_best=Best("loss", n=1))
@@ -289,14 +290,14 @@ class _Acts:
         for ref in ("main@latest", "main@latest-valid"):
             self._ref_loads(store, ref)
         self._ref_loads(store, "main@good", TAGGED)
-        plan = self.tried("plan", lambda: store.plan_retention(POLICY, run="main"))
+        plan = self.tried("plan", lambda: plan_of(store, POLICY, run="main"))
         planned = frozenset(entry.info.step for entry in plan.dropped) if plan is not None else frozenset()
         for step in (STEPS, STEPS + 1):  # the state of the newest, then another one
             content = STEPS - 1 if step == STEPS else step
             info = self.tried("save", partial(store.save, self._state(content), step=step, metrics={"loss": 9.9}))
             if info is not None and not self._loads(store, step, content):
                 self._broken.append(f"step {step} was acknowledged and cannot be loaded")
-        plan = self.tried("plan", lambda: store.plan_retention(POLICY, run="main"))
+        plan = self.tried("plan", lambda: plan_of(store, POLICY, run="main"))
         report = None if plan is None else self.tried("prune", lambda: store.prune(POLICY, run="main"))
         dropped = frozenset(info.step for info in report.dropped) if report is not None else frozenset()
         if self._kind == "compacted":  # what is wrong must not be spread, or encoded as if it were right

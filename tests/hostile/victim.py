@@ -26,6 +26,7 @@ from tests.faults.states import fingerprint
 from tests.hostile.places import COMPACTED, DOCUMENTS, GOOD, SPOILED, spoil_document, spoil_names, state
 from tests.support.checkpoint_dirs import path_in_store
 from tests.support.look import files_of, leaves_of
+from tests.support.plans import plan_of
 
 MORE_MEMORY_BYTES = 192 * 2**20
 """What a process may take beyond what it has: a document of some kilobytes must not make it take more."""
@@ -95,9 +96,8 @@ def _uses(store: Store, out: Path) -> list[tuple[str, Callable[[], Any]]]:
         ("tags", store.tags),
         ("pins", store.pins),
         ("policy", lambda: store.config.retention),
-        ("plan", store.plan_retention),
-        ("plan keep last", lambda: store.plan_retention(policy)),
-        ("plan gc", store.plan_gc),
+        ("plan", lambda: plan_of(store)),
+        ("plan keep last", lambda: plan_of(store, policy)),
         ("usage", store.du),
         ("diff", lambda: store.diff(GOOD, SPOILED)),
     ]

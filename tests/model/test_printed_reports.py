@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckstore
-from ckstore import (
-    Best,
-    Budget,
-    CheckpointInfo,
-    CkstoreError,
+from ckstore import Best, Budget, CheckpointInfo, CkstoreError, Ranks, RetentionPolicy, Store, provisional, training
+from ckstore.model.brief import BriefList
+from ckstore.model.reports.gc_report import Waiting
+from ckstore.model.sizes import size_text
+from ckstore.ops.free.retain import carry_out
+from ckstore.provisional import (
     Diff,
     DiffLeaf,
     DoctorFinding,
@@ -34,23 +35,16 @@ from ckstore import (
     NextToFree,
     PlainChange,
     PlannedBlob,
-    Ranks,
-    RetentionPolicy,
-    Store,
     StoreSettings,
     Target,
-    training,
 )
-from ckstore.model.brief import BriefList
-from ckstore.model.reports.gc_report import Waiting
-from ckstore.model.sizes import size_text
-from ckstore.ops.free.retain import carry_out
 from ckstore.training.history import ImportReport
 from ckstore.training.restore import ResumeReport
+from tests.support.plans import plan_of
 
 GIVEN = {Budget, Ranks, RetentionPolicy, StoreSettings, Target}
 """What a caller writes, or fixed when a store was made: printed as it is written in Python."""
-EXPORTED = {name: getattr(ckstore, name) for name in ckstore.__all__}
+EXPORTED = {name: getattr(module, name) for module in (ckstore, provisional) for name in module.__all__}
 REPORTS = [one for one in EXPORTED.values() if isinstance(one, type) and is_dataclass(one) and one not in GIVEN]
 LONGEST = 120
 LEAF = DiffLeaf("w", "torch", "float32", (3,), 12)
@@ -131,7 +125,7 @@ def test_a_report_is_printed_as_whole_lines_without_a_dump_or_control_characters
     "kind",
     [
         found
-        for module in (ckstore, training)
+        for module in (ckstore, provisional, training)
         for name in module.__all__
         if is_dataclass(found := getattr(module, name)) and found not in {*GIVEN, Best}
     ],
@@ -228,7 +222,7 @@ def test_a_long_difference_is_cut_short(store: Store) -> None:
 
 
 def test_a_plan_and_what_became_of_it_say_which_checkpoints_go(store: Store) -> None:
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
     done = carry_out(store._context, plan)
 
     assert str(plan).split("\n") == [

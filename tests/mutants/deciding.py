@@ -122,15 +122,6 @@ DECIDING = [
         "assert",
     ),
     Mutant(
-        "a plan made from the catalog drops nothing",
-        "shown-plans-applied",
-        "carry_out",
-        "    if to_do.shown_only:  # rule D: what drops a checkpoint was read from its manifest\n",
-        "    if to_do.now is None:\n",
-        f"{_LONG}::test_a_plan_that_is_only_shown_is_not_applied",
-        "DID NOT RAISE",
-    ),
-    Mutant(
         "checkpoints with an unreadable manifest are kept",
         "unreadable-dropped",
         "retain._read",

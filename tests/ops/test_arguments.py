@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ckstore import RetentionPolicy, Store
+from tests.support.plans import plan_of
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_notebook_shows_results_in_words_and_never_more_than_two_screens(store
     assert "main@0" in shown
     assert "... 12 more ..." in shown
     assert "60 in all" in shown
-    results: list[Any] = [store, infos[0], difference, store.plan_retention(RetentionPolicy(keep_last=1))]
+    results: list[Any] = [store, infos[0], difference, plan_of(store, RetentionPolicy(keep_last=1))]
     for one in results:
         assert len(one._repr_html_().splitlines()) <= 50
     assert "<b>" not in difference._repr_html_()

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 import ckstore
 import ckstore.training
 import ckstore_cli.demo.story
-from ckstore import BadInput, Store, open_checkpoint
+from ckstore import BadInput, Store, open_checkpoint, provisional
 from ckstore.integrations.directories import checkout_to_resume, commit_directory
 from ckstore.integrations.fsspec import CkstoreFileSystem
 from ckstore.model.names import expanded
@@ -85,7 +85,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_no_function_that_takes_a_path_is_left_out() -> None:
-    public: dict[str, Any] = {name: getattr(ckstore, name) for name in ckstore.__all__}
+    public: dict[str, Any] = {
+        name: getattr(module, name) for module in (ckstore, provisional) for name in module.__all__
+    }
     public |= vars(importlib.import_module("ckstore.training"))
     public |= {"CkstoreFileSystem": CkstoreFileSystem, "checkout_to_resume": checkout_to_resume}
     functions: dict[str, Any] = {}

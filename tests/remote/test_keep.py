@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, RetentionPlan, RetentionPolicy, Store
+from ckstore import BadInput, RetentionPolicy, Store
+from ckstore.provisional import RetentionPlan
 from ckstore.remote import keys
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote

@@ -35,6 +35,7 @@ from tests.remote.double import Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.checkpoint_dirs import blobs_dir
+from tests.support.plans import plan_of
 from tests.support.s3_server import SECRET, Service
 
 _WAIT_S = 240.0
@@ -163,7 +164,7 @@ def test_retention_keeps_checkpoints_that_the_mirror_lacks_and_gives_the_reason(
     for step in range(1, 6):
         store.save(state(step), step=step)
     assert [info.step for info in store.checkpoints()] == [4, 5]
-    kept = store.plan_retention(RetentionPolicy(keep_last=1)).kept
+    kept = plan_of(store, RetentionPolicy(keep_last=1)).kept
     assert "it is not at the mirror yet" in kept[0].reasons
     all_steps(store)
     store.save(state(6), step=6)

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore import SaveCounters, Store
+from ckstore import Store
 from ckstore.errors import BadInput, CkstoreError, SaveFailed, StepExists
 from ckstore.model.reports.metrics import Metric, openmetrics
 from ckstore.ops import config_file
+from ckstore.provisional import SaveCounters
 from tests.saver.conftest import DEADLINE_S, wait_for
 
 SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\["\\n])*",?)+)\} ([0-9.e+-]+)\Z')

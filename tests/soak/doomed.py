@@ -20,6 +20,7 @@ from ckstore.errors import CkstoreError, InUse, NoSuchRef
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.settings.retention import RetentionPolicy
 from tests.soak.ledger import Ledger, Place
+from tests.support.plans import plan_of
 
 KIB = 2**10
 KEEP_LAST = 3
@@ -174,7 +175,7 @@ def collector(store: Store, ledger: Ledger, run: str, draw: random.Random) -> Ca
     policy = RetentionPolicy(keep_last=KEEP_LAST)
 
     def act() -> None:
-        plan = store.plan_retention(policy)
+        plan = plan_of(store, policy)
         if plan.dropped:
             ledger.dropping([(entry.info.run, entry.info.step) for entry in plan.dropped])
             ledger.did(dropped=len(store.prune(plan).dropped))

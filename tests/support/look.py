@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckstore import FileSummary, LeafSummary, Store
+from ckstore import Store
 from ckstore.ops.refs.find import find
+from ckstore.provisional import FileSummary, LeafSummary
 from ckstore.store import RefLike
 from tests.support.checkpoint_dirs import dir_of_id
 

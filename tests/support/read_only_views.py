@@ -35,7 +35,6 @@ READING = (
     "diff",
     "tags",
     "pins",
-    "plan_retention",
     "verify",
 )
 """Methods of `Store` that change nothing, but for marks of damage that was found."""

@@ -161,14 +161,14 @@ class GcReport:
     dry_run: bool = False
     next_to_free: NextToFree | None = None
     waits_for_grace: bool = False
-    plan: GcPlan | None = None
+    plan: GcPlan = GcPlan()
     waiting: tuple[Waiting, ...] = ()
     differences: tuple[str, ...] = ()
     cached_bytes: int = 0
 
     @property
     def dropped(self) -> tuple[CheckpointInfo, ...]:
-        """The checkpoints that the retention policy dropped before the gc."""
+        """The checkpoints that the retention policy dropped before the gc, or would drop in a dry run."""
         return () if self.retention is None else self.retention.dropped
 
     @property
@@ -217,9 +217,9 @@ class GcReport:
         elif self.trash_left:
             left = _waiting if self.waits_for_grace else _left
             sentences.append(left(len(self.trash_left)))
-        elif self.dry_run and self.retention is not None and self.retention.plan.dropped:
+        elif self.dry_run and self.dropped:
             sentences.append("would free nothing: other checkpoints need the same blobs")
-        elif self.plan is not None and any("@" in name for name in self.plan.trash):  # RUN@STEP: it was a checkpoint
+        elif any("@" in name for name in self.plan.trash):  # RUN@STEP: it was a checkpoint
             sentences.append(f"the dropped checkpoints {'would free' if self.dry_run else 'free'} nothing: {_NEEDED}")
         else:
             sentences.append("nothing else is unused" if self.waiting else "nothing is unused")
@@ -229,7 +229,7 @@ class GcReport:
         return "; ".join(sentences)
 
     def __str__(self) -> str:
-        done = [] if self.retention is None else [str(self.retention.plan if self.dry_run else self.retention)]
+        done = [] if self.retention is None else [str(self.retention)]
         return "\n".join([*done, *lines(self)])
 
 

@@ -37,14 +37,16 @@ class RetentionReport:
 
     Attributes:
         plan: The plan.
-        dropped: Checkpoints that were deleted. A gc frees the blobs that only they used.
+        dropped: Checkpoints that were deleted, or would be in a dry run. A gc frees the blobs that only they used.
         skipped: Checkpoints in the plan that were not deleted, because the store had changed since the plan was made,
             or because the operating system refused the deletion.
+        dry_run: Whether this was a dry run that changed nothing.
     """
 
     plan: RetentionPlan
     dropped: tuple[CheckpointInfo, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    dry_run: bool = False
 
     @property
     def refused(self) -> tuple[OSError, ...]:
@@ -52,6 +54,8 @@ class RetentionReport:
         return tuple(one.error for one in self.skipped if one.error is not None)
 
     def __str__(self) -> str:
+        if self.dry_run:
+            return str(self.plan)
         dropped_keys = {info.key for info in self.dropped}
         dropped = (entry for entry in self.plan.dropped if entry.info.key in dropped_keys)
         warnings = (printable(f"warning: {one}") for one in (*self.plan.notes, *self.skipped))
@@ -99,8 +103,7 @@ class RemotePruneReport:
         verb = "would remove" if self.dry_run else "removed"
         parts = []
         if self.retention is not None:
-            gone = len(self.retention.plan.dropped) if self.dry_run else len(self.retention.dropped)
-            parts.append(f"{verb} {counted(gone, 'checkpoint')} that keep_remote does not keep")
+            parts.append(f"{verb} {counted(len(self.retention.dropped), 'checkpoint')} that keep_remote does not keep")
         parts += [f"{verb} {counted(self.removed_count, 'blob')}, {size_text(self.removed_bytes)}, from {self.remote}"]
         if self.condemned_count:
             blobs = f"{counted(self.condemned_count, 'blob')} of {size_text(self.condemned_bytes)}"

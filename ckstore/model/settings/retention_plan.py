@@ -105,14 +105,12 @@ class RetentionPlan:
         now: The time for which the plan was made.
         entries: All checkpoints that were considered, by run and then in the order of commits.
         notes: Facts that the user may not expect, one sentence each.
-        shown_only: Whether the plan cannot be applied, because the manifests of dropped checkpoints were not read.
     """
 
     policy: RetentionPolicy | None
     now: datetime
     entries: tuple[PlanEntry, ...]
     notes: tuple[str, ...] = ()
-    shown_only: bool = False
 
     @property
     def kept(self) -> tuple[PlanEntry, ...]:

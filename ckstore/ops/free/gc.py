@@ -74,12 +74,11 @@ def prune(
     now: bool = False,
 ) -> GcReport:
     """Drop the checkpoints that a policy does not keep, then run `collect`; a dry run only reports the effect."""
-    # A plan that is only shown may use the rows of the catalog (rule D): reading 20,000 manifests takes seconds.
-    plan = policy if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run, sure=not dry_run)
+    plan = policy if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run)
     if dry_run:
-        going = [entry.info for entry in plan.dropped]
+        going = tuple(entry.info for entry in plan.dropped)
         keys = [key for info in going for key in (info.key, *other_generations(context.layout, info.key, info.id))]
-        return replace(gc_dry(context, keys), retention=RetentionReport(plan))
+        return replace(gc_dry(context, keys), retention=RetentionReport(plan, dropped=going, dry_run=True))
     # Check before the first drop: an unusable store or setting must not be discovered after it.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)

@@ -109,13 +109,11 @@ def _refuse_no_policy(context: Context) -> NoReturn:
     )
 
 
-def plan_asked(
-    context: Context, policy: RetentionPolicy | None, run: str | None, *, sure: bool = True
-) -> RetentionPlan:
+def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None) -> RetentionPlan:
     """As `plan_retention`, for a policy and a run that a person gives: misspelled names are refused."""
     if policy is not None and not isinstance(policy, RetentionPolicy):
         raise BadInput(f"policy must be a RetentionPolicy or None, got {policy!r:.80}")
-    made = with_needed_bytes(context, plan_retention(context, policy, run, sure=sure))
+    made = with_needed_bytes(context, plan_retention(context, policy, run))
     if run is not None and not made.entries:
         raise no_such_run(context.layout, run)
     there = [entry.info.metrics for entry in made.entries]
@@ -190,7 +188,7 @@ def _plan(
             known_better |= facts is not history[info.name]
             history[info.name] = facts
         if not known_better:
-            return made if sure else replace(made, shown_only=True)
+            return made
 
 
 def _read(context: Context, candidate: Candidate) -> Candidate:
@@ -280,9 +278,6 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> Rete
     """
     # Each checkpoint is checked again under an exclusive lock: its tags, pins and id, and that a valid checkpoint of
     # its run remains, which is locked at the same time.
-    if to_do.shown_only:  # rule D: what drops a checkpoint was read from its manifest
-        msg = "this plan was made with shown_only=True, without reading the manifests of the checkpoints that it drops"
-        raise BadInput(msg, hint="make the plan again without it: store.plan_retention(policy)")
     context.check_writable()
     outcomes: list[Skipped] = []  # the reason of a dropped one is empty
     with reserve.given_up(context.layout):

@@ -89,6 +89,11 @@ class KeepRemote:
         by_order = sorted([*made.entries, *replaced], key=lambda entry: (entry.run, entry.info.order))
         return replace(made, entries=tuple(by_order), notes=(*made.notes, *self._notes))
 
+    def planned(self) -> RetentionReport:
+        """Return what `apply` would delete; change nothing."""
+        made = self.plan()
+        return RetentionReport(made, tuple(entry.info for entry in made.dropped), dry_run=True)
+
     def apply(self) -> RetentionReport:
         """Delete from the mirror the checkpoints that the policy does not keep."""
         self.context.check_writable()

@@ -145,8 +145,8 @@ class Demo:
         say(self.ckstore("gc"))
         with Store.open(self.store) as store:
             left = [info.step for info in store.checkpoints(run=RUN)]
-            unused = store.plan_gc()
-        if best.step not in left or len(left) != KEPT + 1 or unused.blobs or unused.held:
+            unused = store.gc(dry_run=True)
+        if best.step not in left or len(left) != KEPT + 1 or unused.freed_count or unused.held:
             raise DemoFailed(f"only {best.name} and the last {KEPT} should be left, and the steps {left} are")
 
     def ckstore(self, *arguments: str, status: int = 0) -> str:

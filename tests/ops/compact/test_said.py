@@ -11,6 +11,7 @@ import torch
 from ckstore import RetentionPolicy, Store
 from ckstore.model.digest import is_digest
 from ckstore.ops.compact import encoding_table
+from tests.support.plans import plan_of
 
 COUNT = 40_000
 
@@ -113,7 +114,7 @@ def test_log_marks_what_takes_less_than_its_size_says(store: Store) -> None:
 def test_a_plan_says_which_bytes_stay_since_others_are_decoded_with_them(store: Store) -> None:
     store.compact()
     store.tag("first", 0)
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
 
     said = {entry.step: [reason for reason in entry.reasons if "decoded with it" in reason] for entry in plan.entries}
     assert {step for step, reasons in said.items() if reasons} == bases_of(store, 0) - {7}

@@ -15,6 +15,7 @@ from ckstore.ops.free import retain
 from ckstore.ops.free.retain import plan_drops
 from tests.support.checkpoint_dirs import blobs_dir
 from tests.support.examples import examples
+from tests.support.plans import plan_of
 
 
 def state(value: int) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def test_it_drops_what_the_whole_plan_drops(  # noqa: PLR0917 - what is drawn
         for step in damaged & set(steps):
             damage(store, step)
 
-        everything = store.plan_retention(policy, "main")
+        everything = plan_of(store, policy, "main")
         made = plan_drops(store._context, policy, "main")
 
         assert [entry.step for entry in made.dropped] == [entry.step for entry in everything.dropped]

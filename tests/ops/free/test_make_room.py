@@ -21,6 +21,7 @@ from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.support.filling import empty, free_bytes, leave_bytes, leave_inodes, prepare
 from tests.support.loopfs import loop_filesystem
+from tests.support.plans import plan_of
 from tests.support.stores import check_store
 
 MIB = 2**20
@@ -57,7 +58,7 @@ def names(store: Store) -> list[str]:
 def test_the_refusal_says_what_would_free_how_much_and_that_is_what_it_frees(small_store: Store, mount: Path) -> None:
     store = small_store
     store.delete("b@0")
-    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1), run="a"))  # a@1 waits for gc
+    carry_out(store._context, plan_of(store, RetentionPolicy(keep_last=1), run="a"))  # a@1 waits for gc
     leave_bytes(mount, 2 * MIB)
 
     with pytest.raises(InsufficientSpace) as excinfo:
@@ -69,7 +70,7 @@ def test_the_refusal_says_what_would_free_how_much_and_that_is_what_it_frees(sma
     assert abs((error.free_bytes or 0) - 2 * MIB) < 64 * 1024
     assert re.search(r"needs [0-9.]+ .?i?B, [0-9.]+ .?i?B are free", error.message)
     assert "ckstore gc would free 3.0 MiB, ckstore prune --keep-last 1 and then gc would free 6.0 MiB" in error.hint
-    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
+    carry_out(store._context, plan_of(store, RetentionPolicy(keep_last=1)))
     assert store.gc().freed_bytes == 6 * MIB
 
 
@@ -108,7 +109,7 @@ def test_the_oldest_go_and_no_more_than_the_save_lacks(small_store: Store, mount
 
 def test_what_gc_alone_can_free_drops_nothing(small_store: Store, mount: Path) -> None:
     store = small_store
-    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
+    carry_out(store._context, plan_of(store, RetentionPolicy(keep_last=1), run="a"))
     store.config.make_room = RetentionPolicy(keep_last=1)
     leave_bytes(mount, 2 * MIB)
     before = names(store)

@@ -18,6 +18,7 @@ from ckstore.ops.config_file import make_room_of, read_config
 from ckstore.store import context_of
 from tests.ops.free.test_superseded import two_of_step
 from tests.support.checkpoint_dirs import checkpoint_dir
+from tests.support.plans import plan_of
 
 pytestmark = pytest.mark.root
 _OWNER, _ONE, _THREE = 1000, 1001, 1003
@@ -62,7 +63,7 @@ def test_the_saves_of_other_users_do_not_carry_out_the_rule_of_a_member(
     assert steps(store) == [1, 2, 3, 4]
     assert read_config(context_of(store).layout)["set_by"] == {"retention": _THREE}
     with pytest.raises(BadInput, match="no retention policy"):
-        store.plan_retention()
+        plan_of(store)
 
     user(_THREE)
     save(store, _THREE, 5, 6)
@@ -117,7 +118,7 @@ def test_a_budget_of_a_member_counts_and_drops_what_that_member_saved(
     assert (steps(store, "one"), steps(store, "three")) == ([1, 2, 3], [1, 2, 3])
 
     user(_THREE)
-    plan = store.plan_retention()
+    plan = plan_of(store)
 
     assert [entry.info.name for entry in plan.dropped] == ["three@1"]
     assert {entry.run for entry in plan.entries} == {"three"}

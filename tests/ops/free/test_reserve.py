@@ -23,6 +23,7 @@ from ckstore.objects import reserve
 from ckstore.ops.free.retain import carry_out
 from tests.support.filling import fill_bytes, fill_inodes, free_bytes, prepare
 from tests.support.loopfs import Kind, loop_filesystem
+from tests.support.plans import plan_of
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store
 
@@ -75,7 +76,7 @@ def test_gc_frees_space_on_a_filesystem_without_a_free_byte_or_inode(kind: Kind,
         store = Store.init(mount / "store", chunk_bytes=MIB)
         for step in range(3):
             store.save(state(step), step=step)
-        carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=2)))
+        carry_out(store._context, plan_of(store, RetentionPolicy(keep_last=2)))
         fill(mount, full)
 
         report = Store.open(store.path).gc()

@@ -21,6 +21,7 @@ from ckstore.ops.free.retain import carry_out
 from tests.support.crashing import run_and_kill
 from tests.support.look import directory_of
 from tests.support.meanwhile import elsewhere
+from tests.support.plans import plan_of
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_links, check_store, disk_bytes, references_of_catalog, references_of_manifests
 
@@ -47,7 +48,7 @@ def test_what_the_plan_drops_is_dropped_and_the_rest_loads(store: Store) -> None
     fill(store, range(6))
     policy = RetentionPolicy(keep_last=2, keep_every=3)
 
-    plan = store.plan_retention(policy)
+    plan = plan_of(store, policy)
     report = carry_out(store._context, plan)
 
     assert [info.step for info in report.dropped] == [entry.step for entry in plan.dropped] == [1, 2]
@@ -60,7 +61,7 @@ def test_a_plan_changes_nothing(store: Store) -> None:
     fill(store, range(3))
     before = sorted(str(path) for path in store.path.rglob("*") if not path.name.startswith("catalog.db"))
 
-    store.plan_retention(RetentionPolicy(keep_last=1))
+    plan_of(store, RetentionPolicy(keep_last=1))
 
     after = sorted(str(path) for path in store.path.rglob("*") if not path.name.startswith("catalog.db"))
     assert after == before
@@ -70,7 +71,7 @@ def test_what_is_no_policy_is_refused(store: Store) -> None:
     fill(store, range(2))
     keep: Any = 3
 
-    for act in (store.prune, store.plan_retention):
+    for act in (store.prune, functools.partial(store.prune, dry_run=True)):
         with pytest.raises(BadInput, match="policy must be a RetentionPolicy or None, got 3"):
             act(keep)
 
@@ -79,10 +80,10 @@ def test_each_run_is_looked_at_by_itself(store: Store) -> None:
     fill(store, range(3), "a")
     fill(store, range(10, 12), "b")
 
-    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1), run="a"))
+    carry_out(store._context, plan_of(store, RetentionPolicy(keep_last=1), run="a"))
     assert (steps(store, "a"), steps(store, "b")) == ([2], [10, 11])
 
-    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
+    carry_out(store._context, plan_of(store, RetentionPolicy(keep_last=1)))
     assert (steps(store, "a"), steps(store, "b")) == ([2], [11])
 
 
@@ -90,7 +91,7 @@ def test_dropping_unlinks_nothing_until_gc(store: Store) -> None:
     fill(store, range(3))
     before = disk_bytes(store.path)
 
-    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_last=1)))
+    carry_out(store._context, plan_of(store, RetentionPolicy(keep_last=1)))
 
     assert disk_bytes(store.path) == before
     check_links(store.path)
@@ -105,7 +106,7 @@ def test_tags_pins_and_readers_keep_and_say_so(store: Store) -> None:
     store.pin(2, "until yesterday", expires=timedelta(microseconds=1))
 
     with store.open_checkpoint(3):
-        plan = store.plan_retention(RetentionPolicy(keep_last=1))
+        plan = plan_of(store, RetentionPolicy(keep_last=1))
         report = carry_out(store._context, plan)
 
     said = {entry.step: str(entry) for entry in plan.entries}
@@ -119,7 +120,7 @@ def test_tags_pins_and_readers_keep_and_say_so(store: Store) -> None:
 
 def test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped(store: Store) -> None:
     fill(store, range(5))
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
     store.tag("paper", 0)
     store.pin(1, "figure 3")
 
@@ -135,7 +136,7 @@ def test_what_was_tagged_pinned_or_opened_since_the_plan_is_skipped(store: Store
 
 def test_a_step_that_was_saved_again_since_the_plan_is_another_checkpoint(store: Store) -> None:
     fill(store, range(3))
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
     store.save(state(77), 0, if_exists="replace")
 
     report = carry_out(store._context, plan)
@@ -147,7 +148,7 @@ def test_a_step_that_was_saved_again_since_the_plan_is_another_checkpoint(store:
 
 def test_nothing_goes_when_what_was_to_stay_went(store: Store) -> None:
     fill(store, range(3))
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
     store.delete(2)
 
     report = carry_out(store._context, plan)
@@ -162,7 +163,7 @@ def test_a_damaged_newest_checkpoint_protects_the_one_before(store: Store) -> No
     blob = max((directory_of(store, 3) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     os.utime(blob, ns=(1, 1))  # as a program that writes into it would
 
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
 
     said = {entry.step: str(entry) for entry in plan.entries}
     assert "kept because it is the newest valid checkpoint of the run main" in said[2]
@@ -175,7 +176,7 @@ def test_what_turned_out_valid_and_newest_since_the_plan_stays(store: Store) -> 
     fill(store, range(3))
     blob = max((directory_of(store, 2) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
     os.utime(blob, ns=(1, 1))
-    plan = store.plan_retention(RetentionPolicy(keep_every=1000))
+    plan = plan_of(store, RetentionPolicy(keep_every=1000))
     assert [entry.step for entry in plan.dropped] == [2]
     blob_time.stamp(blob)
 
@@ -190,7 +191,7 @@ def test_the_best_by_an_annotated_metric_stays(store: Store) -> None:
     store.annotate(1, metrics={"bleu": 40.0})
     store.annotate(2, metrics={"bleu": 30.0})
 
-    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
+    carry_out(store._context, plan_of(store, RetentionPolicy(keep_best=Best("bleu", "max"))))
 
     assert steps(store) == [1, 3]
 
@@ -199,7 +200,7 @@ def test_a_checkpoint_whose_annotations_cannot_be_read_stays(store: Store) -> No
     fill(store, range(3))
     (directory_of(store, 0) / "annotations.json").write_text("{")
 
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
 
     assert [entry.step for entry in plan.dropped] == [1]
     assert any("annotations.json" in warning for warning in store.warnings)
@@ -221,20 +222,20 @@ def test_a_disk_that_does_not_say_whether_there_are_annotations_is_no_answer(
     monkeypatch.setattr(os, "access", lambda *_, **__: False)
     monkeypatch.setattr(os, "stat", stale)
     with pytest.raises(CkstoreError, match="Stale file handle"):
-        store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max")))
+        plan_of(store, RetentionPolicy(keep_best=Best("bleu", "max")))
     monkeypatch.undo()
-    carry_out(store._context, store.plan_retention(RetentionPolicy(keep_best=Best("bleu", "max"))))
+    carry_out(store._context, plan_of(store, RetentionPolicy(keep_best=Best("bleu", "max"))))
     assert steps(store) == [1, 3]
 
 
 def test_an_unreadable_pin_stops_every_drop(store: Store) -> None:
     fill(store, range(3))
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
     pin = store.pin(0, "important")
     (store.path / "pins" / f"{pin.name}.json").write_text('{"format": "ckstore-pin"')
 
     with pytest.raises(BadInput, match=f"unpin\\('{pin.name}'\\) removes the pin"):
-        store.plan_retention(RetentionPolicy(keep_last=1))
+        plan_of(store, RetentionPolicy(keep_last=1))
     with pytest.raises(BadInput):
         carry_out(store._context, plan)
     with pytest.raises(BadInput):
@@ -249,7 +250,7 @@ def test_a_store_opened_for_reading_plans_but_does_not_drop(store: Store) -> Non
     fill(store, range(2))
     readonly = Store.open(store.path, readonly=True)
 
-    plan = readonly.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(readonly, RetentionPolicy(keep_last=1))
 
     with pytest.raises(SaveFailed, match="reading only"):
         carry_out(readonly._context, plan)
@@ -306,26 +307,26 @@ def test_a_policy_with_a_misspelt_metric_is_not_kept_in_the_store(store: Store, 
 
 def test_a_plan_by_a_metric_that_no_checkpoint_has_is_refused(store: Store) -> None:
     policy = RetentionPolicy(keep_last=1, keep_best=Best("los", "min"))
-    assert store.plan_retention(policy).entries == ()
+    assert plan_of(store, policy).entries == ()
     store.save(state(0), 0, metrics={"loss": 1.0})
     store.save(state(0), 0, run="other")
 
     for run, named in ((None, "no checkpoint has"), ("main", "no checkpoint of the run main has")):
         with pytest.raises(BadInput, match=f"{named} the metric los") as caught:
-            store.plan_retention(policy, run)
+            plan_of(store, policy, run)
         assert caught.value.hint == "did you mean loss?"
     with pytest.raises(BadInput, match="the run other has the metric loss"):
-        store.plan_retention(RetentionPolicy(keep_best=Best("loss")), "other")
+        plan_of(store, RetentionPolicy(keep_best=Best("loss")), "other")
     with pytest.raises(BadInput, match="the metric los"):
         store.prune(policy)
-    assert len(store.plan_retention(RetentionPolicy(keep_best=Best("loss"))).kept) == 2
+    assert len(plan_of(store, RetentionPolicy(keep_best=Best("loss"))).kept) == 2
 
 
 def test_a_plan_for_a_run_that_is_not_there_is_refused(store: Store) -> None:
     store.save(state(0), 0)
 
     with pytest.raises(NoSuchRef, match="there is no run 'mian'") as caught:
-        store.plan_retention(RetentionPolicy(keep_last=1), "mian")
+        plan_of(store, RetentionPolicy(keep_last=1), "mian")
     assert caught.value.hint == "its runs: main"
 
 
@@ -492,17 +493,17 @@ def test_errors_of_the_system_are_errors_of_ckstore(store: Store, monkeypatch: p
 def test_the_clock_of_a_plan_is_the_present(store: Store) -> None:
     fill(store, range(2))
 
-    plan = store.plan_retention(RetentionPolicy(keep_within="1h"))
+    plan = plan_of(store, RetentionPolicy(keep_within="1h"))
 
     assert abs(plan.now - datetime.now(UTC)) < timedelta(minutes=5)
     assert plan.dropped == ()
     with pytest.raises(BadInput, match="no retention policy"):
-        store.plan_retention()
+        plan_of(store)
 
 
 def test_a_plan_that_was_looked_at_is_carried_out_as_it_was_made(store: Store) -> None:
     fill(store, range(3))
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
     fill(store, range(3, 5))
 
     report = store.prune(plan)

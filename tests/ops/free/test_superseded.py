@@ -26,6 +26,7 @@ from ckstore.store import context_of
 from tests.support.checkpoint_dirs import checkpoint_dir, checkpoint_dirs, dir_of_id
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.meanwhile import elsewhere
+from tests.support.plans import plan_of
 from tests.support.stores import check_store, disk_bytes
 
 NBYTES = 300_000
@@ -79,7 +80,7 @@ def test_gc_drops_a_superseded_one_after_the_undo_window_as_its_dry_run_says(
     assert listed(kept) == [older.id, newer.id]
 
     pass_time(monkeypatch, DAY_S + 1)
-    would, plan = kept.gc(dry_run=True), kept.plan_gc()
+    would, plan = kept.gc(dry_run=True), kept.gc(dry_run=True).plan
     report = kept.gc()
 
     assert would.freed_bytes == plan.freed_bytes == report.freed_bytes >= NBYTES
@@ -227,16 +228,16 @@ def test_what_a_tag_keeps_superseded_counts_for_a_budget(store: Store) -> None:
     store.save(state(4), step=3)
 
     for plan in (
-        store.plan_retention(RetentionPolicy(max_bytes=3 * NBYTES + 10_000)),
+        plan_of(store, RetentionPolicy(max_bytes=3 * NBYTES + 10_000)),
         _with_budget(store, Budget(3 * NBYTES + 10_000)),
     ):
         assert [entry.info.step for entry in plan.dropped] == [1]
-    assert [entry.info.step for entry in store.plan_retention(RetentionPolicy(max_bytes="2MB")).dropped] == []
+    assert [entry.info.step for entry in plan_of(store, RetentionPolicy(max_bytes="2MB")).dropped] == []
 
 
 def _with_budget(store: Store, budget: Budget) -> Any:
     store.config.budget = budget
-    return store.plan_retention()
+    return plan_of(store)
 
 
 def test_a_budget_takes_what_is_superseded_first(store: Store) -> None:
@@ -274,7 +275,7 @@ def test_retention_sees_one_checkpoint_a_step(store: Store) -> None:
     store.tag("kept", older.id)
     last = store.save(state(3), step=2)
 
-    plan = store.plan_retention(RetentionPolicy(keep_last=2))
+    plan = plan_of(store, RetentionPolicy(keep_last=2))
 
     assert [(entry.info.id, entry.keep) for entry in plan.entries] == [(newer.id, True), (last.id, True)]
 

@@ -25,6 +25,7 @@ from tests.support.catalog_rows import change, flipped, forge_stamps, values_of
 from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.examples import examples
 from tests.support.look import directory_of
+from tests.support.plans import plan_of
 
 BEST = RetentionPolicy(keep_last=1, keep_best=Best("loss"))
 
@@ -66,12 +67,12 @@ def test_retention_keeps_the_best_whatever_the_metrics_of_a_row_are(
 
 def test_a_plan_says_what_a_twin_with_right_rows_says(store: Store) -> None:
     fill(store)
-    expected = [str(entry) for entry in store.plan_retention(BEST).entries]
+    expected = [str(entry) for entry in plan_of(store, BEST).entries]
     change(store.path, "checkpoints", "metrics", '{"loss":99}', where="step = 1", forged=True)
     change(store.path, "checkpoints", "sequence", 1, where="step = 3", forged=True)
 
     with Store.open(store.path) as opened, pytest.warns(CkstoreWarning, match="the manifest is used"):
-        plan = opened.plan_retention(BEST)
+        plan = plan_of(opened, BEST)
 
     assert [str(entry) for entry in plan.entries] == expected
 
@@ -82,9 +83,9 @@ def test_a_store_that_cannot_be_written_plans_by_its_manifests(store: Store) -> 
 
     with Store.open(store.path, readonly=True) as reader:
         with pytest.warns(CkstoreWarning, match="the manifest is used"):
-            plan = reader.plan_retention(BEST)
+            plan = plan_of(reader, BEST)
         assert [entry.step for entry in plan.kept] == [1, 3]
-        assert [entry.step for entry in reader.plan_retention(BEST).kept] == [1, 3]
+        assert [entry.step for entry in plan_of(reader, BEST).kept] == [1, 3]
     assert '{"loss":99}' in values_of("checkpoints", "metrics", store.path)
 
 
@@ -110,7 +111,7 @@ def test_what_has_no_readable_manifest_is_not_dropped(store: Store) -> None:
     change_in_place(path, right.replace(b'"loss":3.0', b'"loss":7.0'))
     forge_stamps(store.path / "catalog.db", path.parent, where="step = 0")  # as rot leaves the times
 
-    plan = Store.open(store.path).plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(Store.open(store.path), RetentionPolicy(keep_last=1))
     carry_out(store._context, plan)
 
     assert [entry.step for entry in plan.kept] == [0, 3]

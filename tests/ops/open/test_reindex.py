@@ -32,6 +32,7 @@ from tests.support.damage import flip
 from tests.support.in_full import in_full
 from tests.support.look import directory_of, files_of, leaves_of
 from tests.support.meanwhile import elsewhere
+from tests.support.plans import plan_of
 from tests.support.requirements import CRASH_FULL
 from tests.support.stores import check_store, references_of_catalog, references_of_manifests
 
@@ -104,7 +105,7 @@ def act(store: Store, what: str, *given: Any) -> None:
 def told(store: Store, policy: RetentionPolicy) -> dict[str, str]:
     """Return all that a store says about itself, as text, since NaN is not equal to itself."""
     try:
-        plan = [(entry.info, entry.keep, entry.reasons) for entry in store.plan_retention(policy).entries]
+        plan = [(entry.info, entry.keep, entry.reasons) for entry in plan_of(store, policy).entries]
     except BadInput:  # no checkpoint has the metric
         plan = []
     everything = {
@@ -230,7 +231,7 @@ def test_blobs_that_a_power_cut_brought_back_are_freed_by_the_next_gc(store: Sto
         (store.path / "blobs" / path.name[5:7]).mkdir(exist_ok=True)
         shutil.copy2(path, store.path / "blobs" / path.name[5:7] / path.name)
 
-    assert store.plan_gc().freed_count == 0
+    assert store.gc(dry_run=True).plan.freed_count == 0
     report = store.reindex()
 
     assert report.orphan_count == len(os.listdir(kept)) > 0

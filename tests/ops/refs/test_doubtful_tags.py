@@ -19,6 +19,7 @@ from ckstore.ops.free.retain import carry_out
 from ckstore.ops.refs.protection import doubtful_tags
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.look import directory_of
+from tests.support.plans import plan_of
 
 POLICY = RetentionPolicy(keep_last=1)
 NAMED_ONCE = "../checkpoints/main/{}"
@@ -71,11 +72,11 @@ HARMS = pytest.mark.parametrize("harm", [other_name, name_once, nonsense, file])
 
 @HARMS
 def test_while_a_tag_cannot_be_read_nothing_is_dropped(tagged: Store, harm: Callable[[Store], None]) -> None:
-    plan = tagged.plan_retention(POLICY)
+    plan = plan_of(tagged, POLICY)
     harm(tagged)
 
     with pytest.raises(DamagedBlob, match="`ckstore tag -d good` removes it"):
-        tagged.plan_retention(POLICY)
+        plan_of(tagged, POLICY)
     with pytest.raises(DamagedBlob, match="`ckstore tag good REF` points it to a checkpoint again"):
         carry_out(tagged._context, plan)
     with pytest.raises(DamagedBlob):
@@ -181,10 +182,10 @@ def test_an_entry_that_no_tag_can_have_as_its_name_can_be_removed(tagged: Store,
     point(tagged, NAMED_ONCE.format(1), name)
 
     with pytest.raises(DamagedBlob, match=f"tag -d '{name}'`"):
-        tagged.plan_retention(POLICY)
+        plan_of(tagged, POLICY)
 
     tagged.untag(name)
-    tagged.plan_retention(POLICY)
+    plan_of(tagged, POLICY)
 
 
 def test_a_directory_among_the_tags_is_not_removed(tagged: Store) -> None:
@@ -193,7 +194,7 @@ def test_a_directory_among_the_tags_is_not_removed(tagged: Store) -> None:
     shutil.copytree(directory_of(tagged, 0), tagged.path / "refs" / "good")
 
     with pytest.raises(DamagedBlob):
-        tagged.plan_retention(POLICY)
+        plan_of(tagged, POLICY)
     with pytest.raises(BadInput, match="by hand"):
         tagged.untag("good")
     assert (tagged.path / "refs" / "good" / "manifest.json").exists()

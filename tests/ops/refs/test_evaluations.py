@@ -34,6 +34,7 @@ from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.follow import Follower
 from ckstore.ops.refs.protection import held
 from tests.support.crashing import run_and_kill
+from tests.support.plans import plan_of
 from tests.support.requirements import CRASH_FULL
 
 FORK = multiprocessing.get_context("fork")
@@ -253,7 +254,7 @@ def test_a_rule_waits_for_an_evaluation_and_not_for_a_dead_evaluator(store: Stor
         save(store, 1)
         save(store, 2)
         assert [info.step for info in store.checkpoints("gpt")] == [0, 2]
-        (kept,) = [entry for entry in store.plan_retention().kept if entry.step == 0]
+        (kept,) = [entry for entry in plan_of(store).kept if entry.step == 0]
         assert f"it is being evaluated for bleu, by PID {process.pid} on " in str(kept)
         with pytest.raises(InUse, match=rf"gpt@0: it is being evaluated for bleu, by PID {process.pid} on"):
             store.delete("gpt@0")
@@ -572,9 +573,9 @@ def test_the_evaluation_of_another_host_is_believed_for_the_patience(
     with of_another_host(shared, monkeypatch):
         assert steps(shared, annotated=False) == [1]
         shared.config.retention = RetentionPolicy(keep_last=1)
-        assert [entry.step for entry in shared.plan_retention().dropped] == []
+        assert [entry.step for entry in plan_of(shared).dropped] == []
         shared.config.evaluation_patience_s = 0
-        assert [entry.step for entry in shared.plan_retention().dropped] == [0]
+        assert [entry.step for entry in plan_of(shared).dropped] == [0]
         assert steps(shared) == [0, 1]
 
 

@@ -21,6 +21,7 @@ from ckstore.ops.index import catalog_place
 from ckstore.ops.open import opening
 from ckstore.ops.read import open_checkpoint as opened
 from tests.support.look import directory_of
+from tests.support.plans import plan_of
 
 
 def facts(kind: str) -> object:
@@ -85,7 +86,7 @@ def test_every_way_to_get_an_info_gives_the_same(kind: str, tmp_path: Path) -> N
             f"newest, {name}": handle.checkpoints(newest=1)[0],
             f"load_into, {name}": handle.load_into(state(), "latest").info,
             f"load_into latest-valid, {name}": handle.load_into(state(), "latest-valid").info,
-            f"plan, {name}": handle.plan_retention(RetentionPolicy(keep_last=1)).entries[0].info,
+            f"plan, {name}": plan_of(handle, RetentionPolicy(keep_last=1)).entries[0].info,
         }
     wanted = store.info("best")
     assert {name: info for name, info in found.items() if info != wanted} == {}

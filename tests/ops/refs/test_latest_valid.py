@@ -24,6 +24,7 @@ from ckstore.ops.check.validity import why_not_valid
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
 from tests.support.look import directory_of
+from tests.support.plans import plan_of
 
 
 @pytest.fixture
@@ -425,7 +426,7 @@ def test_training_resumes_from_the_one_before_and_retention_keeps_it(left_damage
     model, adam = fresh()
     with pytest.warns(CkstoreWarning, match=r"latest-valid is main@20.*main@30"):
         report = store.load_into({"model": model, "optimizer": adam, "step": 0}, "latest-valid")
-    assert {entry.step for entry in store.plan_retention(RetentionPolicy(keep_last=1)).kept} >= {20}
+    assert {entry.step for entry in plan_of(store, RetentionPolicy(keep_last=1)).kept} >= {20}
     train(model, adam, range(report.info.step + 1, 31))
 
     assert store.info("latest-valid").step == 30

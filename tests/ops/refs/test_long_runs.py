@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import RetentionPolicy, Store
-from ckstore.errors import BadInput, NoSuchRef
+from ckstore import Store
+from ckstore.errors import NoSuchRef
 from ckstore.fs.open_dir import OpenDir
-from ckstore.ops.free.retain import carry_out
 from ckstore.ops.index import facts, sequence
 from tests.support.catalog_rows import change
 from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
@@ -207,13 +206,3 @@ def test_a_whole_id_is_found_without_a_look_at_the_others(full: Store) -> None:
     by_another(full, "store.delete('main@5')")
     with pytest.raises(NoSuchRef):
         full.info(wanted.id)
-
-
-def test_a_plan_that_is_only_shown_is_not_applied(full: Store) -> None:
-    policy = RetentionPolicy(keep_last=2)
-    shown = full.plan_retention(policy, "main", shown_only=True)
-
-    assert [str(entry) for entry in shown.entries] == [str(e) for e in full.plan_retention(policy, "main").entries]
-    with pytest.raises(BadInput, match="shown_only=True"):
-        carry_out(full._context, shown)
-    assert len(full.checkpoints("main")) == COUNT

@@ -11,6 +11,7 @@ import pytest
 
 from ckstore import AmbiguousRef, BadInput, CheckpointInfo, RetentionPolicy, Store
 from tests.support.look import directory_of, files_of, leaves_of
+from tests.support.plans import plan_of
 
 Act = Callable[[Store, str], Any]
 
@@ -103,7 +104,7 @@ def test_a_bound_handle_drops_only_in_its_run(path: Path) -> None:
     Store.open(path).save(value(11), 11, "other")
     store = Store.open(path, run="gpt")
     policy = RetentionPolicy(keep_last=1)
-    assert [entry.info.name for entry in store.plan_retention(policy).dropped] == ["gpt@1"]
+    assert [entry.info.name for entry in plan_of(store, policy).dropped] == ["gpt@1"]
     store.prune(policy)
     assert [info.name for info in Store.open(path).checkpoints()] == ["gpt@2", "other@9", "other@10", "other@11"]
 

@@ -19,6 +19,7 @@ from ckstore import Best, CkstoreWarning, NoSuchRef, Ranks, RetentionPolicy, Sto
 from ckstore.codecs.nonfinite import FORMS
 from ckstore.model.manifest.health import Health
 from tests.support.catalog_rows import change
+from tests.support.plans import plan_of
 from tests.support.stores import check_store
 
 MIB = 2**20
@@ -348,7 +349,7 @@ def test_with_keep_every_a_long_row_of_unhealthy_saves_leaves_the_healthy_ones(s
 
 def test_a_plan_drops_no_healthy_one_when_the_one_that_it_keeps_has_gone(store: Store) -> None:
     diverged(store)
-    plan = store.plan_retention(RetentionPolicy(keep_last=1))
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
     assert [entry.step for entry in plan.dropped] == [1, 2, 4, 5]
     store.delete(3)
 

@@ -18,6 +18,7 @@ from tests.support.catalog_rows import change
 from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.examples import examples
 from tests.support.forging import forge_manifest
+from tests.support.plans import plan_of
 
 FAR = 2**52
 
@@ -164,4 +165,4 @@ def test_a_time_in_the_far_future_decides_only_between_equal_numbers(store: Stor
     assert store.info("latest").step == 1
     assert store.save(state(4), 4).sequence == 4
     assert store.info("latest").step == 4
-    assert 1 in [e.step for e in store.plan_retention(RetentionPolicy(keep_within="1h")).kept]
+    assert 1 in [e.step for e in plan_of(store, RetentionPolicy(keep_within="1h")).kept]

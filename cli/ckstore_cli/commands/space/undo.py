@@ -95,8 +95,7 @@ def _doomed(store: Store, back: list[str]) -> list[str]:
     own = store.config
     if back and (own.retention or own.retention_by_run or own.budget):
         with suppress(CkstoreError):  # they are restored, even if the rules cannot be evaluated
-            plan = store.plan_retention(shown_only=True)
-            return [entry.info.name for entry in plan.dropped if entry.info.name in back]
+            return [info.name for info in store.prune(dry_run=True).dropped if info.name in back]
     return []
 
 
