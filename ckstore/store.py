@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.retention import RetentionPolicy
     from ckstore.model.settings.retention_plan import RetentionPlan
     from ckstore.model.settings.settings import StoreSettings
-    from ckstore.model.training_identity import Parent
+    from ckstore.model.training_identity import IfRunInUse, Parent
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
@@ -324,10 +324,19 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        if_run_in_use: IfRunInUse | None = None,
+        retries: int | None = None,
+        wait_for_space_s: float | None = None,
+        try_for_s: float | None = None,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         on_failure: Literal["raise"] = "raise",
-        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo: ...
 
     @overload
@@ -337,10 +346,19 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        if_run_in_use: IfRunInUse | None = None,
+        retries: int | None = None,
+        wait_for_space_s: float | None = None,
+        try_for_s: float | None = None,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         on_failure: OnFailure,
-        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo | NotSaved: ...
 
     @api_call
@@ -350,10 +368,19 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        if_run_in_use: IfRunInUse | None = None,
+        retries: int | None = None,
+        wait_for_space_s: float | None = None,
+        try_for_s: float | None = None,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         on_failure: OnFailure = "raise",
-        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo | NotSaved:
         """Save a state. When this returns, it survives a kill and a power cut (unless ``info.durable`` is False).
 
@@ -361,20 +388,39 @@ class Store:
         None. Objects with ``state_dict`` and ``load_state_dict`` (modules, optimizers, schedulers) are saved as their
         state dict. The state must not be changed until this returns. Data that the store already has is not written
         again.
-        A save is retried after a transient storage failure: see `SaveOptions` and `StoreConfig.save_retries`.
+        A save is retried after a transient storage failure: see `retries`.
 
         Args:
             state: The state to save.
             step: Step number. If None, one more than the highest of the run.
             run: Name of the run. If None, that of `open`, otherwise ``main``. ``auto`` creates a new run from that
                 name, and all saves of this handle with ``auto`` use it.
+            metrics: Name -> number, shown by ``ckstore log``. Metrics are not read from files.
+            metadata: JSON-like values.
+            message: Shown by ``ckstore log``.
+            tags: Names to give to the checkpoint. An existing tag moves. If a tag cannot be written, the checkpoint is
+                saved anyway. The returned tags lack it, and `warnings` has the reason.
+            parent: The checkpoint that this one continues. If None, the one of this run that this process last saved or
+                loaded, otherwise the one of any run that it last loaded. In `save_async` the saver looks up a value
+                that is not a `CheckpointInfo`.
+            if_exists: What to do if the run has another checkpoint at that step. ``error`` raises, ``replace`` replaces
+                it, and ``keep`` keeps it and saves nothing. Equal content is not an error, and a damaged checkpoint is
+                replaced. A replaced checkpoint is dropped unless it is tagged, pinned or open. In that case it is kept
+                as superseded, and `warnings` says so. Only checkpoints of the same training are replaced: those that
+                this process has saved, and those of the training whose checkpoint it loaded or names as `parent`.
+            if_run_in_use: What to do if this save continues no checkpoint of its run, and the run has checkpoints of
+                another training. ``error`` raises `RunInUse`, and ``append`` adds a note to `warnings`. If None,
+                ``error`` for a state from `ckstore.training.capture`, otherwise ``append``.
+            retries: How often to retry after a transient failure of the storage, each time as a new save. If None,
+                `StoreConfig.save_retries`. The state must not change between the tries.
+            wait_for_space_s: How long to wait for space on a full disk. If None, `StoreConfig.wait_for_space_s`.
+            try_for_s: Retry until this many seconds after the save began, without limit of tries, for the last save
+                before the process ends. `retries` and `wait_for_space_s` are ignored then. If None, they apply.
             progress: Called periodically with the number of bytes stored and the total to store.
             ranks: This process is one of several that each save a part, without a process group.
             on_failure: Reaction to a failure of the storage after all retries. ``raise`` raises it. ``warn`` warns and
                 returns `NotSaved`, until more than `StoreConfig.failed_saves_most` saves in a row have failed. Other
                 errors, and `UnknownOutcome`, are always raised.
-            options: The fields of `SaveOptions`, such as metrics, metadata, message, tags, parent, if_exists, retries,
-                wait_for_space_s and try_for_s.
 
         Returns:
             The new checkpoint, or the existing one if its content is identical or ``if_exists="keep"``. Its `warnings`
@@ -385,7 +431,7 @@ class Store:
             StateChanged: The state was changed during the save.
             StepExists: The run has another checkpoint at that step.
             RunInUse: The run, or the checkpoint that the save would replace, belongs to another training. See
-                `SaveOptions`.
+                `if_run_in_use` and `if_exists`.
             InsufficientSpace: Not enough bytes or inodes. The message has the required and the free space, and how much
                 each possible action would free. See `StoreConfig.make_room`.
             MissingRanks: With `ranks`, other ranks did not join in time. The message names them.
@@ -395,8 +441,22 @@ class Store:
                 checkpoint is intact.
             UnknownOutcome: It is not known whether the checkpoint was published, or whether it survives a power cut.
         """
+        from ckstore.ops.save.options import SaveOptions
+
+        options = SaveOptions(
+            metrics=metrics,
+            metadata=metadata,
+            message=message,
+            tags=tags,
+            parent=parent,
+            if_exists=if_exists,
+            if_run_in_use=if_run_in_use,
+            retries=retries,
+            wait_for_space_s=wait_for_space_s,
+            try_for_s=try_for_s,
+        )
         _of_training(state, options)
-        request = self._requested(self.save, run, step, options, progress)
+        request = self._requested(run, step, options, progress)
 
         def save_once() -> CheckpointInfo:
             if ranks is not None:
@@ -417,6 +477,16 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        if_run_in_use: IfRunInUse | None = None,
+        retries: int | None = None,
+        wait_for_space_s: float | None = None,
+        try_for_s: float | None = None,
         unchanged: Select = None,
         max_in_flight: int = 1,
         when_busy: Literal["wait", "skip", "error"] = "wait",
@@ -425,7 +495,6 @@ class Store:
         nice: int = 0,
         after: object = None,
         on_failure: OnFailure = "raise",
-        **options: Unpack[SaveOptions],
     ) -> PendingSave:
         """Copy a state and save it in the background. When this returns, the state may be changed.
 
@@ -436,6 +505,16 @@ class Store:
             state: As in `save`. It is copied once, to memory shared with the saver.
             step: As in `save`. The saver finds the next step.
             run: As in `save`.
+            metrics: As in `save`.
+            metadata: As in `save`.
+            message: As in `save`.
+            tags: As in `save`.
+            parent: As in `save`.
+            if_exists: As in `save`.
+            if_run_in_use: As in `save`.
+            retries: As in `save`. The saver retries from its copy.
+            wait_for_space_s: As in `save`.
+            try_for_s: As in `save`.
             unchanged: The tensors that have not changed since the previous `save_async` of the run, in the form of
                 `select` of `load`. This is a function of a name, or globs, where a name also selects everything below
                 it. The save uses these tensors from that checkpoint and does not copy them. The caller must guarantee
@@ -454,7 +533,6 @@ class Store:
                 queued on the devices and for the copy.
             on_failure: As in `save`. With ``warn``, a storage failure is logged, and later calls do not raise it.
                 `PendingSave.result` does.
-            options: As in `save`. The saver retries from its copy.
 
         Returns:
             The unfinished save. `PendingSave.result` waits for its end.
@@ -474,13 +552,23 @@ class Store:
         from ckstore.saver.client.queue import SaverLimits
         from ckstore.saver.client.unchanged_storages import UnchangedNames
 
-        check_options(self.save_async, options, SaveOptions)
         check_on_failure(on_failure)
+        options = SaveOptions(
+            metrics=metrics,
+            metadata=metadata,
+            message=message,
+            tags=tags,
+            parent=parent,
+            if_exists=if_exists,
+            if_run_in_use=if_run_in_use,
+            retries=retries,
+            wait_for_space_s=wait_for_space_s,
+            try_for_s=try_for_s,
+        )
         _of_training(state, options)
         try:
             limits = SaverLimits(max_in_flight, when_busy, timeout_s, stall_timeout_s, nice, after)
             limits.check()
-            parent = options.get("parent")
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
             request = request_of(self._context, self._run_named(run), step, options, None, ref)
             self._context.check_writable()
@@ -523,12 +611,21 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        if_run_in_use: IfRunInUse | None = None,
+        retries: int | None = None,
+        wait_for_space_s: float | None = None,
+        try_for_s: float | None = None,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         times: bool = False,
         allow_incomplete: bool = False,
         on_failure: Literal["raise"] = "raise",
-        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo: ...
 
     @overload
@@ -538,12 +635,21 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        if_run_in_use: IfRunInUse | None = None,
+        retries: int | None = None,
+        wait_for_space_s: float | None = None,
+        try_for_s: float | None = None,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         times: bool = False,
         allow_incomplete: bool = False,
         on_failure: OnFailure,
-        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo | NotSaved: ...
 
     @api_call
@@ -553,12 +659,21 @@ class Store:
         step: int | None = None,
         run: str | None = None,
         *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        message: str = "",
+        tags: Iterable[str] = (),
+        parent: RefLike | None = None,
+        if_exists: IfExists = "error",
+        if_run_in_use: IfRunInUse | None = None,
+        retries: int | None = None,
+        wait_for_space_s: float | None = None,
+        try_for_s: float | None = None,
         progress: Progress | None = None,
         ranks: Ranks | None = None,
         times: bool = False,
         allow_incomplete: bool = False,
         on_failure: OnFailure = "raise",
-        **options: Unpack[SaveOptions],
     ) -> CheckpointInfo | NotSaved:
         """Commit files as they are: a checkpoint directory of any framework, or any other files.
 
@@ -574,12 +689,21 @@ class Store:
                 ``global_step500``, ``iter_0000500``, ``epoch=1-step=500``), otherwise one more than the highest of the
                 run.
             run: Name of the run. If None, that of `open`, otherwise ``main``.
+            metrics: As in `save`.
+            metadata: As in `save`.
+            message: As in `save`.
+            tags: As in `save`.
+            parent: As in `save`.
+            if_exists: As in `save`.
+            if_run_in_use: As in `save`.
+            retries: As in `save`.
+            wait_for_space_s: As in `save`.
+            try_for_s: As in `save`.
             progress: As in `save`.
             ranks: As in `save`.
             times: Also store modification times.
             allow_incomplete: Accept files that are marked as incomplete by their writer.
             on_failure: As in `save`.
-            options: As in `save`.
 
         Returns:
             The committed checkpoint. `warnings` names files that look like containers but are not.
@@ -590,7 +714,7 @@ class Store:
             CannotStore: The paths contain a socket, a pipe, a device or a name that cannot be stored.
             StateChanged: A file was changed while it was read.
             StepExists: The run has another checkpoint at that step.
-            RunInUse: The checkpoint that the commit would replace belongs to another training. See `SaveOptions`.
+            RunInUse: The checkpoint that the commit would replace belongs to another training. See `save`.
             InsufficientSpace: Not enough bytes or inodes. The message has the required and the free space.
             MissingRanks: With `ranks`, other ranks did not join in time. The message names them.
             RankMismatch: With `ranks`, two processes have the same rank, or the ranks commit different checkpoints.
@@ -599,10 +723,23 @@ class Store:
             UnknownOutcome: It is not known whether the checkpoint was published, or whether it survives a power cut.
         """
         from ckstore.ops.save.commit import CommitOptions, commit
+        from ckstore.ops.save.options import SaveOptions
 
         files = [expanded(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
 
-        request = self._requested(self.commit, run, step, options, progress)
+        options = SaveOptions(
+            metrics=metrics,
+            metadata=metadata,
+            message=message,
+            tags=tags,
+            parent=parent,
+            if_exists=if_exists,
+            if_run_in_use=if_run_in_use,
+            retries=retries,
+            wait_for_space_s=wait_for_space_s,
+            try_for_s=try_for_s,
+        )
+        request = self._requested(run, step, options, progress)
         how = CommitOptions(times, allow_incomplete)
 
         def commit_once() -> CheckpointInfo:
@@ -1904,17 +2041,10 @@ class Store:
             warn(text)
 
     def _requested(
-        self,
-        method: Callable[..., CheckpointInfo | NotSaved],
-        run: str | None,
-        step: int | None,
-        options: SaveOptions,
-        progress: Progress | None,
+        self, run: str | None, step: int | None, options: SaveOptions, progress: Progress | None
     ) -> Callable[[], Request]:
         """Return a function that waits for the background saves of the run and returns the request."""
-        from ckstore.ops.save.options import SaveOptions, request_of
-
-        check_options(method, options, SaveOptions)
+        from ckstore.ops.save.options import request_of
 
         def request() -> Request:
             self.background._settle(self._effective_run(run))  # noqa: SLF001 - its own

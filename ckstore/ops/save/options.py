@@ -23,31 +23,11 @@ if TYPE_CHECKING:
 
 
 class SaveOptions(TypedDict, total=False):
-    """The options that `Store.save`, `Store.save_async` and `Store.commit` share; all are keywords.
+    """The options that `Store.save`, `Store.save_async` and `Store.commit` share, for functions that pass them on.
 
     Attributes:
-        metrics: Name -> number, shown by ``ckstore log``. Metrics are not read from files.
-        metadata: JSON-like values.
-        message: Shown by ``ckstore log``.
-        tags: Names to give to the checkpoint. An existing tag moves. If a tag cannot be written, the checkpoint is
-            saved anyway. The returned tags lack it, and `warnings` has the reason.
-        parent: The checkpoint that this one continues. If None, the one of this run that this process last saved or
-            loaded, otherwise the one of any run that it last loaded. In `save_async` the saver looks up a value that
-            is not a `CheckpointInfo`.
-        if_exists: What to do if the run has another checkpoint at that step. ``error``, the default, raises,
-            ``replace`` replaces it, and ``keep`` keeps it and saves nothing. Equal content is not an error, and a
-            damaged checkpoint is replaced. A replaced checkpoint is dropped unless it is tagged, pinned or open. In
-            that case it is kept as superseded, and `warnings` says so. Only checkpoints of the same training are
-            replaced: those that this process has saved, and those of the training whose checkpoint it loaded or names
-            as `parent`.
-        if_run_in_use: What to do if this save continues no checkpoint of its run, and the run has checkpoints of
-            another training. ``error`` raises `RunInUse`, and ``append`` adds a note to `warnings`. If None, ``error``
-            for a state from `ckstore.training.capture`, otherwise ``append``.
-        retries: How often to retry after a transient failure of the storage, each time as a new save. If None,
-            `StoreConfig.save_retries`. The state must not change between the tries.
-        wait_for_space_s: How long to wait for space on a full disk. If None, `StoreConfig.wait_for_space_s`.
-        try_for_s: Retry until this many seconds after the save began, without limit of tries, for the last save before
-            the process ends. The two options above are ignored then. If None, they apply.
+        metrics, metadata, message, tags, parent, if_exists, if_run_in_use, retries, wait_for_space_s, try_for_s: As in
+            `Store.save`.
     """
 
     metrics: Mapping[str, Any] | None
