@@ -83,10 +83,12 @@ def _prune(store: Store, journal: Journal, policy: RetentionPolicy) -> None:
     for entry in plan.dropped:
         journal.begin((entry.info.run, entry.info.step), None)
     report = store.prune(policy)
+    for info in report.dropped:
+        journal.done((info.run, info.step), None)
+    if report.retention is not None and report.retention.refused:  # the disk is gone, after the first drop
+        raise CkstoreError(f"prune could not drop all: {report}") from report.retention.refused[0]
     if len(report.dropped) != len(plan.dropped):
         raise RuntimeError(f"no other process is there, and yet not all was dropped: {report}")
-    for entry in plan.dropped:
-        journal.done((entry.info.run, entry.info.step), None)
 
 
 def _delete(store: Store, journal: Journal, step: int) -> None:
