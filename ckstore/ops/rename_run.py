@@ -101,7 +101,7 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
         raise BadInput(
             f"the runs {old} and {new} both have rules in {config_file.BY_RUN}",
             hint=f"remove those of one of them from store.config.{config_file.BY_RUN}",
-            command_hint=f"ckstore config retention --run {new} --off removes those of {new}",
+            command_hint=f"ckstore config retention off --run {new} removes those of {new}",
         )
     return found
 

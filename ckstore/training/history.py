@@ -286,7 +286,7 @@ def _check_deletable(store: Store, run: str, sources: list[CheckpointFolder]) ->
         raise BadInput(
             f"the store has {what}, which would drop imported checkpoints whose sources are deleted",
             hint=f"set store.config.{attribute} to None, import, then set it again",
-            command_hint=f"ckstore config {name}{option} --off, import, then set it again",
+            command_hint=f"ckstore config {name} off{option}, import, then set it again",
         )
 
 

@@ -118,7 +118,7 @@ def test_rules_of_both_names_are_refused_as_one_of_them_would_be_lost(store: Sto
 
     assert store.config.retention_by_run == rules
     assert [info.name for info in store.checkpoints()] == ["old@1"]
-    assert caught.value.command_hint == "ckstore config retention --run new --off removes those of new"
+    assert caught.value.command_hint == "ckstore config retention off --run new removes those of new"
 
 
 def test_a_run_with_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def check_undo(window_s: float, waiting: Sequence[Waiting]) -> DoctorFinding:
         do = "ckstore undo lists them; ckstore gc --now frees them at once"
         return DoctorFinding("note", "undo", "; ".join(told), do)
     if not window_s:
-        return ok("undo", "off, so deletions cannot be undone; ckstore config undo --on allows it for a day")
+        return ok("undo", "off, so deletions cannot be undone; ckstore config --unset undo-by-hand allows it for a day")
     return ok("undo", f"deletions can be undone for {age_words(window_s)}")
 
 

@@ -149,7 +149,7 @@ def test_doctor_says_what_can_be_brought_back_and_not_that_gc_frees_it(kept: Sto
     assert "empty" in told()["trash"]
     kept.gc(now=True)
     kept.config.undo_by_hand_s = None
-    assert "config undo --on" in told()["undo"]
+    assert "config --unset undo-by-hand" in told()["undo"]
 
 
 def test_a_prune_is_undone_and_the_newest_by_order_is_latest_again(kept: Store) -> None:

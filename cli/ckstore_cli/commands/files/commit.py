@@ -36,12 +36,12 @@ from ckstore_cli._types import Number, WholeNumber
     "--retries",
     type=WholeNumber(min=0),
     metavar="N",
-    help="How often to retry after a failure of the storage. Default: as set by ckstore config retry.",
+    help="How often to retry after a failure of the storage. Default: ckstore config save-retries.",
 )
 @click.option(
     "--wait-for-space",
     metavar="TIME",
-    help="How long to wait for space on a full disk, such as 10m. Default: as set by ckstore config retry.",
+    help="How long to wait for space on a full disk, such as 10m. Default: ckstore config wait-for-space.",
 )
 @click.option(
     "--parent",

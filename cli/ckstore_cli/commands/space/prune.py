@@ -31,7 +31,8 @@ def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: A
     of a run. Without rules, the command applies the policies and the budget of the
     store.
 
-    ckstore undo can restore dropped checkpoints for a day (see ckstore config undo).
+    ckstore undo can restore dropped checkpoints for a day (undo-by-hand of ckstore
+    config).
     After that, or at once with --now, their space is freed as by ckstore gc. On a
     shared filesystem, only ckstore gc --exclusive frees space at once.
 

@@ -32,7 +32,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
     A REF is RUN@STEP or an id from the list. A dropped checkpoint is kept until the
     time UNTIL (UTC), unless ckstore gc --now or a save that needs the space frees it
     earlier. SIZE is the disk space that only this checkpoint uses. A checkpoint with
-    a PROBLEM, such as a missing blob, cannot be restored. ckstore config undo sets
+    a PROBLEM, such as a missing blob, cannot be restored. ckstore config undo-by-hand sets
     how long dropped checkpoints are kept.
 
     \b
@@ -79,7 +79,7 @@ def undo(frame: Frame, refs: tuple[str, ...], last: bool, run: str | None, every
         is_off = not store.config.undo_by_hand_s
     out.documents(found)
     if not found:
-        how = "; with ckstore config undo --on, dropped checkpoints can be restored for a day" if is_off else ""
+        how = "; ckstore config undo-by-hand 1d allows it for a day" if is_off else ""
         out.note(f"no dropped checkpoint can be restored{how}")
         return
     rows = [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,162 +14,193 @@ from ckstore.model.times import duration_s
 from ckstore.model.words import printable
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._retention import options_of, policy_of, rule_options
-from ckstore_cli._types import Number, OneOf, WholeNumber
+from ckstore_cli._types import OneOf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    from ckstore.model.settings.retention import Budget, RetentionPolicy
+    from ckstore import Store
+    from ckstore.model.settings.retention import Budget
 
-RETENTION, MAKE_ROOM, READ_BACK, RECHECK, HEALTH = "retention", "make-room", "read-back", "recheck", "health"
-GRACE, SHARED, THREADS, BUDGET, UNDO, MIRROR = "grace", "shared", "threads", "budget", "undo", "mirror"
-EVALUATION = "evaluation"
-RETRY, FAILURES = "retry", "failures"
-KEEP_LOCAL, KEEP_REMOTE, CACHE, DELTAS, COMPACT = "keep-local", "keep-remote", "cache", "push-deltas", "compact"
-_ATTRIBUTES = {
-    RETENTION: "retention",
-    BUDGET: "budget",
-    MAKE_ROOM: "make_room",
-    READ_BACK: "read_back",
-    RECHECK: "recheck_share",
-    RETRY: "save_retries",
-    FAILURES: "on_failed_save",
-    HEALTH: "health_share",
-    UNDO: "undo_by_hand_s",
-    GRACE: "grace_s",
-    EVALUATION: "evaluation_patience_s",
-    SHARED: "shared",
-    THREADS: "threads",
-    MIRROR: "mirror",
-    KEEP_LOCAL: "keep_local",
-    KEEP_REMOTE: "keep_remote",
-    CACHE: "cache_bytes",
-    COMPACT: "compact_after",
-    DELTAS: "push_deltas",
-}
-_SETTINGS = [*_ATTRIBUTES]
-_SHARES = (RECHECK, HEALTH)
-_POLICIES = (RETENTION, MAKE_ROOM, KEEP_LOCAL, KEEP_REMOTE)
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
-_MORE = {
-    UNDO: ("undo_by_rule_s",),
-    MIRROR: ("mirror_age_s", "mirror_bytes_s", "mirror_keep"),
-    COMPACT: ("compact_share", "compact_keep"),
-    RETENTION: ("retention_by_run",),
-    RETRY: ("wait_for_space_s",),
-    FAILURES: ("failed_saves_most",),
+
+
+def _time(seconds: float | str) -> str:
+    """Return a time as a user writes it, in the largest unit of which it is a multiple."""
+    if isinstance(seconds, str):  # as it was given
+        return seconds
+    unit, unit_s = next(one for one in _UNITS if not seconds % one[1] or one[1] == 1)
+    # With 15 digits, since :g rounds to six, and the text must give the same value when it is entered again.
+    return f"{seconds / unit_s:.15g}{unit}"
+
+
+def _budget_text(budget: Budget) -> str:
+    low = "" if budget.low == budget.most else f" --low-bytes {exact_size(budget.low)}"
+    return f"{exact_size(budget.most)}{low}"
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How values of a kind are written. `read` raises ValueError for other text."""
+
+    wanted: str
+    read: Callable[[str], object]
+    text: Callable[[Any], str]
+
+
+_RULES = _Kind("rules", str, options_of)
+_BUDGET = _Kind("a size such as 2TB", str, _budget_text)
+_TIME = _Kind("a time such as 90s, 30m, 2h or 7d", lambda text: duration_s(text, "VALUE"), _time)
+_AGE = _Kind("a time such as 12h", str, _time)  # stored as it was given
+_SIZE = _Kind("a size such as 100GB", parse_size, exact_size)
+_SHARE = _Kind("a number", float, "{:g}".format)
+_COUNT = _Kind("a whole number", int, str)
+_NAME = _Kind("the name of a remote", str, printable)
+_SWITCH = _Kind("one of its words", str, str)
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A setting, and words for some of its values, each with an explanation."""
+
+    attribute: str
+    kind: _Kind
+    words: Mapping[str, tuple[object, str]] = field(default_factory=dict)
+
+    def value_of(self, key: str, text: str) -> object:
+        """Return the value that a text stands for."""
+        if text in self.words:
+            return self.words[text][0]
+        wanted = [self.kind.wanted] * (self.kind is not _SWITCH) + [*self.words]
+        msg = f"{key}: wanted {', or '.join(wanted)}, got {text!r}"
+        if self.kind is _SWITCH:
+            raise BadInput(msg)
+        if self.kind is _RULES:
+            raise BadInput(msg, hint=f"ckstore config {key} --keep-last 3, for example")
+        try:
+            return self.kind.read(text)
+        except (ValueError, BadInput) as error:
+            raise BadInput(msg) from error
+
+    def text_of(self, value: object) -> str:
+        """Return a value as it can be entered again, with the explanation of a word."""
+        for word, (stands_for, means) in self.words.items():
+            if value == stands_for and isinstance(value, bool) is isinstance(stands_for, bool):
+                return f"{word}: {means}" if means else word
+        return self.kind.text(value)
+
+
+SETTINGS = {
+    "retention": _Setting("retention", _RULES, {"off": (None, "checkpoints are kept until they are deleted")}),
+    "budget": _Setting("budget", _BUDGET, {"off": (None, "checkpoints may fill the disk")}),
+    "make-room": _Setting("make_room", _RULES, {"off": (None, "a save that does not fit fails")}),
+    "read-back": _Setting("read_back", _SWITCH, {"on": (True, ""), "off": (False, "")}),
+    "recheck-share": _Setting("recheck_share", _SHARE, {"off": (0, "saves do not read the blobs that they reuse")}),
+    "save-retries": _Setting("save_retries", _COUNT, {"off": (0, "a failed save is not retried")}),
+    "wait-for-space": _Setting("wait_for_space_s", _TIME, {"off": (0, "a save fails at once on a full disk")}),
+    "on-failed-save": _Setting(
+        "on_failed_save",
+        _SWITCH,
+        {
+            "raise": ("raise", "a failed save ends the training"),
+            "warn": ("warn", "the training continues, up to failed-saves-most"),
+        },
+    ),
+    "failed-saves-most": _Setting("failed_saves_most", _COUNT),
+    "health-share": _Setting("health_share", _SHARE, {"off": (0, "no checkpoint is marked as unhealthy")}),
+    "undo-by-hand": _Setting("undo_by_hand_s", _TIME, {"off": (0, "deleted checkpoints are freed at once")}),
+    "undo-by-rule": _Setting(
+        "undo_by_rule_s", _TIME, {"off": (0, "checkpoints that rules drop or saves replace are freed at once")}
+    ),
+    "grace": _Setting("grace_s", _TIME, {"off": (0, "gc frees at once, even data that other hosts have open")}),
+    "evaluation-patience": _Setting(
+        "evaluation_patience_s", _TIME, {"off": (0, "rules also drop checkpoints that are being evaluated")}
+    ),
+    "shared": _Setting(
+        "shared",
+        _SWITCH,
+        {
+            "auto": (None, "detected from the filesystem"),
+            "on": (True, "other hosts use the store"),
+            "off": (False, "only this host uses the store"),
+        },
+    ),
+    "threads": _Setting("threads", _COUNT, {"auto": (None, "default for the machine")}),
+    "mirror": _Setting("mirror", _NAME, {"off": (None, "checkpoints are not copied to a remote")}),
+    "mirror-age": _Setting("mirror_age_s", _TIME),
+    "mirror-rate": _Setting("mirror_bytes_s", _SIZE, {"off": (None, "no limit")}),
+    "mirror-keep": _Setting("mirror_keep", _COUNT),
+    "keep-local": _Setting("keep_local", _RULES, {"off": (None, "all data remains local")}),
+    "keep-remote": _Setting("keep_remote", _RULES, {"off": (None, "the mirror keeps all checkpoints")}),
+    "cache": _Setting(
+        "cache_bytes", _SIZE, {"auto": (None, "a tenth of the disk"), "off": (0, "downloaded data is not kept")}
+    ),
+    "push-deltas": _Setting("push_deltas", _SWITCH, {"on": (True, ""), "off": (False, "")}),
+    "compact-after": _Setting("compact_after", _AGE, {"off": (None, "only ckstore compact compacts")}),
+    "compact-share": _Setting("compact_share", _SHARE),
+    "compact-keep": _Setting("compact_keep", _COUNT),
 }
-"""Further attributes of a setting."""
-_COMPACT_HOW = "ckstore config compact --time 12h --share 0.1 --count 3"
-_RETRY_HOW = "ckstore config retry --count 5 --time 10m"
-_FAILURES_HOW = "ckstore config failures --on --count 3"
-_MIRROR_HOW = "ckstore config mirror NAME --time 10m --bwlimit 200MB --count 3"
-_HOW = {MIRROR: _MIRROR_HOW, COMPACT: _COMPACT_HOW, RETRY: _RETRY_HOW, FAILURES: _FAILURES_HOW}
-_SHARED_WORDS = {
-    None: "detected from the filesystem",
-    True: "on: other hosts use the store",
-    False: "off: only this host uses the store",
-}
-_GRACE_HOW = "ckstore config grace --time 2h"
-# Rules drop checkpoints at each save, and these take space. A user may notice a mistake only on the next day.
-_BY_HAND_S, _BY_RULE_S = 86400.0, 3600.0
-_BUDGET_HOW = "ckstore config budget --max-bytes 2TB --low-bytes 1.8TB"
-_CACHE_HOW = "ckstore config cache --max-bytes 100GB"
-_SHARED_HOW = "ckstore config shared --on"
-_THREADS_HOW = "ckstore config threads --count 8"
+"""The settings by their keys. A key is the name of the attribute of `ckstore.StoreConfig` without its unit."""
+
+_RUNS = "retention_by_run"
 
 
 @click.command()
-@click.argument("setting", required=False, metavar="[SETTING]", type=OneOf(_SETTINGS))
-@click.argument("name", required=False)
+@click.argument("key", required=False, metavar="[KEY]", type=OneOf([*SETTINGS]))
+@click.argument("value", required=False, metavar="[VALUE]")
 @rule_options
-@click.option(
-    "--run", metavar="RUN", help="For retention: set the policy of this run, or of the runs that match a glob."
-)
-@click.option(
-    "--on/--off", "wanted", default=None, help="Turn a setting on or off. Instead of --on, a policy needs rules."
-)
-@click.option(
-    "--share",
-    metavar="SHARE",
-    type=Number(min=0),
-    help="Share from 0 to 1 of a state (recheck), of new data (health) or of one processor (compact).",
-)
-@click.option(
-    "--auto",
-    "unset",
-    is_flag=True,
-    help="For shared, threads and cache: use the default for the filesystem or the machine.",
-)
-@click.option(
-    "--count",
-    type=WholeNumber(min=0),
-    metavar="N",
-    help="Number of threads (threads), checkpoints of each run to keep (mirror, compact), retries (retry) or failures "
-    "in a row (failures).",
-)
-@click.option(
-    "--time",
-    "wait",
-    metavar="TIME",
-    help="A time such as 30m, 2h or 1d. For undo and grace, how long dropped data is kept. For evaluation, how long an "
-    "evaluator protects its checkpoint. For mirror, how long a checkpoint may be missing on the mirror before ckstore "
-    "doctor warns. For compact, the minimum age. For retry, how long a save waits on a full disk.",
-)
-@click.option("--bwlimit", metavar="SIZE", help="For mirror: the maximum upload rate per second, such as 200MB.")
+@click.option("--run", metavar="RUN", help="For retention: the policy of this run, or of the runs that match a glob.")
+@click.option("--unset", is_flag=True, help="Restore the default of KEY.")
 @framed
-def config(  # noqa: PLR0917 - one for each option
-    frame: Frame,
-    /,
-    setting: str | None,
-    name: str | None,
-    run: str | None,
-    wanted: bool | None,  # noqa: FBT001 - click's
-    share: float | None,
-    wait: str | None,
-    bwlimit: str | None,
-    unset: bool,  # noqa: FBT001 - click's
-    count: int | None,
-    **rules: Any,
-) -> None:
-    """Show all settings of the store, or show or change one SETTING.
+def config(frame: Frame, /, key: str | None, value: str | None, run: str | None, *, unset: bool, **rules: Any) -> None:
+    """Show all settings of the store, show the setting KEY, or set it to VALUE.
 
-    Settings are saved in the store and apply to every process.
+    Settings are saved in the store and apply to every process. A policy has rules
+    instead of a VALUE. A TIME is 90s, 30m, 2h or 7d, for example.
 
     \b
     The settings are
-      retention    rules that are applied to a run after each save to it, and that
-                   drop and free its other checkpoints (with --run, rules of one run
-                   or of the runs that match a glob)
-      budget       maximum size of all checkpoints, above which a save drops the
-                   oldest
-      make-room    rules for the checkpoints that a save must keep when it drops the
-                   oldest because it does not fit
-      read-back    whether a save reads its data back from the disk before it counts
-                   as durable
-      recheck      share of a state that a save reads again from reused blobs, to find
-                   bit rot
-      retry        number of retries when the storage fails, and waiting time on a
-                   full disk
-      failures     whether a training continues when the storage fails a save, and for
-                   how many saves in a row
-      health       share of new data that a save checks for NaN and infinite values
-      undo         how long ckstore undo can restore deleted checkpoints, which is a
-                   day by default (--on also keeps checkpoints that rules drop or
-                   saves replace, for an hour)
-      grace        how long dropped data is kept if other hosts use the filesystem
-      evaluation   how long rules wait for a checkpoint that is being evaluated
-      shared       whether other hosts use the store (by default detected from the
-                   filesystem)
-      threads      number of threads of a save, a load or a verification
-      mirror       the remote NAME to which every durable checkpoint is copied
-      keep-local   rules for the checkpoints whose data remains local once the mirror
-                   has it
-      keep-remote  rules for the checkpoints that the mirror keeps
-      cache        maximum size of downloaded data that is kept locally
-      push-deltas  whether pushes to object storage send differences to earlier
-                   checkpoints
-      compact      age at which checkpoints are compacted in the background
+      retention RULES      rules that are applied to a run after each save to it, and
+                           that drop and free its other checkpoints (with --run, rules
+                           of one run or of the runs that match a glob)
+      budget SIZE          maximum size of all checkpoints, above which a save drops
+                           the oldest, until --low-bytes are left
+      make-room RULES      the checkpoints that a save must keep when it drops the
+                           oldest because it does not fit
+      read-back on         whether a save reads its data back from the disk before it
+                           counts as durable
+      recheck-share SHARE  share of a state that a save reads again from reused blobs,
+                           to find bit rot
+      save-retries N       number of retries when the storage fails
+      wait-for-space TIME  how long a save waits on a full disk
+      on-failed-save warn  whether a training continues when the storage fails a save
+      failed-saves-most N  for how many saves in a row it continues
+      health-share SHARE   share of new data that a save checks for NaN and infinite
+                           values
+      undo-by-hand TIME    how long ckstore undo can restore deleted checkpoints
+      undo-by-rule TIME    the same, for checkpoints that rules drop or saves replace
+      grace TIME           how long dropped data is kept if other hosts use the
+                           filesystem
+      evaluation-patience TIME
+                           how long rules wait for a checkpoint that is being evaluated
+      shared on            whether other hosts use the store (auto detects it from the
+                           filesystem)
+      threads N            number of threads of a save, a load or a verification
+      mirror NAME          the remote to which every durable checkpoint is copied
+      mirror-age TIME      how long a checkpoint may be missing on the mirror before
+                           ckstore doctor warns
+      mirror-rate SIZE     maximum upload rate per second
+      mirror-keep N        how many checkpoints of each run that the mirror lacks are
+                           kept
+      keep-local RULES     the checkpoints whose data remains local once the mirror has
+                           it
+      keep-remote RULES    the checkpoints that the mirror keeps
+      cache SIZE           maximum size of downloaded data that is kept locally
+      push-deltas on       whether pushes to object storage send differences to earlier
+                           checkpoints
+      compact-after TIME   age at which checkpoints are compacted in the background
+      compact-share SHARE  share of one processor that this may use
+      compact-keep N       how many of the newest checkpoints of each run stay plain
 
     \b
     Example:
@@ -176,23 +208,13 @@ def config(  # noqa: PLR0917 - one for each option
       ckstore config retention
       ckstore config retention --keep-last 3 --keep-best loss
       ckstore config retention --run 'sweep-*' --keep-last 1
-      ckstore config budget --max-bytes 2TB --low-bytes 1.8TB
-      ckstore config make-room --keep-last 2
-      ckstore config read-back --on
-      ckstore config recheck --share 0.05
-      ckstore config retry --count 5 --time 10m
-      ckstore config failures --on --count 3
-      ckstore config undo --time 7d
-      ckstore config grace --time 2h
-      ckstore config shared --on
-      ckstore config threads --count 8
-      ckstore config mirror cold --time 10m --bwlimit 200MB
-      ckstore config keep-local --keep-last 3
-      ckstore config keep-remote --keep-last 50 --keep-every 10000
-      ckstore config cache --max-bytes 100GB
-      ckstore config compact --time 12h --share 0.1 --count 3
-      ckstore config push-deltas --on
-      ckstore config retention --off
+      ckstore config retention off
+      ckstore config budget 2TB --low-bytes 1.8TB
+      ckstore config undo-by-hand 7d
+      ckstore config read-back on
+      ckstore config threads 8
+      ckstore config mirror cold
+      ckstore config --unset threads
 
     \b
     Exit status:
@@ -200,280 +222,71 @@ def config(  # noqa: PLR0917 - one for each option
       2  wrong usage
       4  no such store
     """
-    shown = setting
-    given = (name, run, wanted, share, wait, bwlimit, count, *rules.values())
-    if not unset and all(one in (None, ()) for one in given):
-        setting = None  # nothing is changed, and the setting is shown
-    more = (
-        _mirror_of(setting, name, wanted, wait, bwlimit, count)
-        or _compact_of(setting, wanted, wait, share, count)
-        or _retry_of(setting, wanted, wait, count)
-        or _failures_of(setting, wanted, count)
-    )
-    if more is not None:
-        wanted = wait = count = None
-        share = None if setting == COMPACT else share
-    budget = _budget_of(setting, rules)
-    policy = None if budget is not None else policy_of(rules)
-    if run is not None and setting != RETENTION:
-        raise BadInput("only retention has a --run", hint="ckstore config retention --run 'sweep-*' --keep-last 3")
-    _check_shared(setting, wanted, unset=unset)
-    _check_threads(setting, count, wanted, unset=unset)
-    _check(setting, policy, wanted, share, wait)
-    if setting == BUDGET and (budget is None) != (wanted is False):
-        raise BadInput(f"{BUDGET} needs --max-bytes, or --off", hint=_BUDGET_HOW)
-    if setting == CACHE and [budget is not None, wanted is False, unset].count(True) != 1:
-        raise BadInput(f"{CACHE} needs --max-bytes, --auto or --off", hint=_CACHE_HOW)
-    grace_s = None if wait is None else duration_s(wait, "--time")
-    undo_s = (_BY_HAND_S if wanted else 0) if wait is None else grace_s
+    given = {name for name, rule in rules.items() if rule not in (None, ())}
+    if key is None:
+        if given or run is not None or unset:
+            raise BadInput("no KEY was given", hint="ckstore config --help lists the keys")
+        changes = None
+    else:
+        changes = _change(key, value, given, run, rules, unset=unset)
     out = frame.output()
-    with frame.reading() if setting is None else frame.writing() as store:
-        if setting == RETENTION and run is not None:
-            others = {glob: own for glob, own in store.config.retention_by_run.items() if glob != run}
-            store.config.retention_by_run = others if policy is None else {**others, run: policy}
-        elif more is not None:
-            for attribute, value in more.items():
-                setattr(store.config, attribute, value)
-        elif setting is not None:
-            values: dict[str, object] = {
-                RETENTION: policy,
-                BUDGET: budget,
-                MAKE_ROOM: policy,
-                KEEP_LOCAL: policy,
-                KEEP_REMOTE: policy,
-                CACHE: 0 if wanted is False else None if budget is None else budget.most,
-                READ_BACK: bool(wanted),
-                DELTAS: bool(wanted),
-                RECHECK: 0 if wanted is False else share,
-                HEALTH: 0 if wanted is False else share,
-                UNDO: undo_s,
-                GRACE: 0 if wanted is False else grace_s,
-                EVALUATION: 0 if wanted is False else grace_s,
-                SHARED: wanted,
-                THREADS: count,
-            }
-            setattr(store.config, _ATTRIBUTES[setting], values[setting])
-        if setting == UNDO:
-            store.config.undo_by_rule_s = None if undo_s is None else min(undo_s, _BY_RULE_S)
-        found = {name: getattr(store.config, name) for name in chain(_ATTRIBUTES.values(), *_MORE.values())}
-    own = found if shown is None else (_ATTRIBUTES[shown], *_MORE.get(shown, ()))
-    out.document({name: found[name] for name in own})
-    out.lines(f"{name}  {words}" for name, words in _words(found) if shown in (None, name))
-    if setting in (RETENTION, BUDGET) and wanted is None:
+    with frame.reading() if changes is None else frame.writing() as store:
+        if changes is not None and key is not None:
+            _set(store, key, run, changes[0])
+        found = {one.attribute: getattr(store.config, one.attribute) for one in SETTINGS.values()}
+        found[_RUNS] = store.config.retention_by_run
+    shown = SETTINGS if key is None else {key: SETTINGS[key]}
+    attributes = [one.attribute for one in shown.values()] + [_RUNS] * ("retention" in shown)
+    out.document({name: found[name] for name in attributes})
+    out.lines(f"{name}  {text}" for name, text in _lines(shown, found))
+    if changes is not None and key in ("retention", "budget") and changes[0] is not None:
         out.note(
             "applied after each save from now on; to apply it at once, run ckstore prune (--dry-run shows the result)"
         )
 
 
-def _words(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each setting with its value. Retention is repeated for each run or glob with its own rules."""
-    share, health, grace_s = found["recheck_share"], found["health_share"], found["grace_s"]
-    yield RETENTION, options_of(found["retention"]) or "off: checkpoints are kept until they are deleted"
-    for glob, own in found["retention_by_run"].items():
-        yield RETENTION, f"--run {printable(glob)} {options_of(own)}"
-    yield BUDGET, _budget_words(found["budget"])
-    yield MAKE_ROOM, options_of(found["make_room"]) or "off: a save that does not fit fails"
-    yield READ_BACK, "on" if found["read_back"] else "off"
-    yield RECHECK, f"--share {share:g}" if share else "off: saves do not read the blobs that they reuse"
-    yield RETRY, _retry_words(found)
-    yield FAILURES, _failures_words(found)
-    yield HEALTH, f"--share {health:g}" if health else "off: no checkpoint is marked as unhealthy"
-    by_rule = _time(found["undo_by_rule_s"]) if found["undo_by_rule_s"] else "not"
-    undo = f"--time {_time(found['undo_by_hand_s'])}, but {by_rule} for checkpoints that rules drop"
-    yield UNDO, undo if found["undo_by_hand_s"] else "off: dropped checkpoints are freed at once"
-    yield (
-        GRACE,
-        f"--time {_time(grace_s)}" if grace_s else "off: gc frees at once, even data that other hosts have open",
-    )
-    patience_s = found["evaluation_patience_s"]
-    yield (
-        EVALUATION,
-        f"--time {_time(patience_s)}" if patience_s else "off: rules also drop checkpoints that are being evaluated",
-    )
-    yield SHARED, _SHARED_WORDS[found["shared"]]
-    yield THREADS, str(found["threads"] or "default for the machine")
-    yield MIRROR, _mirror_words(found)
-    yield KEEP_LOCAL, options_of(found["keep_local"]) or "off: all data remains local"
-    yield KEEP_REMOTE, options_of(found["keep_remote"]) or "off: the mirror keeps all checkpoints"
-    yield CACHE, _cache_words(found["cache_bytes"])
-    yield DELTAS, "on" if found["push_deltas"] else "off"
-    yield COMPACT, _compact_words(found)
+def _change(
+    key: str, value: str | None, given: set[str], run: str | None, rules: Mapping[str, Any], *, unset: bool
+) -> tuple[object] | None:
+    """Return the new value of a setting, or None if it is only shown."""
+    setting = SETTINGS[key]
+    if run is not None and key != "retention":
+        raise BadInput("only retention has a --run", hint="ckstore config retention --run 'sweep-*' --keep-last 3")
+    if [value is not None, setting.kind is _RULES and bool(given), unset].count(True) > 1:
+        raise BadInput(f"{key}: give either a value, rules or --unset")
+    if unset:
+        return (None,)
+    if setting.kind is _BUDGET and value is not None and value not in setting.words:
+        if given - {"low_bytes"}:
+            raise BadInput("budget has no rules but --low-bytes", hint="ckstore config budget 2TB --low-bytes 1.8TB")
+        from ckstore.model.settings.retention import Budget
+
+        return (Budget(value, rules["low_bytes"]),)
+    if setting.kind is _RULES and given:
+        return (policy_of(rules),)
+    if given:
+        raise BadInput(
+            f"{key} has no rules", hint=f"ckstore config {key} VALUE; ckstore config --help lists the values"
+        )
+    if value is not None:
+        return (setting.value_of(key, value),)
+    if run is not None:
+        raise BadInput(f"the rules of the run {printable(run)} are missing", hint="give rules, off or --unset")
+    return None
 
 
-def _check(
-    setting: str | None,
-    policy: RetentionPolicy | None,
-    wanted: bool | None,  # noqa: FBT001 - click's
-    share: float | None,
-    wait: str | None,
-) -> None:
-    """Raise if the options do not fit the setting."""
-    if setting in _HOW:
-        if policy is not None or share is not None:
-            raise BadInput(f"{setting} has no rules" + " and no --share" * (setting != COMPACT), hint=_HOW[setting])
+def _set(store: Store, key: str, run: str | None, value: object) -> None:
+    if run is None:
+        setattr(store.config, SETTINGS[key].attribute, value)
         return
-    if setting is None and any(given is not None for given in (policy, wanted, share, wait)):
-        raise BadInput("no SETTING was given", hint=f"name one of {', '.join(_SETTINGS)}")
-    if setting not in _SHARES and share is not None:
-        raise BadInput(f"{setting} has no --share", hint="ckstore config recheck --share 0.05")
-    if setting not in (GRACE, EVALUATION, UNDO) and wait is not None:
-        raise BadInput(f"{setting} has no --time", hint=_GRACE_HOW)
-    if setting in _POLICIES and (policy is None) != (wanted is False):
-        raise BadInput(f"{setting} needs rules, or --off", hint=f"ckstore config {setting} --keep-last 3, for example")
-    if setting in (READ_BACK, DELTAS) and (policy is not None or wanted is None):
-        raise BadInput(f"{setting} needs either --on or --off", hint=f"ckstore config {setting} --on")
-    if setting in _SHARES and (policy is not None or (wanted is None) == (share is None)):
-        raise BadInput(f"{setting} needs --on, --off or --share", hint=f"ckstore config {setting} --share 0.05")
-    if setting in (GRACE, EVALUATION, UNDO) and (policy is not None or (wanted is None) == (wait is None)):
-        raise BadInput(f"{setting} needs --on, --off or --time", hint=f"ckstore config {setting} --time 2h")
-    if setting == SHARED and policy is not None:
-        raise BadInput(f"{setting} has no rules", hint=_SHARED_HOW)
+    others: dict[str, Any] = {glob: own for glob, own in store.config.retention_by_run.items() if glob != run}
+    store.config.retention_by_run = others if value is None else {**others, run: value}
 
 
-def _mirror_of(  # noqa: PLR0917
-    setting: str | None,
-    name: str | None,
-    wanted: bool | None,  # noqa: FBT001 - click's
-    wait: str | None,
-    bwlimit: str | None,
-    count: int | None,
-) -> dict[str, object] | None:
-    """Return the new values of the mirror settings, or None if `setting` is another one."""
-    if setting != MIRROR:
-        if name is not None or bwlimit is not None:
-            raise BadInput("only mirror has a NAME and --bwlimit", hint=_MIRROR_HOW)
-        return None
-    given = _given(
-        mirror=name,
-        mirror_age_s=None if wait is None else duration_s(wait, "--time"),
-        mirror_bytes_s=None if bwlimit is None else parse_size(bwlimit),
-        mirror_keep=count,
-    )
-    if wanted or bool(given) == (wanted is False):
-        raise BadInput(f"{MIRROR} needs the NAME of a remote, options, or --off", hint=_MIRROR_HOW)
-    return given or {"mirror": None}
-
-
-def _compact_of(
-    setting: str | None,
-    wanted: bool | None,  # noqa: FBT001 - click's
-    wait: str | None,
-    share: float | None,
-    count: int | None,
-) -> dict[str, object] | None:
-    """Return the new values of the compaction settings, or None if `setting` is another one."""
-    if setting != COMPACT:
-        return None
-    given = _given(compact_after=wait, compact_share=share, compact_keep=count)
-    if wanted or bool(given) == (wanted is False):
-        raise BadInput(f"{COMPACT} needs options, or --off", hint=_COMPACT_HOW)
-    return given or {"compact_after": None}
-
-
-def _retry_of(
-    setting: str | None,
-    wanted: bool | None,  # noqa: FBT001 - click's
-    wait: str | None,
-    count: int | None,
-) -> dict[str, object] | None:
-    """Return the new values of the retry settings, or None if `setting` is another one."""
-    if setting != RETRY:
-        return None
-    given = _given(save_retries=count, wait_for_space_s=None if wait is None else duration_s(wait, "--time"))
-    if wanted or bool(given) == (wanted is False):
-        raise BadInput(f"{RETRY} needs --count, --time or --off", hint=_RETRY_HOW)
-    return given or {"save_retries": 0, "wait_for_space_s": 0}
-
-
-def _failures_of(
-    setting: str | None,
-    wanted: bool | None,  # noqa: FBT001 - click's
-    count: int | None,
-) -> dict[str, object] | None:
-    """Return the new values of the settings for failed saves, or None if `setting` is another one."""
-    if setting != FAILURES:
-        return None
-    if wanted is None or (count is not None and not wanted):
-        raise BadInput(f"{FAILURES} needs --on, optionally with --count, or --off", hint=_FAILURES_HOW)
-    # The number is set first, so that an invalid one changes nothing.
-    return {**_given(failed_saves_most=count), "on_failed_save": "warn" if wanted else "raise"}
-
-
-def _given(**values: object) -> dict[str, object]:
-    return {attribute: value for attribute, value in values.items() if value is not None}
-
-
-def _time(seconds: float) -> str:
-    """Return a time as a user writes it, in the largest unit of which it is a multiple."""
-    unit, unit_s = next(one for one in _UNITS if not seconds % one[1] or one[1] == 1)
-    # With 15 digits, since :g rounds to six, and the text must give the same value when it is entered again.
-    return f"{seconds / unit_s:.15g}{unit}"
-
-
-def _mirror_words(found: Mapping[str, Any]) -> str:
-    if found["mirror"] is None:
-        return "off: checkpoints are not copied to a remote"
-    limit = "" if found["mirror_bytes_s"] is None else f" --bwlimit {exact_size(found['mirror_bytes_s'])}"
-    name = printable(found["mirror"])
-    return f"{name} --time {_time(found['mirror_age_s'])} --count {found['mirror_keep']}{limit}"
-
-
-def _compact_words(found: Mapping[str, Any]) -> str:
-    after = found["compact_after"]
-    if after is None:
-        return "off: only ckstore compact compacts"
-    age = after if isinstance(after, str) else _time(after)
-    return f"--time {age} --share {found['compact_share']:g} --count {found['compact_keep']}"
-
-
-def _retry_words(found: Mapping[str, Any]) -> str:
-    count, wait_s = found["save_retries"], found["wait_for_space_s"]
-    if not count and not wait_s:
-        return "off: a failed save is not retried"
-    return f"--count {count}" + (f" --time {_time(wait_s)}" if wait_s else "")
-
-
-def _failures_words(found: Mapping[str, Any]) -> str:
-    if found["on_failed_save"] == "warn":
-        return f"on --count {found['failed_saves_most']}"
-    return "off: a failed save ends the training"
-
-
-def _budget_of(setting: str | None, rules: Mapping[str, Any]) -> Budget | None:
-    """Return the budget that --max-bytes and --low-bytes specify for the setting, or None if they do not."""
-    if setting not in (BUDGET, CACHE) or rules["max_bytes"] is None:
-        return None
-    from ckstore.model.settings.retention import Budget
-
-    if any(value not in (None, ()) for name, value in rules.items() if not name.endswith("_bytes")):
-        raise BadInput(f"{setting} accepts only --max-bytes and --low-bytes", hint=_BUDGET_HOW)
-    return Budget(rules["max_bytes"], rules["low_bytes"])
-
-
-def _budget_words(budget: Budget | None) -> str:
-    if budget is None:
-        return "off: checkpoints may fill the disk"
-    low = "" if budget.low == budget.most else f" --low-bytes {exact_size(budget.low)}"
-    return f"--max-bytes {exact_size(budget.most)}{low}"
-
-
-def _cache_words(cache_bytes: int | None) -> str:
-    if cache_bytes is None:
-        return "a tenth of the disk"
-    return f"--max-bytes {exact_size(cache_bytes)}" if cache_bytes else "off: downloaded data is not kept"
-
-
-def _check_shared(setting: str | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001 - click's
-    """Raise if --auto does not fit the setting or is combined with another option."""
-    if unset and setting not in (SHARED, THREADS, CACHE):
-        raise BadInput("only shared, threads and cache have --auto", hint=_SHARED_HOW)
-    if setting == SHARED and (wanted is None) != unset:
-        raise BadInput(f"{setting} needs --on, --off or --auto", hint=_SHARED_HOW)
-
-
-def _check_threads(setting: str | None, count: int | None, wanted: bool | None, *, unset: bool) -> None:  # noqa: FBT001
-    """Raise if --count does not fit the setting or is missing."""
-    if count is not None and setting != THREADS:
-        raise BadInput("only threads has a --count", hint=_THREADS_HOW)
-    if setting == THREADS and ((count is None) != unset or wanted is not None):
-        raise BadInput(f"{setting} needs --count or --auto", hint=_THREADS_HOW)
+def _lines(shown: Mapping[str, _Setting], found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each setting with its value. Retention is repeated for each run or glob with its own rules."""
+    for key, setting in shown.items():
+        yield key, setting.text_of(found[setting.attribute])
+        if key == "retention":
+            for glob, own in found[_RUNS].items():
+                yield key, f"--run {printable(glob)} {options_of(own)}"

@@ -85,7 +85,7 @@ def _report(out: Output, store: Store) -> None:
     out.line(f"made a store at {printable(str(store.path))}")
     out.line(f"hash {settings.hash}, chunks of {size_text(settings.chunk_bytes)}")
     out.note(
-        "deletions can be undone for a day with ckstore undo; with ckstore config undo --off, they free space at once"
+        "deletions can be undone for a day with ckstore undo; ckstore config undo-by-hand off frees their space at once"
     )
     for warning in store.warnings:
         out.warning(printable(warning))
