@@ -18,7 +18,6 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
 from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options, places_of
 from ckstore.saver.helper_processes import SUBSCRIBERS, wake_mirror
-from ckstore.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,7 +93,6 @@ class Store:
             process ends, and prepare memory and the saver before the first save.
     """
 
-    @short_tracebacks
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -125,7 +123,6 @@ class Store:
             self._continue(continue_from)
 
     @classmethod
-    @short_tracebacks
     def init(
         cls,
         path: str | os.PathLike[str],
@@ -153,7 +150,6 @@ class Store:
         return cls(root, run=run, catalog_path=catalog_path)
 
     @classmethod
-    @short_tracebacks
     def open(
         cls,
         path: str | os.PathLike[str],
@@ -222,7 +218,6 @@ class Store:
         return store
 
     @classmethod
-    @short_tracebacks
     def open_or_init(
         cls,
         path: str | os.PathLike[str],
@@ -260,7 +255,7 @@ class Store:
             BadInput: Something else is at `path`, no directory can be made there, or an argument is out of range.
         """
         store = None
-        with suppress(StoreNotFound):  # otherwise tracebacks of later errors would show it as their cause
+        with suppress(StoreNotFound):  # otherwise later errors would show it as their context
             store = cls(path, run=run, catalog_path=catalog_path)
         if store is None:
             root = _resolved(path)
@@ -278,7 +273,6 @@ class Store:
         return store
 
     @classmethod
-    @short_tracebacks
     def clone(
         cls,
         source: str | os.PathLike[str],
@@ -2277,7 +2271,6 @@ def _tell_made(root: Path) -> None:
     tell_made(root)
 
 
-@short_tracebacks
 def open_checkpoint(path: str | os.PathLike[str], *, max_bytes: int | None = None) -> OpenCheckpoint:
     """Open a checkpoint by its directory, in a store or a copy made with ``cp -r``, as a context manager.
 

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, settings
 _rooms = [f"tests.{folder.name}" for folder in Path(__file__).parent.iterdir() if folder.is_dir()]
 pytest.register_assert_rewrite(*(room for room in _rooms if room not in sys.modules))
 
-from ckstore import tracebacks  # noqa: E402
 from ckstore.fs import holders  # noqa: E402
 from ckstore.ops import notices  # noqa: E402
 from tests.support.descriptors import open_below  # noqa: E402
@@ -131,7 +130,6 @@ def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / ".home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv(tracebacks.FULL, "1")  # a test that fails shows where
     monkeypatch.chdir(tmp_path)
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != 1:

@@ -12,13 +12,11 @@ from ckstore.model.canonical import SAFE_INT
 from ckstore.model.document import shown
 from ckstore.model.metric_names import Mode, mode_by_name
 from ckstore.model.words import printable
-from ckstore.tracebacks import short_init
 
 _MODES = ("min", "max")
 _COUNT = re.compile(r"[0-9]{1,16}\Z")
 
 
-@short_init
 @dataclass(frozen=True, slots=True)
 class Best:
     """The `n` checkpoints with the best value of a metric. Of equal values, the newer is better. NaN never counts.

@@ -20,7 +20,6 @@ from ckstore.errors import CkstoreError, InsufficientSpace, InUse, UnsafePlace
 from ckstore.fs import files
 from ckstore.fs.store_path import NotInStore
 from ckstore.model.names import DEFAULT_RUN
-from ckstore.tracebacks import drop_frames, shorten
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,34 +89,28 @@ def _as_act(method: Callable[P, R], places: Callable[[Any], tuple[object, ...]])
         # Created before `try`: the `finally` below must know what to remove, even if a signal handler raises.
         own_act = _Act(method, args, kwargs)
         try:
-            try:
-                _begin(own_act, places)
-                return method(*args, **kwargs)
-            # Before `OSError`, its base class: a symlink in place of a directory is an attack or an accident, and not
-            # an
-            # I/O error.
-            except NotInStore as error:
-                raise unsafe(_failed(method), error) from error
-            except CkstoreError as error:  # first, since one of them is also an OSError
-                shorten(error)
-                raise
-            except OSError as error:
-                msg = f"{_failed(method)}: {describe_os_error(error)}"
-                hint = "the operating system reported the cause above. Nothing in the store is lost"
-                if isinstance(error, PermissionError):
-                    hint = "it belongs to another user, or its permissions were changed. Nothing in the store is lost"
-                raise of_the_system(error, msg, hint=hint) from error
-            # Only after Python refused the call: checking the arguments of each call first would slow down every call.
-            except TypeError as error:
-                if msg := unknown_argument(method, kwargs):
-                    raise TypeError(msg) from error
-                raise
-            except MemoryError as error:
-                msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
-                raise CkstoreError(msg, hint="nothing in the store is lost") from error
-        except CkstoreError as error:
-            drop_frames(error)  # the frame of `call`, in which a system error was converted
-            raise  # without an argument, as in `short_tracebacks`
+            _begin(own_act, places)
+            return method(*args, **kwargs)
+        # Before `OSError`, its base class: a symlink in place of a directory is an attack or an accident, and not an
+        # I/O error.
+        except NotInStore as error:
+            raise unsafe(_failed(method), error) from error
+        except CkstoreError:  # first, since one of them is also an OSError
+            raise
+        except OSError as error:
+            msg = f"{_failed(method)}: {describe_os_error(error)}"
+            hint = "the operating system reported the cause above. Nothing in the store is lost"
+            if isinstance(error, PermissionError):
+                hint = "it belongs to another user, or its permissions were changed. Nothing in the store is lost"
+            raise of_the_system(error, msg, hint=hint) from error
+        # Only after Python refused the call: checking the arguments of each call first would slow down every call.
+        except TypeError as error:
+            if msg := unknown_argument(method, kwargs):
+                raise TypeError(msg) from error
+            raise
+        except MemoryError as error:
+            msg = f"{_failed(method)}: not enough memory{f': {error}' if str(error) else ''}"
+            raise CkstoreError(msg, hint="nothing in the store is lost") from error
         finally:
             # One call of C code, as at the entry: a handler that raises in between would make the thread be refused
             # forever.

@@ -15,7 +15,6 @@ from ckstore.ops import config_file
 from ckstore.ops.api_calls import api_call, places_of
 from ckstore.ops.config_file import Setting
 from ckstore.ops.context import Context, annotated, read_info
-from ckstore.tracebacks import short_tracebacks
 
 T = TypeVar("T")
 _GLOB = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,100}")
@@ -115,11 +114,9 @@ class _Attribute(Generic[T]):
             function.__name__, function.__qualname__ = member, f"StoreConfig.{member}"
         self._get, self._change = api_call(get), api_call(change)
 
-    @short_tracebacks
     def __get__(self, config: StoreConfig, _: object = None) -> T:
         return self._get(config)
 
-    @short_tracebacks
     def __set__(self, config: StoreConfig, value: T | None) -> None:
         self._change(config, value)
 
@@ -337,7 +334,6 @@ class StoreConfig:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    @short_tracebacks
     def __delattr__(self, name: str) -> None:
         setattr(self, name, None)
 

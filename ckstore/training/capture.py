@@ -12,7 +12,6 @@ from ckstore.model.names import CAPTURED
 from ckstore.ops.notices import warn
 from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
-from ckstore.tracebacks import short_tracebacks
 from ckstore.training.conditions import Conditions
 from ckstore.training.generators import find_generators, kind_of_generator, states_of
 from ckstore.training.loader import begin, check_loader, description, losses, place
@@ -30,7 +29,6 @@ _warned: set[str] = set()
 """The keys of the warnings that this process has issued."""
 
 
-@short_tracebacks
 def capture(
     model: Any = None,
     optimizer: Any = None,

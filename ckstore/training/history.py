@@ -34,7 +34,6 @@ from ckstore.ops.config_file import rules_of
 from ckstore.ops.notices import warn
 from ckstore.ops.save.gather import check_names, signs_of_incompleteness, step_in_name
 from ckstore.store import Store, context_of
-from ckstore.tracebacks import short_tracebacks
 
 _LATEST = ("latest", "latest_checkpointed_iteration.txt", "latest_checkpointed_iteration")
 # Trainers and `find_checkpoints` skip names that begin with a dot.
@@ -206,7 +205,6 @@ def _reading(path: StorePath) -> Iterator[None]:
         raise BadInput(msg, hint="import again when it is readable; checkpoints imported so far are kept") from error
 
 
-@short_tracebacks
 def import_history(
     store: Store,
     folder: str | os.PathLike[str],

@@ -17,7 +17,6 @@ from ckstore.ops.notices import warn
 from ckstore.store import RefLike, Store
 from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
-from ckstore.tracebacks import short_tracebacks
 from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rank_name, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.generators import find_generators, set_generators
@@ -92,7 +91,6 @@ class _RandomStates(_Receiver):
         self.differing = set_generators(self.generators, self.private)
 
 
-@short_tracebacks
 def restore(
     store: Store,
     ref: RefLike = "latest-valid",

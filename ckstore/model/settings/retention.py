@@ -11,7 +11,6 @@ from ckstore.model.best import Best, best_of, check_count
 from ckstore.model.document import refuse, shown
 from ckstore.model.sizes import exact_size, parse_size, size_text
 from ckstore.model.times import duration_s
-from ckstore.tracebacks import short_init
 
 _COUNTS = ("keep_last", "keep_every", "keep_nearest", "keep_hourly", "keep_daily", "keep_weekly")
 _RULES = (*_COUNTS, "keep_best", "keep_within", "max_bytes")
@@ -19,7 +18,6 @@ _MEMBERS = (*_RULES, "low_bytes")
 _BEST_MEMBERS = ("metric", "mode", "n")
 
 
-@short_init
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
     """The checkpoints of each run to keep. A checkpoint is kept if any rule keeps it, within `max_bytes`.
@@ -115,7 +113,6 @@ class RetentionPolicy:
             raise BadInput(f"{where}: {error}") from error
 
 
-@short_init
 @dataclass(frozen=True, slots=True)
 class Budget:
     """The disk space that the blobs of all checkpoints may take.

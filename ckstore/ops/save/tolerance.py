@@ -50,7 +50,16 @@ def tolerated(context: Context, error: CkstoreError, run: str, step: int | None)
         return None
     count = context.totals.tolerate(error.message)
     _untold.add(context.totals)
-    return None if count > context.failed_saves_most else NotSaved(run, step, error, count)
+    return None if count > context.failed_saves_most else NotSaved(run, step, _without_frames(error), count)
+
+
+def _without_frames(error: CkstoreError) -> CkstoreError:
+    """Return an error without the frames of its chain, which hold the state: the caller may keep the result."""
+    chain: list[BaseException] = [error]
+    for link in chain:
+        link.__traceback__ = None
+        chain += [one for one in (link.__cause__, link.__context__) if one is not None and one not in chain]
+    return error
 
 
 def or_not_saved(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import math
 import os
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -506,6 +508,23 @@ def test_a_failed_save_is_not_a_checkpoint_and_a_save_that_works_resets_the_coun
     told = [one for one in caplog.messages if "saves failed" in one]
     assert len(told) == 1
     assert told[0].startswith("5 saves failed; the last that worked: main@3. The last failure: saving main@6 failed")
+    check_after(store, sync)
+
+
+def test_a_result_that_is_kept_does_not_keep_the_state(store: Store, sync: FailingSync) -> None:
+    torch = pytest.importorskip("torch")
+    weights = torch.arange(50_000.0)
+    freed = weakref.ref(weights)
+    sync.arm(1, tries=FOR_GOOD)
+    with pytest.warns(CkstoreWarning, match="is not saved"):
+        failed = store.save({"w": weights}, step=1, retries=0, on_failure="warn")
+    sync.arm(0, 0)
+    del weights
+    gc.collect()
+
+    assert isinstance(failed, NotSaved)
+    assert isinstance(failed.error.__cause__, OSError)
+    assert freed() is None
     check_after(store, sync)
 
 
