@@ -253,7 +253,7 @@ class Collector:
 
     def _take_last(self, digest: str, nbytes: int, canonical: StorePath) -> tuple[LastLink | None, bool]:
         """Move the last name of a blob to trash unless the file is open. Return the link, and whether it was moved."""
-        if self._layout.shared:
+        if not self._layout.view.sees_changes:
             statx.refresh(canonical)
         status = dirfd_stat.status(canonical)
         if status.st_nlink > 1:
@@ -284,7 +284,7 @@ class Collector:
         return freed
 
     def _is_last(self, path: StorePath) -> bool:
-        if self._layout.shared:
+        if not self._layout.view.sees_changes:
             statx.refresh(path)
         return dirfd_stat.status(path).st_nlink == 1
 

@@ -17,6 +17,7 @@ from ckstore.model.checkpoint.tag import parse_tag
 from ckstore.model.digest import fan_out
 from ckstore.model.manifest.info import Stamp
 from ckstore.model.names import CheckpointKey, is_run, is_tag, key_of, parse_directory
+from ckstore.objects.host_view import ALL_SEEN, HostView
 
 MANIFEST = "manifest.json"
 PLAIN = "plain.json"
@@ -52,7 +53,7 @@ class Layout:
     """The places of the store at `path`. docs/format/v1.md describes their purpose."""
 
     path: Path  # the root, absolute
-    shared: bool = False  # whether other hosts may be at work in it, whose locks are not seen from here
+    view: HostView = ALL_SEEN  # the processes that use it and are visible here
     hash_prefix: str = ""  # with which all digests of the store begin; empty: any
     # Runs and checkpoints that this user may not look into, as they were met, with what to say of each.
     passed_over: dict[str, str] = field(init=False, default_factory=dict, compare=False, repr=False)
@@ -224,7 +225,7 @@ class Layout:
     def run_stamp(self, run: str) -> RunStamp | None:
         """Return the stamp of a run. None if it is not available, or may be outdated because of other hosts."""
         # This host may still have the attributes of before another host's change.
-        if self.shared:
+        if not self.view.sees_changes:
             return None
         try:
             found = dirfd_stat.status(self.checkpoints / run)

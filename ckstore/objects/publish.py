@@ -145,7 +145,7 @@ def _publish(  # noqa: PLR0917
     """Search for other checkpoints of the step and rename, in one step for all processes that do so under the lock."""
     # The lock may not reach the other hosts of a shared filesystem: there a name does its work. It comes before the
     # lock, whose mark would tell a host that has the name that its own lock was lost.
-    hides = layout.shared and rule not in ("replace", "beside")
+    hides = not layout.view.sees_locks and rule not in ("replace", "beside")
     source, published = hidden_at(layout, manifest.run, manifest.step) if hides else staging.path, False
     try:
         if hides:

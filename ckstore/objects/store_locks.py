@@ -71,7 +71,7 @@ def _followed(
     layout: Layout, lock: locks.DirectoryLock, name: str, *, exclusive: bool, timeout_s: float
 ) -> locks.DirectoryLock:
     # On a local filesystem the file would cost two calls and an fsync, and tell nothing new.
-    if not layout.shared:
+    if layout.view.sees_locks:
         return lock
     try:
         # A store from before this directory existed, or a copied store, does not have it.

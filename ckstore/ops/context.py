@@ -15,6 +15,7 @@ from ckstore.model.lazy_property import LazyProperty
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
+from ckstore.objects.host_view import HostView
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, read_config, setting_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ckstore.model.settings.settings import StoreSettings
     from ckstore.model.training_identity import Parent
     from ckstore.objects.checkpoints import CheckpointDirectory
+    from ckstore.objects.host_view import HostView
     from ckstore.objects.layout import Layout, RunStamp
     from ckstore.objects.publish import Rule
     from ckstore.objects.staging import Staging
@@ -180,11 +182,6 @@ class Context:
     readonly: bool
     durable: bool = True  # False on a filesystem that is not known to keep a checkpoint through a power cut
     not_durable_because: str = ""  # why it is not durable, as a sentence; empty if it is
-    # Why other hosts may use the store, whose locks, open files and catalogs are not visible to this one; empty if that
-    # is impossible.
-    shared: str = ""
-    # Whether that is only assumed, since the settings could not be read: the store may be local.
-    is_assumed_shared: bool = False
     # The catalog belongs to this user or host only. Changes by other users and hosts are in their own, so this one
     # catches up from all directories at each opening and before gc.
     catalog_is_private: bool = False
@@ -243,9 +240,14 @@ class Context:
             return setting.default
 
     @property
+    def view(self) -> HostView:
+        """The processes that use the store and are visible on this host."""
+        return self.layout.view
+
+    @property
     def has_undo(self) -> bool:
-        """Whether dropped data is kept for the undo time of the settings; if the store is shared, the grace applies."""
-        return not self.shared or self.is_assumed_shared
+        """Whether dropped data is kept for the undo time of the settings, and not for the grace."""
+        return self.view.frees_at_once or self.view.is_assumed
 
     def of_step(self, run: str, step: int) -> list[CheckpointKey]:
         """Return the keys of the directories of one step; a run that has not changed is not listed again."""

@@ -139,7 +139,8 @@ class DirectoryCache:
 
     def of_step(self, layout: Layout, run: str, step: int) -> list[CheckpointKey]:
         """Return the keys of the existing directories of one step."""
-        if layout.shared:  # otherwise all would be listed each time, and the names of one step take a quarter of that
+        # All would be listed each time, and the names of one step take a quarter of that.
+        if not layout.view.sees_changes:
             return layout.of_step(run, step)
         self._runs[run] = seen = self._look(layout, run)
         return sorted(seen.steps.get(step, ()))

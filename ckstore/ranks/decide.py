@@ -141,7 +141,7 @@ class Coordinator:
         if outcome is not None:  # the others gave this rank up, or it is published
             return outcome
         is_fenced = bool(self.meeting.hear("fence"))
-        publishing = self._stop_publishers() if self.context.layout.shared else self.meeting.hear("publishing")
+        publishing = self.meeting.hear("publishing") if self.context.view.sees_locks else self._stop_publishers()
         # Not after a failed sync: to sync again, and to be told that all went well, would prove nothing.
         info = None if isinstance(error, UnknownOutcome) else self._published()
         if info is None and is_fenced:  # the others have moved away what this rank was to rename
@@ -155,7 +155,7 @@ class Coordinator:
     def _give_up(self, outcome: Document | None) -> CheckpointInfo:
         """End the try without publishing. Without an `outcome`, a rank that has the lock makes no progress."""
         # No lock reaches the ranks of other hosts. No outcome may say that nothing is published while one of them can.
-        if outcome is None or self.context.layout.shared:
+        if outcome is None or not self.context.view.sees_locks:
             publishing = self._stop_publishers()
             info = self._published()
             if info is not None:

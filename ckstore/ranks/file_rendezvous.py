@@ -148,7 +148,7 @@ class FileRendezvous(Meeting):
         # Ranks that have joined can still read it through their descriptors. A rank that comes later begins another
         # try. If other hosts may be using the store, the directory remains for the next try or gc, because their
         # descriptors may not reach it after a move.
-        if not self.layout.shared:
+        if self.layout.view.sees_changes:
             self.remove()
 
     def outcome(self) -> dict[str, Any] | None:
@@ -191,7 +191,7 @@ class FileRendezvous(Meeting):
         If no outcome moved the directory to trash, the last rank does, unless the store is shared.
         """
         self._lock.release()
-        if self.layout.shared:
+        if not self.layout.view.sees_locks:
             return
         with contextlib.suppress(OSError, InUse):  # the next opener sweeps it
             lock = locks.try_exclusive(self._path)

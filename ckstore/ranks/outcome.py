@@ -70,7 +70,7 @@ def _is_unpublished(layout: Layout, who: RankIdentity, staging: str) -> bool:
         return True
     except (FileNotFoundError, NotADirectoryError):  # renamed into its place, or swept: it does not say which
         # A rank of another host may be publishing it.
-        return layout.shared and _find_hidden(layout, who, take=False)
+        return not layout.view.sees_locks and _find_hidden(layout, who, take=False)
 
 
 def take_hidden(layout: Layout, who: RankIdentity) -> None:

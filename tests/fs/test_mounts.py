@@ -31,7 +31,7 @@ from pathlib import Path
 from ckstore.fs.host.mounts import examine
 from ckstore.model.doctor.place import why_not_durable, why_unknown
 facts = examine(Path(sys.argv[1]))
-print(json.dumps([facts.durable, why_not_durable(facts), why_unknown(facts), facts.shared]))
+print(json.dumps([facts.durable, why_not_durable(facts), why_unknown(facts), facts.other_hosts]))
 """
 
 
@@ -204,7 +204,7 @@ def test_without_the_table_the_number_of_a_filesystem_says_whether_it_is_shared(
 
     facts = mounts.examine(tmp_path)
 
-    assert facts.shared == shared
+    assert facts.other_hosts == shared
     assert not facts.durable
 
 

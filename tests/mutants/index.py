@@ -74,7 +74,7 @@ INDEX = [
         "a PID of another host is not looked up locally",
         "pid-of-another-host",
         "saver_name._saved",
-        "    if not id or context.shared:\n",
+        "    if not id or not context.view.sees_locks:\n",
         "    if not id:\n",
         "tests/ops/save/test_step_exists.py::test_none_is_named_where_the_journal_is_lost_or_of_several_hosts",
         "assert",

@@ -75,7 +75,7 @@ PUBLISHING = [
         "on a shared filesystem, a save gets a hidden name before it checks its step",
         "nothing-hidden",
         "publish._publish",
-        '    hides = layout.shared and rule not in ("replace", "beside")\n',
+        '    hides = not layout.view.sees_locks and rule not in ("replace", "beside")\n',
         "    hides = False\n",
         f"{_ONE_STEP}::test_a_save_that_stood_still_publishes_nothing_after_another_host_went_on[two]",
         "assert",

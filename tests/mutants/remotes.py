@@ -899,7 +899,7 @@ REMOTES = [
         "conditional writes are refused if locks are not known to reach other hosts",
         "locks-believed",
         "directory_objects.DirectoryObjects._look",
-        "not place.shared or reach_of_locks(place.kind, place.options).hosts is True",
+        "not place.other_hosts or reach_of_locks(place.kind, place.options).hosts is True",
         "True",
         f"{_IN_DIRECTORY}::test_a_store_mirrors_to_a_mounted_place_of_several_hosts[]",
         "assert",

@@ -103,7 +103,7 @@ def test_a_call_that_fails_leaves_nothing_open(
         with counting(place) as calls:
             # A catalog that lies elsewhere is what a store on a filesystem of several hosts has.
             store = Store.open(place / "store", catalog_path=place / "catalog.db" if shared else None)
-            assert bool(store._context.shared) == shared
+            assert store._context.view.frees_at_once is not shared
             calls.fails_at = at
             try:
                 act.do(store, place / "outside")

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_OTHERS = frozenset({"nodes_without_shared_store"})
+_OTHERS = frozenset(
+    {
+        "nodes_without_shared_store",
+        *("lock_shared", "is_shared", "MAP_SHARED", "map_shared", "SHARED_MEMORY"),  # locks and memory
+        *("shared_bytes", "run_shared"),  # bytes that several checkpoints have
+        *("refuse_shared", "_place_shared"),  # storages that several tensors have
+    }
+)
 """Identifiers with a word of a capability that they do not name."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 
@@ -49,7 +56,7 @@ CAPABILITIES = (
         37,
     ),
     Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 52),
-    Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 69),
+    Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 8),
     Capability("ranks", ("ranks/",), frozenset({"rank", "ranks"}), 31),
     Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 14),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 9),

@@ -22,7 +22,7 @@ def cache_folder() -> Path | None:
     # user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
     for folder in _candidates():
         existing = _nearest(folder)
-        if existing is None or examine(existing).shared:
+        if existing is None or examine(existing).other_hosts:
             continue
         if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(existing):
             return folder

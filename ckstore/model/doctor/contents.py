@@ -41,16 +41,16 @@ def _told(found: Leftover) -> str:
     return f"{found.name} (untouched for {age_words(found.age_s)}, owner {found.owner or 'unknown'})"
 
 
-def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
+def check_staging(stagings: Sequence[Leftover], *, other_hosts: bool = False) -> DoctorFinding:
     """Check saves in progress and dead ones. `shared` means that other hosts may use the store."""
     dead = [found for found in stagings if not found.alive]
     stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
     if dead:
         kept_bytes = sum(found.nbytes for found in dead)
-        died = "died, or are running on another host," if shared else "died"
+        died = "died, or are running on another host," if other_hosts else "died"
         which = _listed([_told(found) for found in dead])
         told = f"{counted(len(dead), 'save')} {died} and left {size_text(kept_bytes)}: {which}"
-        frees = _GC_LATER if shared else "ckstore gc frees it, and so does any save by that user"
+        frees = _GC_LATER if other_hosts else "ckstore gc frees it, and so does any save by that user"
         return DoctorFinding("note", "staging", told, f"{frees}; no checkpoint needs it")
     if stuck:
         told = f"{counted(len(stuck), 'save')} running for a long time: {_listed([_told(found) for found in stuck])}"
@@ -59,7 +59,7 @@ def check_staging(stagings: Sequence[Leftover], *, shared: bool = False) -> Doct
     return ok("staging", f"{counted(len(stagings), 'save')} running" if stagings else "no save is running")
 
 
-def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFinding:
+def check_trash(trash: Sequence[Leftover], *, other_hosts: bool = False) -> DoctorFinding:
     """Check the trash. `shared` means that other hosts may use the store."""
     if not trash:
         return ok("trash", "empty")
@@ -67,7 +67,7 @@ def check_trash(trash: Sequence[Leftover], *, shared: bool = False) -> DoctorFin
     oldest = max(trash, key=lambda found: found.age_s)
     count = f"{len(trash)} {'entry' if len(trash) == 1 else 'entries'}"
     told = f"{count} with {size_text(kept_bytes)}; the oldest: {_told(oldest)}"
-    if shared:
+    if other_hosts:
         return DoctorFinding("note", "trash", told, _GC_LATER)
     if oldest.age_s > _OLD_S:
         return DoctorFinding("warning", "trash", told, "ckstore gc frees it, or names the process that holds it")

@@ -96,12 +96,12 @@ class PlaceFacts:
     told: bool | None = None  # whether the user said that other machines use it; None to decide by its type
 
     @property
-    def shared(self) -> bool:
+    def other_hosts(self) -> bool:
         """Whether other machines may also use it."""
-        return self.shared_by_kind if self.told is None else self.told
+        return self.other_hosts_by_kind if self.told is None else self.told
 
     @property
-    def shared_by_kind(self) -> bool:
+    def other_hosts_by_kind(self) -> bool:
         """Whether other machines may also have it mounted.
 
         Also true for a filesystem that a program provides (FUSE), for which this is unknown.
@@ -127,9 +127,9 @@ def why_of_several_hosts(facts: PlaceFacts, path: object) -> str:
     """
     if facts.is_unheard_of:
         return f"ckstore does not know the filesystem of {path} ({facts.kind}), which other hosts may use"
-    if facts.shared_by_kind:
+    if facts.other_hosts_by_kind:
         return f"{path} is on {facts.kind}, a shared filesystem"
-    return f"its settings say that other hosts may use {path}" if facts.shared else ""
+    return f"its settings say that other hosts may use {path}" if facts.other_hosts else ""
 
 
 def why_not_durable(facts: PlaceFacts) -> str:
@@ -182,7 +182,7 @@ def why_unknown(facts: PlaceFacts) -> str:
 def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
     """Yield the findings about the filesystem."""
     yield _filesystem(facts)
-    if facts.shared:
+    if facts.other_hosts:
         yield check_locks(facts.kind, facts.options)
     yield _journal(facts)
     yield _options(facts)
@@ -197,7 +197,7 @@ def _filesystem(facts: PlaceFacts) -> DoctorFinding:
         told = f"the filesystem of {path} is not known: /proc/self/mountinfo does not list it"
         do = "check it with df -T; ckstore is tested on ext4 and XFS"
         return DoctorFinding("note", "filesystem", told, do)
-    if facts.shared:
+    if facts.other_hosts:
         told = (
             f"{why_of_several_hosts(facts, path)}: hosts do not see which files another host has open, so "
             "gc frees blobs after a grace period"

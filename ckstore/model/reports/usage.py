@@ -58,8 +58,8 @@ class CheckpointUsage:
         return shown_name(self.name, self.id, superseded=self.superseded)
 
     def __str__(self) -> str:
-        logical, alone, shared = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
-        return printable(f"{self.shown} holds {logical}: {alone} alone, {shared} as its part of shared blobs")
+        logical, alone, part = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
+        return printable(f"{self.shown} holds {logical}: {alone} alone, {part} as its part of shared blobs")
 
 
 @brief("run", "checkpoint_count", "logical_bytes", "alone_bytes", "shared_bytes")
@@ -87,8 +87,8 @@ class RunUsage:
 
     def __str__(self) -> str:
         count = counted(self.checkpoint_count, "checkpoint")
-        logical, alone, shared = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
-        return printable(f"{self.run}: {count} of {logical}, {alone} alone, {shared} as its part of shared blobs")
+        logical, alone, part = map(size_text, (self.logical_bytes, self.alone_bytes, self.shared_bytes))
+        return printable(f"{self.run}: {count} of {logical}, {alone} alone, {part} as its part of shared blobs")
 
 
 @brief()

@@ -30,7 +30,7 @@ def replace_file(layout: Layout, lock: locks.DirectoryLock, dir_fd: int, name: s
     from ckstore.fs.host import machine  # listing needs this module only to read
 
     # Other hosts do not see the lock, so the name has the id of this start of this machine.
-    fresh = f".new-{machine.boot_id()[:8]}" if layout.shared else ".new"
+    fresh = ".new" if layout.view.sees_locks else f".new-{machine.boot_id()[:8]}"
     replace_by(fresh, dir_fd, name, data, check=lock.check)
 
 

@@ -43,7 +43,7 @@ class Running:
 
 def records(layout: Layout) -> list[RecordName]:
     """Return the names of all records, sorted."""
-    if layout.shared:
+    if not layout.view.sees_changes:
         # The cache of this host may have the names from before another host's record.
         statx.refresh(layout.locks)
     try:
@@ -78,7 +78,7 @@ def running(layout: Layout, name: RecordName) -> Running | None:
 def _would_see_lock(layout: Layout, says: Evaluation | None) -> bool:
     """Whether this process would see the lock of the process that created a record."""
     # Processes of one start of one machine see each other's locks, in containers too.
-    if not layout.shared or (says is not None and says.boot == _boot()):
+    if layout.view.sees_locks or (says is not None and says.boot == _boot()):
         return True
     # Both mounts have to pass locks on to the server.
     return says is not None and says.locks_reach_hosts and _locks_reach_hosts(layout)
@@ -111,7 +111,7 @@ def begin(layout: Layout, id: str, metric: str, number: int) -> locks.DirectoryL
     The returned lock is that of the record. It is released at the end of the evaluation, or with this process.
     """
     name = RecordName(id, metric_key(metric), number)
-    reach = layout.shared and _locks_reach_hosts(layout)
+    reach = not layout.view.sees_locks and _locks_reach_hosts(layout)
     says = Evaluation(metric, text_of_time(datetime.now(UTC)), os.uname().nodename, _boot(), os.getpid(), reach)
     path = layout.locks / name.text
     data = to_write(says, parse_evaluation, most_bytes=EVALUATION_MAX_BYTES, where=str(path))

@@ -139,7 +139,7 @@ def _undo_by_hand_s(context: Context) -> float:
     try:
         return setting_of(context.layout, UNDO_BY_HAND_S)
     except (CkstoreError, OSError):
-        if not context.shared:
+        if context.view.frees_at_once:
             raise
         return UNDO_BY_HAND_S.default  # opening the store reported that the settings cannot be read
 
@@ -151,11 +151,11 @@ def tell_unfreed(context: Context) -> str:
     host may use are therefore not unlinked at once. They remain in ``staging/`` and ``trash/`` for a grace period
     (`ckstore.objects.shared.grace`), or until a user runs gc with `exclusive` because no other host uses the store.
     """
-    if not context.shared or _UNFREED in context.notices.problems:
+    if context.view.frees_at_once or _UNFREED in context.notices.problems:
         return ""
     context.notices.problems[_UNFREED] = (
         f"dropped checkpoints keep their data for the grace period (config.grace_s). "
-        f"Other hosts may use the store: {context.shared}. Later, gc frees it. "
+        f"Other hosts may use the store: {context.view.other_hosts}. Later, gc frees it. "
         f"To free it at once, if no other host uses the store: {_HOW}"
     )
     return context.notices.problems[_UNFREED]

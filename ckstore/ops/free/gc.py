@@ -201,7 +201,7 @@ def _make_current(context: Context, *, settle: bool) -> None:
     """Update the catalog, which proposes what to free, with changes that other processes made."""
     thorough = context.catalog_is_private and settle
     catch_up(context, "all" if thorough else "counts")
-    if context.shared:
+    if not context.view.sees_changes:
         if settle:  # too expensive after each save, and what it finds can wait
             _look_at_everything(context)
     elif thorough:  # others may have unlinked names, so that this user can now free the last one
@@ -250,7 +250,7 @@ def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:
     write = reclaim.catalog_writer(context, timeout_s=_CATALOG_TIMEOUT_S)
     deadline = time.monotonic() + _START_TIMEOUT_S
     while True:
-        collector = Collector.try_start(context.layout, write, leases=not context.shared, grace=grace, purge=purge)
+        collector = Collector.try_start(context.layout, write, leases=context.view.sees_locks, grace=grace, purge=purge)
         if collector is not None:
             return collector
         if time.monotonic() > deadline:
@@ -307,7 +307,7 @@ def catalog_bytes(context: Context) -> int:
 
 def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
     """Return the grace period to observe, or None if no other host uses the store."""
-    if not context.shared or exclusive:
+    if context.view.frees_at_once or exclusive:
         return None
     seconds = setting_of(context.layout, GRACE_S)
     try:

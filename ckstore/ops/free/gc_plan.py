@@ -48,7 +48,7 @@ def plan_gc(
         dead_stagings=tuple(trash.dead_stagings(layout)),
         trash=tuple(name for name in trash.due(layout, purge=purge) if not trash.in_use(layout.trash / name)),
         unused=tuple(digest for digest, _ in context.catalog.unused() if digest not in waiting),
-        waits_for_grace=bool(context.shared),
+        waits_for_grace=not layout.view.frees_at_once,
     )
     return _foreseen(context, plan, dropping) if forecast else plan
 
@@ -56,7 +56,7 @@ def plan_gc(
 def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey]) -> GcPlan:
     """Add to a plan which blobs it will free, and which it will not free and why."""
     layout = context.layout
-    going, judge = NameCount(), OpenFileCheck(leases=not context.shared)
+    going, judge = NameCount(), OpenFileCheck(leases=layout.view.sees_locks)
     leaving = [layout.staging / name for name in plan.dead_stagings]
     touched: set[str] = set()
     for path in (layout.trash / name for name in plan.trash):

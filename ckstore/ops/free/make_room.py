@@ -66,7 +66,8 @@ def make_room(context: Context, new: Amount, claimed: Collection[str]) -> tuple[
     planned = partial(plan_retention, context, policy, urgent=True, own_only=own_only)
     if context.measure(new).fits:
         return ()
-    if context.shared:  # checkpoints dropped now would be freed after the grace period; free those dropped earlier
+    # Checkpoints dropped now would be freed after the grace period; free those dropped earlier.
+    if not context.view.frees_at_once:
         if policy is not None:
             collect(context, settle=False)
         return ()
@@ -138,7 +139,7 @@ def purge(context: Context) -> bool:
 
     Failures are ignored. On a shared filesystem nothing is freed, since the grace period applies.
     """
-    if context.shared or not (trash.has_waiting(context.layout) or due(context, purge=True)):
+    if not context.view.frees_at_once or not (trash.has_waiting(context.layout) or due(context, purge=True)):
         return False
     with suppress(InUse):  # another collector is at work
         collect(context, settle=False, purge=True)
@@ -178,12 +179,13 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
     """
     try:
         by_gc = _freed_by_gc(context)
-        gc = "gc --exclusive" if context.shared else "gc"
-        if not context.shared and (setting_of(context.layout, UNDO_BY_HAND_S) or trash.has_waiting(context.layout)):
+        frees_at_once = context.view.frees_at_once
+        gc = "gc" if frees_at_once else "gc --exclusive"
+        if frees_at_once and (setting_of(context.layout, UNDO_BY_HAND_S) or trash.has_waiting(context.layout)):
             gc = "gc --now"
         ways = [Way(f"ckstore {gc}", by_gc)]
         mirror = setting_of(context.layout, MIRROR)
-        if mirror is not None and not context.shared:
+        if mirror is not None and frees_at_once:
             here = [info for info in infos(context) if not info.elsewhere]
             lacking = {info.id for info in behind(context.layout, mirror, here)}
             able = [info for info in here if info.id not in lacking]
@@ -249,11 +251,12 @@ def _used_bytes(context: Context) -> int:
 
 def _collect(context: Context, *, dropped: bool) -> str:
     """Free what was dropped; return a note about blobs that were not freed and why, or an empty string."""
-    if context.shared and not dropped:
+    frees_at_once = context.view.frees_at_once
+    if not frees_at_once and not dropped:
         return ""
     try:
         held = collect(context, settle=False).held
-        if context.shared:
+        if not frees_at_once:
             return tell_unfreed(context)
     except InUse as error:  # another gc is running, or the next one frees it
         if service_failed(error):

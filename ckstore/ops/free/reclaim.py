@@ -52,7 +52,7 @@ def discard(context: Context, staging: Staging, error: BaseException | None = No
         with reserve.given_up(context.layout, full=None if moved else True):  # it frees the data that filled the disk
             moved = moved or trash.move_to_trash(context.layout, staging.path, staging.lock)
             staging.lock.release()
-            if not context.shared:
+            if context.view.frees_at_once:
                 free_unused(context, staging.written, purge=purge and is_full(error))
             elif is_full(error):
                 _free_own(context, moved.name, staging.written)
@@ -77,7 +77,7 @@ def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = 
 
     Whatever fails is left to gc, without an error. On a shared filesystem everything is left to gc.
     """
-    if context.shared:
+    if not context.view.frees_at_once:
         return
     try:
         purge = purge and any(map(trash.can_return, trash.names_in(context.layout.trash)))
@@ -97,7 +97,7 @@ def free_unused(context: Context, digests: Iterable[str] = (), *, purge: bool = 
 
 def frees_undo(context: Context, error: BaseException) -> bool:
     """Whether rolling back a failed save frees dropped checkpoints that could be restored, for the next save."""
-    return is_full(error) and not context.shared and trash.has_waiting(context.layout)
+    return is_full(error) and context.view.frees_at_once and trash.has_waiting(context.layout)
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -229,7 +229,7 @@ def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace 
     if grace is not None:
         return grace.is_over(path)
     # No other host uses the store, or a dry run reports what is dropped after the grace period.
-    if context.shared or (purge and trash.may_purge(path)):
+    if not context.view.frees_at_once or (purge and trash.may_purge(path)):
         return True
     # Renaming it to its name set ctime, which no user can set back.
     found = dirfd_stat.find(path)

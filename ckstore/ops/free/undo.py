@@ -43,7 +43,7 @@ def waiting(context: Context, step: int | None = None) -> tuple[Waiting, ...]:
     them all.
     """
     layout = context.layout
-    window_s = setting_of(layout, GRACE_S) if context.shared else 0.0
+    window_s = 0.0 if layout.view.frees_at_once else setting_of(layout, GRACE_S)
     found: list[Waiting] = []
     named = ((name, trash.former_place(name)) for name in trash.names_in(layout.trash))
     entries = [

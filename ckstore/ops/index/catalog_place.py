@@ -55,7 +55,7 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
     reason = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)
-        _refuse_shared(path)
+        _refuse_other_hosts(path)
         if path == root / _NAME and reason:
             msg = f"the catalog cannot be in the store: {reason}"
             raise BadInput(msg, hint="omit catalog_path, and the catalog is in this user's cache")
@@ -106,11 +106,11 @@ def _default(reason: str, uuid: str) -> Path:
     return folder / uuid / _NAME
 
 
-def _refuse_shared(path: Path) -> None:
+def _refuse_other_hosts(path: Path) -> None:
     existing = next(folder for folder in path.parents if folder.is_dir())
     # By the filesystem: a test of SQLite's locks on one host is not valid for others.
     found = examine(existing)
-    if found.shared:
+    if found.other_hosts:
         msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
         raise UnsafePlace(msg, hint=_HINT)
 
@@ -120,9 +120,9 @@ def is_private(catalog: Catalog, root: Path) -> bool:
     return catalog.path != root / _NAME
 
 
-def why_shared(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | None) -> str:
+def why_other_hosts(place: PlaceFacts, catalog: Catalog, root: Path, wanted: Path | None) -> str:
     """Return why other hosts may use the store at `root`; empty if that is impossible."""
-    if place.shared:
+    if place.other_hosts:
         return why_of_several_hosts(place, root)
     if place.told is None and wanted is not None and is_private(catalog, root):
         return f"the catalog of {root} is outside it, so other hosts may have their own"

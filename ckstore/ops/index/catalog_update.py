@@ -70,14 +70,14 @@ def _reconcile(context: Context, look: Look) -> list[str]:
     """Make the rows match the directories; return notes for the user."""
     by_name = _differing_by_name(context) if look == "names" else None
     # On a shared filesystem link counts may be old, so every checkpoint is compared.
-    runs = runs_in_doubt(context) if look == "counts" and not context.shared else None
+    runs = runs_in_doubt(context) if look == "counts" and context.view.sees_changes else None
     with python_gc_paused():  # some small objects for each checkpoint, and no garbage
         known = context.catalog.outline(rows=by_name is None and (runs is None or bool(runs)))
         if known.listing.wrong_count:  # it is not known which checkpoints they belong to
             runs = None
         stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
     notes = reconcile.remove(context) if known.listing.wrong_count else []
-    if context.shared or (look != "counts" and context.catalog_is_private):
+    if not context.view.sees_changes or (look != "counts" and context.catalog_is_private):
         # The catalogs of other users do not inform this one of a replacement, and a new directory can have the inode of
         # the old one.
         stale |= _replaced(context)
@@ -96,7 +96,7 @@ def _differing_by_name(context: Context) -> set[CheckpointKey] | None:
     """Return the checkpoints whose names or inode numbers are not in the catalog; None to compare every checkpoint."""
     # All are compared if they are few, at the first opening after a start of the machine, since a power cut may have
     # undone rows, and if the rows of the newest are wrong.
-    if context.shared or context.catalog_is_private:
+    if not context.view.sees_changes or context.catalog_is_private:
         return None
     # A power cut may undo the rows of a save (docs/adr/0002), and only a start of the machine follows a power cut.
     if context.catalog.outline(rows=False).blobs_listed != machine.boot_id():

@@ -152,7 +152,7 @@ def newest_by_catalog(
         newest: How many of the newest are needed.
         listed: Run -> name -> inode number of every existing directory, if that is known.
     """
-    if context.shared:  # inode numbers may be reused without this host seeing it
+    if not context.view.sees_changes:  # inode numbers may be reused without this host seeing it
         return None
     layout = context.layout
     if listed is None:

@@ -32,10 +32,18 @@ from ckstore.model.seal import to_write
 from ckstore.model.settings.settings import CHECKPOINT_IDS, SETTINGS_MAX_BYTES, StoreSettings, parse_settings
 from ckstore.model.similar_names import similar_names
 from ckstore.model.times import text_of_time
+from ckstore.objects.host_view import HostView
 from ckstore.objects.layout import Layout
 from ckstore.ops.api_calls import describe_error, describe_os_error
 from ckstore.ops.context import Context, Subscriber
-from ckstore.ops.index.catalog_place import catalog_of, is_private, make_folder, place_of, refuse_foreign, why_shared
+from ckstore.ops.index.catalog_place import (
+    catalog_of,
+    is_private,
+    make_folder,
+    place_of,
+    refuse_foreign,
+    why_other_hosts,
+)
 from ckstore.ops.notices import warn
 from ckstore.ops.settings_file import read_settings
 
@@ -227,7 +235,7 @@ def recover(context: Context) -> list[str]:
         # Before the sweep, which would treat a checkpoint that a draft was replacing as a dead save.
         notes += [f"not converted: {text}" for text in convert(context).left]
     stayed: list[str] = []
-    if not context.shared:  # otherwise a save of another host, whose lock is not visible, would be swept away
+    if context.view.sees_locks:  # otherwise a save of another host, whose lock is not visible, would be swept
         failed: dict[str, OSError | CkstoreError] = {}
         trash.sweep_staging(layout, failed)  # gc makes the move durable before it takes them apart (rule F)
         stayed = [f"{path} of a dead save is kept: {describe_error(error)}" for path, error in failed.items()]
@@ -330,21 +338,19 @@ def open_context(
     catalog = catalog_of(place, root, settings.uuid, catalog_path)
     # By the filesystem and the settings, not by a test: locks and leases of other hosts cannot be tested from one host
     # (docs/adr/0005).
-    shared = why_shared(place, catalog, root, catalog_path)
+    view = HostView(why_other_hosts(place, catalog, root, catalog_path), is_assumed=bool(unread))
     if is_private(catalog, root):
         if not readonly:
             # Not for a reader, which must leave no trace.
             make_folder(catalog)
         refuse_foreign(catalog)
     context = Context(
-        layout=Layout(root, shared=bool(shared), hash_prefix=settings.algorithm.prefix),
+        layout=Layout(root, view, hash_prefix=settings.algorithm.prefix),
         settings=settings,
         catalog=catalog,
         readonly=readonly,
         durable=place.durable,
         not_durable_because="" if place.durable else durability(place).found,
-        shared=shared,
-        is_assumed_shared=bool(unread),
         catalog_is_private=is_private(catalog, root),
         run=run,
         catalog_path=catalog_path,

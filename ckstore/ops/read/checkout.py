@@ -220,8 +220,8 @@ class _Writer:
     def _copy(self, part: Part, out: memoryview, pieces: PieceReader, fd: int, at: int) -> None:
         pieces.read(part)  # also if it is shared: a checkout is checked
         if self._link in ("auto", "reflink"):
-            shared = pieces.share(part, fd, at)
-            if shared:
+            is_linked = pieces.share(part, fd, at)
+            if is_linked:
                 with self._mutex:
                     self.shared_bytes += len(part.out)
                 # A clone does not move the offset of the descriptor, at which the next piece is written.
@@ -229,7 +229,7 @@ class _Writer:
                 return
             # `None` means a piece that does not end at a block, which is copied. Only a filesystem that refuses is an
             # error.
-            if shared is False and self._link == "reflink":
+            if is_linked is False and self._link == "reflink":
                 msg = f"{self._tree.destination.parent} cannot share blocks with the store (reflink)"
                 raise UnsafePlace(
                     msg, hint="XFS and btrfs can, within one filesystem; link='auto' copies where they cannot"

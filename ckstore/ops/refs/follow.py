@@ -150,7 +150,7 @@ class Follower:
         Their parents are fsynced first, since the saver may not have done that yet (rule F).
         """
         self._bring()
-        if self._watch is None and not self._context.shared:
+        if self._watch is None and self._context.view.sees_changes:
             with suppress(FileNotFoundError, NotADirectoryError):  # the run does not exist yet
                 # Watch before listing: a name that appears between the two causes an event.
                 self._watch = Watch.of(self._context.layout.checkpoints / self.run)

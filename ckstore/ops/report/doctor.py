@@ -107,7 +107,7 @@ def _abilities(context: Context) -> Findings:
     facts = ability_checks.AbilityFacts(
         links=wrong,
         projects=_projects(layout) if may_write else "",
-        lease="shared" if context.shared else _lease(layout),
+        lease=_lease(layout) if layout.view.sees_locks else "shared",
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
     yield ability_checks.check_links(facts)
@@ -146,7 +146,7 @@ def _sqlite(_context: Context) -> Findings:
 def _catalog(context: Context) -> Findings:
     path = context.catalog.path
     if context.catalog_is_private and not path.exists():
-        whose = "this host" if context.shared else "this user"
+        whose = "this user" if context.view.sees_locks else "this host"
         yield ok("catalog", f"{whose} has none yet; opening the store for writing creates it at {path}")
     else:
         where = str(path) if context.catalog_is_private else ""
@@ -177,14 +177,16 @@ def _files(context: Context) -> Findings:
 
 def _staging(context: Context) -> Findings:
     dead = frozenset(trash.dead_stagings(context.layout))
-    yield contents.check_staging(survey.leftovers(context.layout.staging, dead), shared=bool(context.shared))
+    yield contents.check_staging(
+        survey.leftovers(context.layout.staging, dead), other_hosts=not context.view.sees_locks
+    )
 
 
 def _trash(context: Context) -> Findings:
     layout = context.layout
     found = survey.leftovers(layout.trash)
-    if context.shared:  # then the grace period is the window, and applies to everything in trash
-        yield contents.check_trash(found, shared=True)
+    if not layout.view.frees_at_once:  # then the grace period is the window, and applies to everything in trash
+        yield contents.check_trash(found, other_hosts=True)
         return
     waits = waiting(context)
     entries = {one.entry for one in waits}

@@ -59,7 +59,7 @@ def usage(context: Context) -> Usage:
             step=info.step,
             logical_bytes=info.logical_bytes,
             alone_bytes=sums.alone[info.key],
-            shared_bytes=sums.shared[info.key],
+            shared_bytes=sums.of_several[info.key],
             dead_bytes=packs.dead_bytes(info.key),
             packed_bytes=packed.get(info.key, 0),
             id=info.id,
@@ -71,7 +71,7 @@ def usage(context: Context) -> Usage:
     by_user: Counter[int] = Counter()
     for file in files:
         by_user[file.uid] += file.nbytes
-    alone_bytes, shared_bytes = sum(sums.alone.values()), sum(sums.shared.values())
+    alone_bytes, shared_bytes = sum(sums.alone.values()), sum(sums.of_several.values())
     unused_bytes = sum(file.nbytes for file in files if not file.holders and not file.waits)
     waiting_bytes = sum(file.nbytes for file in files if not file.holders and file.waits)
     return Usage(
@@ -117,14 +117,14 @@ class _Sums:
     """The bytes of each checkpoint and of each run: alone, and its share of shared blobs."""
 
     alone: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
-    shared: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
+    of_several: dict[CheckpointKey, int] = field(default_factory=lambda: defaultdict(int))
     run_alone: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     run_shared: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, file: _File) -> None:
         holders = sorted(file.holders)
         runs = {key.run for key in holders}
-        into = self.alone if file.is_last and len(holders) == 1 else self.shared
+        into = self.alone if file.is_last and len(holders) == 1 else self.of_several
         run_into = self.run_alone if file.is_last and len(runs) == 1 else self.run_shared
         for key, part in zip(holders, parts_of(file.nbytes, len(holders)) if holders else (), strict=True):
             into[key] += part

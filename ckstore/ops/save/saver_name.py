@@ -36,7 +36,7 @@ def name_saver(context: Context, error: StepExists, run: str) -> StepExists:
 def _saved(context: Context, id: str, run: str) -> Event | None:
     """Return the event of the save of a checkpoint on this host, or None if the journal has none."""
     # The PID of a process on another host would name the wrong process.
-    if not id or context.shared:
+    if not id or not context.view.sees_locks:
         return None
     try:
         found = [event for event in events(context, run=run) if event.event in _SAVES and event.id == id]

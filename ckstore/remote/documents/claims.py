@@ -176,7 +176,11 @@ def _trash_paths(context: Context, place: Place) -> Iterator[StorePath]:
         key = trash.former_place(name)
         # Without a remaining undo period it cannot be restored; with several hosts, everything waits for the grace
         # period.
-        if key is not None and key.fits(*place) and (context.shared or trash.left_s(layout.trash / name) > 0):
+        if (
+            key is not None
+            and key.fits(*place)
+            and (not context.view.frees_at_once or trash.left_s(layout.trash / name) > 0)
+        ):
             yield layout.trash / name
 
 

@@ -62,8 +62,8 @@ class DirectoryObjects:
     def _look(self, top: StorePath) -> None:
         status, place = dirfd_stat.status(top), examine(self._target.path)
         self._inode = status.st_dev, status.st_ino
-        self._shared = place.shared
-        self._locks = not place.shared or reach_of_locks(place.kind, place.options).hosts is True
+        self._other_hosts = place.other_hosts
+        self._locks = not place.other_hosts or reach_of_locks(place.kind, place.options).hosts is True
 
     def __repr__(self) -> str:
         return f"<objects of {self._target}>"
@@ -228,7 +228,7 @@ class DirectoryObjects:
         return _entry_of(key, status)
 
     def _refresh(self, top: StorePath, key: str) -> None:
-        if self._shared:
+        if self._other_hosts:
             with suppress(FileNotFoundError, NotADirectoryError):
                 statx.refresh(_path_of(top, key).parent)
 

@@ -45,7 +45,7 @@ class ModuleParts:
     places: dict[str, StateSlot] = field(default_factory=dict)
     # Prefix -> loader, in the order of torch; none lies in one that loads all below it.
     loaders: dict[str, Loader] = field(default_factory=dict)
-    shared: set[int] = field(default_factory=set)  # the `id` of tensors that loaders load
+    loaded_by_loaders: set[int] = field(default_factory=set)  # the `id` of tensors that loaders load
     apart: Collection[str] = ()  # keys whose tensors are given as what they are made of
 
     def loader_of(self, key: str) -> Loader | None:
@@ -75,9 +75,14 @@ def parts_of(module: Any, found: Iterable[str] = (), apart: Collection[str] = ()
         parts.loaders[""] = Loader(module, "", whole=True)
     _visit(parts, module, "", by_prefix, inside=overrides)
     # A tensor that one of them loads too gets its values in the order of torch, in which the last one wins.
-    parts.shared = {id(place.value) for key, place in parts.places.items() if parts.loader_of(key) is not None}
-    if any(id(place.value) in parts.shared and parts.loader_of(key) is None for key, place in parts.places.items()):
-        parts = ModuleParts(apart=apart, shared=parts.shared)
+    parts.loaded_by_loaders = {
+        id(place.value) for key, place in parts.places.items() if parts.loader_of(key) is not None
+    }
+    if any(
+        id(place.value) in parts.loaded_by_loaders and parts.loader_of(key) is None
+        for key, place in parts.places.items()
+    ):
+        parts = ModuleParts(apart=apart, loaded_by_loaders=parts.loaded_by_loaders)
         _visit(parts, module, "", by_prefix)
     return parts
 
@@ -95,7 +100,7 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
     parts.places |= own
     # Its two hooks only take its own name out of keys: treated as a loader the whole model would be copied.
     if not inside and _is_checkpoint_wrapper(part):
-        wrapped = ModuleParts(shared=parts.shared)
+        wrapped = ModuleParts(loaded_by_loaders=parts.loaded_by_loaders)
         _visit(wrapped, part._checkpoint_wrapped_module, prefix, found)  # noqa: SLF001
         if not wrapped.loaders:  # which would be given names and versions of modules that torch has otherwise
             parts.places |= wrapped.places
@@ -104,7 +109,7 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
         inside = True
         parts.loaders[prefix] = Loader(part, prefix, whole=True)
     elif not inside and (
-        _loads_its_own(part, own, found.get(prefix, set()), parts.apart) or _shares(own, parts.shared)
+        _loads_its_own(part, own, found.get(prefix, set()), parts.apart) or _shares(own, parts.loaded_by_loaders)
     ):
         parts.loaders[prefix] = Loader(part, prefix, whole=False)
     # A module that is registered twice has two names in a state dict, and torch loads both.
@@ -146,8 +151,8 @@ def _loads_its_own(part: Any, own: dict[str, StateSlot], found: set[str], apart:
     return type(part)._load_from_state_dict is not _PLAIN_LOAD and found != own.keys()  # noqa: SLF001
 
 
-def _shares(own: dict[str, StateSlot], shared: set[int]) -> bool:
-    return any(id(place.value) in shared for place in own.values())
+def _shares(own: dict[str, StateSlot], loaded_by_loaders: set[int]) -> bool:
+    return any(id(place.value) in loaded_by_loaders for place in own.values())
 
 
 def has_extra_state(part: Any) -> bool:

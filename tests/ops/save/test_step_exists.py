@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.errors import StepExists
+from ckstore.objects.host_view import HostView
 from ckstore.ops.save import saver_name
 from tests.support.stores import check_store
 
@@ -87,10 +89,11 @@ def test_none_is_named_where_the_journal_is_lost_or_of_several_hosts(path: Path)
     with Store.open(path) as store:
         store.save({"w": np.zeros(3)}, step=1)
         named = refused(path)
-        store._context.shared = "other hosts may use it"
+        local = store._context.layout
+        store._context.layout = replace(local, view=HostView("other hosts may use it"))
         with pytest.raises(StepExists) as caught:
             store.save({"w": np.ones(3)}, step=1)
-        store._context.shared = ""
+        store._context.layout = local
     (path / "events.jsonl").unlink()
     lost = refused(path)
 
