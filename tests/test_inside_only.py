@@ -82,8 +82,8 @@ EXCEPTIONS = {
     "ops/save/gather.py: store.resolve()": "the root",
     "ops/open/opening.py: os.mkdir(path)": "a directory above the root",
     "ops/open/opening.py: os.scandir(folder)": "a directory above the root",
-    'ops/save/saver_name.py: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")': "the kernel's",
-    'ops/save/saver_name.py: os.stat(f"/proc/{event.pid}")': "the kernel's",
+    'ops/save/step_author.py: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")': "the kernel's",
+    'ops/save/step_author.py: os.stat(f"/proc/{event.pid}")': "the kernel's",
 }
 _APART = ROOT / "training" / "resume_check"
 """It works in a temporary folder of its own, and on the program that it checks, and reaches a store by `Store`."""
@@ -95,7 +95,7 @@ OPENED = {
     'ops/report/metrics.py: open(fd, "wb")': "a descriptor",
     'ops/report/html.py: asset.read_text(encoding="utf-8")': "a part of the page, in the package",
     'ranks/rank_identity.py: Path(f"/proc/{pid}/stat").read_bytes()': "the kernel's",
-    'ops/save/saver_name.py: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")': "the kernel's",
+    'ops/save/step_author.py: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")': "the kernel's",
 }
 """Calls outside fs/ that open a file by its path and read it."""
 _OPENERS = frozenset({"open", "read_text", "read_bytes"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ckstore.errors import CkstoreError, DamagedBlob, RankFailed, RankMismatch, UnknownOutcome
 from ckstore.fs import files
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.saver.messages import info_from
+from ckstore.model.manifest.info_message import info_from
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.staging import Staging

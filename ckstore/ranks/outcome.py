@@ -10,8 +10,8 @@ from ckstore.errors import CkstoreError, DamagedBlob, MissingRanks, RankFailed, 
 from ckstore.fs import dirfd_stat, statx
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.info import CheckpointInfo, Published
+from ckstore.model.manifest.info_message import info_json
 from ckstore.model.manifest.manifest import Manifest
-from ckstore.model.saver.messages import info_json
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.layout import Layout

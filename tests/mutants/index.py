@@ -64,7 +64,7 @@ INDEX = [
     Mutant(
         "a process with a reused PID is not reported as the saver of a checkpoint",
         "recycled-pid-named",
-        "saver_name._is_running",
+        "step_author._is_running",
         "        return is_older and",
         "        return True or is_older and",
         "tests/ops/save/test_step_exists.py::test_a_process_that_took_the_number_of_another_is_not_named",
@@ -73,7 +73,7 @@ INDEX = [
     Mutant(
         "a PID of another host is not looked up locally",
         "pid-of-another-host",
-        "saver_name._saved",
+        "step_author._saved",
         "    if not id or not context.view.sees_locks:\n",
         "    if not id:\n",
         "tests/ops/save/test_step_exists.py::test_none_is_named_where_the_journal_is_lost_or_of_several_hosts",

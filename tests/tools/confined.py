@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 _OTHERS = frozenset(
     {
         "nodes_without_shared_store",
+        "state_dict_saver",  # a module of torch
         *("lock_shared", "is_shared", "MAP_SHARED", "map_shared", "SHARED_MEMORY"),  # locks and memory
         *("shared_bytes", "run_shared"),  # bytes that several checkpoints have
         *("refuse_shared", "_place_shared"),  # storages that several tensors have
@@ -58,7 +59,7 @@ CAPABILITIES = (
     Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 52),
     Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 8),
     Capability("ranks", ("ranks/",), frozenset({"rank", "ranks"}), 31),
-    Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 14),
+    Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 8),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 9),
 )
 

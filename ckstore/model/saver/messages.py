@@ -22,8 +22,8 @@ from ckstore import errors
 from ckstore.errors import CkstoreError, SaveFailed
 from ckstore.model.canonical import canonical_json, encode_metric
 from ckstore.model.manifest.captured import Captured
-from ckstore.model.manifest.describe import decoded_metadata, encode_metadata
-from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.manifest.info_message import decode_metrics, info_from, info_json
 from ckstore.model.manifest.manifest import Description, LeafRecord
 from ckstore.model.settings.patience import AS_SET, AskedPatience
 from ckstore.model.training_identity import IfRunInUse, Parent
@@ -237,7 +237,7 @@ def _kept(members: list[Any]) -> ReusedStorage:
 
 def _order(members: dict[str, Any]) -> dict[str, Any]:
     about = members["about"]
-    metrics = _metrics(about["metrics"])
+    metrics = decode_metrics(about["metrics"])
     members["about"] = Description(metrics, about["metadata"], about["message"], about["parent"])
     members["tags"] = tuple(members["tags"])
     members["patience"] = AskedPatience(**members["patience"])
@@ -252,32 +252,6 @@ def _order(members: dict[str, Any]) -> dict[str, Any]:
 def _leaf(members: list[Any]) -> LeafRecord:
     name, kind, dtype, shape, storage, offset, strides = members
     return LeafRecord(name, kind, dtype, tuple(shape), storage, offset, None if strides is None else tuple(strides))
-
-
-def _metrics(encoded: dict[str, Any]) -> dict[str, int | float]:
-    return {name: float(value) if isinstance(value, str) else value for name, value in encoded.items()}
-
-
-def info_json(info: CheckpointInfo) -> dict[str, Any]:
-    """Return the information on a checkpoint as JSON."""
-    members = {name: getattr(info, name) for name in info.__slots__}
-    members["metrics"] = {name: encode_metric(value) for name, value in info.metrics.items()}
-    members["metadata"] = encode_metadata(info.metadata)
-    members["notes"] = [[note.created, note.text] for note in info.notes]
-    members["counters"] = None if info.counters is None else asdict(info.counters)
-    return members
-
-
-def info_from(members: dict[str, Any]) -> CheckpointInfo:
-    """Return the information in a result of `info_json`."""
-    members["metrics"] = _metrics(members["metrics"])
-    members["metadata"] = decoded_metadata(members["metadata"])
-    members["notes"] = tuple(Note(*note) for note in members["notes"])
-    if members["counters"] is not None:
-        members["counters"] = SaveCounters(**members["counters"])
-    for name in ("tags", "warnings", "unchanged"):
-        members[name] = tuple(members[name])
-    return CheckpointInfo(**members)
 
 
 def _error_json(error: CkstoreError) -> list[Any]:

@@ -75,7 +75,7 @@ from ckstore.ops.save.patience import Patience
 from ckstore.ops.save.recheck import Recheck
 from ckstore.ops.save.recorded_chunks import RecordedSource, state_changed
 from ckstore.ops.save.restore_blobs import restore_blobs
-from ckstore.ops.save.saver_name import name_saver
+from ckstore.ops.save.step_author import with_author
 from ckstore.ops.save.subscribers import tell_subscribers
 from ckstore.ops.save.write import StorageLocations, store_sources
 from ckstore.ops.touch import renew_used
@@ -485,7 +485,7 @@ def _publish(  # noqa: PLR0917
             )
         except StepExists as error:
             if request.step is not None:
-                raise name_saver(context, error, request.run) from None
+                raise with_author(context, error, request.run) from None
             step = _step_after(step, request.run)  # another process has just taken the step
             counted = None
         except publishing.Overtaken as error:  # another process used the same sequence number for this step

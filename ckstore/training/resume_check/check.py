@@ -227,11 +227,11 @@ class _Check:
             return (), NOT_DETERMINISTIC, self._explained(found, self.reference, again, "again")
         saves = {str(index): str(self._folder / f"saved-{point}") for point, index in chosen.items()}
         saving = self._keeping(replace(task, saves=saves), "saving")
-        saver, result = self._run(saving, "saving", "the training that is saved")
-        found = self._first_mismatch(saver)
+        saved_run, result = self._run(saving, "saving", "the training that is saved")
+        found = self._first_mismatch(saved_run)
         if found is not None:
             verdict = CHANGED if found.index > min(chosen.values()) else NOT_DETERMINISTIC
-            return (), verdict, self._explained(found, self.reference, saver, "saving")
+            return (), verdict, self._explained(found, self.reference, saved_run, "saving")
         checked = tuple(
             self._resume(point, index, task, result["saved"][str(index)], saves[str(index)])
             for point, index in chosen.items()

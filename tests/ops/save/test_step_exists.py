@@ -14,7 +14,7 @@ import pytest
 from ckstore import Store
 from ckstore.errors import StepExists
 from ckstore.objects.host_view import HostView
-from ckstore.ops.save import saver_name
+from ckstore.ops.save import step_author
 from tests.support.stores import check_store
 
 _OTHER = """
@@ -80,7 +80,7 @@ def test_this_process_is_named_as_such(path: Path, background: bool) -> None:
 def test_a_process_that_took_the_number_of_another_is_not_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(path) as store:
         store.save({"w": np.zeros(3)}, step=1)
-    monkeypatch.setattr(saver_name, "_started", lambda _: 2**33)
+    monkeypatch.setattr(step_author, "_started", lambda _: 2**33)
 
     assert refused(path).message.endswith(f" by PID {os.getpid()}, which has ended")
 

@@ -19,7 +19,7 @@ _TOLERANCE_S = 2.0
 _SAVES = ("saved", "replaced")
 
 
-def name_saver(context: Context, error: StepExists, run: str) -> StepExists:
+def with_author(context: Context, error: StepExists, run: str) -> StepExists:
     """Return the error with the process that saved the other checkpoint, or unchanged if that is not known."""
     event = _saved(context, error.id, run)
     if event is None:
