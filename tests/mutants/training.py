@@ -213,7 +213,7 @@ TRAINING = [
         "a save that changes the training is distinguished from an inexact resume",
         "check-without-the-saving-run",
         "_Check.judge",
-        "found = self._first_mismatch(saver)",
+        "found = self._first_mismatch(saved_run)",
         "found = None",
         f"{_CHECK}a_save_that_changes_the_training_is_told_from_an_inexact_resume",
         "Error",
