@@ -19,6 +19,7 @@ from ckstore.errors import DamagedBlob, InUse, OtherHash
 from ckstore.fs import buffers, dirfd_stat, locks
 from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import MarkEntry
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import CheckpointKey, spellings
@@ -31,6 +32,7 @@ from ckstore.objects.pieces import extents_of, why_not_right
 from ckstore.ops.call_threads import Workers
 from ckstore.ops.check.validity import remember_damage
 from ckstore.ops.context import Context
+from ckstore.ops.index.facts import row_digest
 from ckstore.ops.pace import ReadBudget
 
 # Results are processed in between, so that progress is shown and memory use stays small.
@@ -69,6 +71,8 @@ class Verifier:
         self.missing: set[str] = set()  # blobs that a checkpoint needs and lacks
         self.away: set[CheckpointKey] = set()  # the checkpoints with data on a remote only
         self.ids: dict[CheckpointKey, str] = {}  # the id of each checkpoint that has a manifest
+        # The `row_digest` of each checkpoint that is whole locally, without parsing its manifest once more.
+        self.row_digests: dict[CheckpointKey, str] = {}
         # The checkpoints that were skipped because another process had locked them for too long.
         self.locked: dict[CheckpointKey, InUse] = {}
         self._context = context
@@ -151,6 +155,9 @@ class Verifier:
                 order = (0, manifest.sequence, manifest.created, directory.manifest_id)
                 self.ids[key] = directory.manifest_id
                 new = self.directory(directory, key, only)
+                if not new and key not in self.away:
+                    info = CheckpointInfo.of(manifest, directory.manifest_id)
+                    self.row_digests[key] = row_digest(info, manifest.stored, directory.stamp)
                 damage = new if only is None else [*new, *self._known(directory, new)]
             if any(found.affects for found in new):
                 remember_damage(self._context, lock, new)

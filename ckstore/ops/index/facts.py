@@ -13,8 +13,10 @@ directory of a long run is detected when that checkpoint is shown, opened or abo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+
+import xxhash
 
 from ckstore.errors import BadInput, CatalogUnavailable, DamagedBlob
 from ckstore.fs import files
@@ -107,6 +109,20 @@ def _mend_if_wrong(context: Context, facts: CheckpointInfo) -> None:
 def same_facts(one: CheckpointInfo, other: CheckpointInfo) -> bool:
     """Whether two infos have the same facts of a manifest."""
     return all(_is_same(getattr(one, name), getattr(other, name)) for name in _OF_MANIFEST)
+
+
+def row_digest(info: CheckpointInfo, blobs: Iterable[tuple[str, int]], stamp: Stamp | None) -> str:
+    """Return a digest of the facts, blobs and stamp that the catalog has for a checkpoint, or an empty string.
+
+    Equal digests mean equal facts. Facts with different digests may still be the same (`same_facts`), since entries of
+    a dict have no order.
+    """
+    uses = sorted({(digest, nbytes) for digest, nbytes in blobs})
+    try:
+        text = repr(([getattr(info, name) for name in _OF_MANIFEST], uses, stamp))
+    except ValueError:  # Python refuses to convert an integer of more than 4,300 digits
+        return ""
+    return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass"))
 
 
 def _is_same(one: object, other: object) -> bool:

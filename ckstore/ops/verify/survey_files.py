@@ -25,7 +25,7 @@ from ckstore.ops.check.verifier import Verifier
 from ckstore.ops.config_file import rules_of
 from ckstore.ops.context import Context
 from ckstore.ops.index.catalog_update import catch_up
-from ckstore.ops.index.facts import same_facts
+from ckstore.ops.index.facts import row_digest, same_facts
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 _TIMEOUT_S = 10.0
@@ -70,10 +70,14 @@ def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey
         key = waiting.popleft()
         if key not in uses:  # for many at a time, since each query opens the catalog
             uses = context.catalog.blobs_of([key, *islice(waiting, _KEYS_AT_ONCE - 1)])
+        row = rows.get(key)
+        digest = checker.row_digests.get(key)
+        if digest and row is not None and digest == row_digest(row, uses[key], listing.get(key)):
+            continue
         published = look(context.layout, key).published
         if published is None or published.manifest_id != checker.ids[key]:  # incomplete, or replaced since
             continue
-        row, info = rows.get(key), CheckpointInfo.of(published.manifest, published.manifest_id)
+        info = CheckpointInfo.of(published.manifest, published.manifest_id)
         same = row is not None and same_facts(row, info) and listing.get(key) == published.stamp
         # Also compare the uses, by which gc finds unused blobs. Data on a remote is not used locally.
         here = {blob for blob in published.manifest.stored if blob.digest not in published.elsewhere}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
+import sqlite3
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import blob_time, dirfd_stat
 from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import Mark, MarkEntry, parse_mark
+from ckstore.model.manifest import parse as manifest_parse
+from ckstore.objects import checkpoints
 from ckstore.ops.check.validity import why_not_valid
 from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.damage import MIB, blobs_by_size, flip, same_state, two_part_state
@@ -41,6 +46,28 @@ def harmed(tmp_path: Path) -> Store:
 
 def mark_of(store: Store, ref: Any) -> Path:
     return directory_of(store, ref) / "damaged.json"
+
+
+def test_a_manifest_is_parsed_once_and_its_row_is_compared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        store.save({**two_part_state(step), "note": {"b": 1.5, "a": [step, None]}}, step=step, metrics={"loss": 0.5})
+    read: list[str] = []
+    parse = manifest_parse.parse_manifest
+
+    def counted(data: bytes, *args: Any, **kwargs: Any) -> Any:
+        read.append(hashlib.sha256(data).hexdigest())
+        return parse(data, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoints, "parse_manifest", counted)
+    assert store.verify(quick=True).ok
+    assert sorted(Counter(read).values()) == [1, 1, 1]
+
+    with sqlite3.connect(store.path / "catalog.db") as catalog:
+        catalog.execute("DELETE FROM uses WHERE checkpoint_id = (SELECT max(id) FROM checkpoints)")
+    catalog.close()
+    (finding,) = store.verify(quick=True).findings
+    assert (finding.kind, finding.mended) == ("catalog", True)
+    assert "does not agree with the manifest of main@3" in str(finding)
 
 
 def test_a_sound_store_is_read_once_and_nothing_changes(store: Store) -> None:
