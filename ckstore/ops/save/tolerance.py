@@ -14,7 +14,6 @@ from ckstore.errors import (
     RemoteFull,
     RemoteUnavailable,
     SaveFailed,
-    UnknownOutcome,
 )
 from ckstore.interpreter import log
 from ckstore.model.reports.not_saved import NotSaved
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 
 _WARNING = 30  # of `logging`
 # Errors that another program, or the next save, may resolve. All others are mistakes of the caller, or end the training
-# anyway, like a lost rank. After `UnknownOutcome` it is not known whether the checkpoint was saved.
+# anyway, like a lost rank. `UnknownOutcome` is not among them: the checkpoint may exist.
 _OF_STORAGE = (SaveFailed, RemoteUnavailable, RemoteFull)
-_NOT_OF_STORAGE = (ReadOnlyStore, UnknownOutcome, RankError)
+_NOT_OF_STORAGE = (ReadOnlyStore, RankError)
 
 
 def is_of_storage(error: BaseException) -> bool:
