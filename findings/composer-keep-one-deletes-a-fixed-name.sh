@@ -2,9 +2,9 @@
 # composer (mosaicml 0.32.1) with torch 2.7.0: with a fixed file name, `save_num_checkpoints_to_keep` deletes the checkpoint it just wrote.
 #
 # The trainer lists the paths of its saves and, when the list is too long, deletes the file of the oldest entry. If the name is the same each
-# time, as in `save_filename="last.pt"` with `save_overwrite=True`, the oldest entry and the newest one are the same file. So from the second save
-# on every save ends with no file, and `latest-rank0.pt` is a link to nothing. There is no warning. A name with `{batch}` is right, and so is a
-# fixed name without `save_num_checkpoints_to_keep`, which keeps one file anyway.
+# time, as in `save_filename="last.pt"` with `save_overwrite=True`, the oldest entry and the newest one are the same file. So once the list is
+# full, every save ends with no file, and `latest-rank0.pt` is a link to nothing. There is no warning. A name with `{batch}` is right, and so is
+# a fixed name without `save_num_checkpoints_to_keep`, which keeps one file anyway.
 #
 # Seen: keep 1 and three saves as `last.pt`: no checkpoint remains. Keep 2: none either. Without the option, or with `{batch}` in the name, the
 # newest one remains.

@@ -4,7 +4,8 @@
 # `torch.distributed.checkpoint.state_dict` gives states by parameter name. Called before the first step, its functions fill the empty state: they
 # set the gradients and the learning rate to zero and call `optimizer.step()`. The weights stay, but the step counter is 1 afterwards, and it is
 # not set back. So to save a checkpoint of step 0 changes the training that goes on: Adam and others scale their first updates by the counter.
-# A resume from that checkpoint has the same wrong counter. `optimizer.state_dict()` changes nothing. Hooks on `step` are called as well.
+# A resume from that checkpoint has the same wrong counter. `optimizer.state_dict()` changes nothing. Hooks on `step` are called as well. The
+# documentation does not mention the step (pytorch issue 164929, open since 2025).
 #
 # Seen: after a save at step 0, AdamW has step 1, makes a first update of 0.74 times the learning rate instead of 1.0, and ends with other
 # weights. Adam, NAdam, RAdam and Rprop end with other weights too; SGD with momentum does not. A save after the first step changes nothing.

@@ -1,4 +1,4 @@
-"""The value of a file, as torch.load with ``weights_only``, or safetensors, would return it; nothing is run.
+"""The value of a file, as torch.load with ``weights_only``, or safetensors, would return it. No code from it is run.
 
 Tensors are views of ranges of the file, which are not read. An object of another type in the pickle becomes an
 `Unknown` at its place in the value.
@@ -26,10 +26,10 @@ _TAR_HEADER_BYTES = 512
 class FileValue:
     """The value of a file."""
 
-    value: Any  # as `torch_pickle.read_pickle` has it
-    # From where to where in the file the storages lie, by the keys of the views in `value`.
+    value: Any  # as `torch_pickle.read_pickle` returns it
+    # Start and end of each storage in the file, by the key that views in `value` use for it.
     spans: Mapping[str, tuple[int, int]]
-    pickle_bytes: int  # how long what describes the value is
+    pickle_bytes: int  # size of the pickle, or of the safetensors header
 
 
 def read_value(file: RandomAccess) -> FileValue:
@@ -88,6 +88,6 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     step = 1
     for size in reversed(shape):
         strides.append(step)
-        # As torch has it: of a tensor without elements the other strides stay those of sizes of 1.
+        # As in torch: in a tensor without elements, a size of 0 counts as 1 in the strides of the other dimensions.
         step *= max(size, 1)
     return tuple(reversed(strides))

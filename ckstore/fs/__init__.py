@@ -1,4 +1,4 @@
-"""System calls, one module for each family. Only this package changes files, and tests inject faults here.
+"""System calls, one module for each family. Almost all changes of files are made here.
 
 Callers import the modules and call `files.write_blob(...)` or `links.link(...)`, so that a test can replace a function.
 

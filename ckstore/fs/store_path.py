@@ -29,7 +29,7 @@ class NotInStore(NotADirectoryError):
 class OpenDirectory(Protocol):
     """An object with an open directory."""
 
-    fd: int  # its descriptor; below 0 when it was closed
+    fd: int  # its descriptor; negative after it was closed
 
 
 class StorePath:
@@ -44,8 +44,8 @@ class StorePath:
     ) -> None:
         self.top = top  # path of the directory: the root of the store, or one that `holder` has open
         self.parts = parts
-        self.holder = holder  # has the directory open; None: `top` is opened for each use
-        self.is_foreign = is_foreign  # a folder of another program, no store: filesystems may be mounted in it
+        self.holder = holder  # has the directory open; if None, `top` is opened for each use
+        self.is_foreign = is_foreign  # in a folder of another program, not in a store: filesystems may be mounted in it
 
     def __truediv__(self, name: str) -> StorePath:
         """Return the place `name` in this directory."""

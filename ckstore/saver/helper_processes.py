@@ -1,7 +1,7 @@
 """Starts the processes that work on a store during a training: the one that mirrors, and the one that compacts.
 
-Both are subscribers of an open store. The modules that start them are imported only if the settings need them, since
-few stores have either, and the import takes 20 ms.
+Subscribers of an open store start them after a save. The modules that start them are imported only if the settings
+require it, since few stores use mirroring or compaction, and the import takes 20 ms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def wake_mirror(context: Context, why: Why) -> None:
-    """Start the process that mirrors if the store has a mirror that may be incomplete; raise nothing."""
+    """Start the process that mirrors if the store has a mirror that may be incomplete. Raises no errors."""
     remote = setting_or_none(context.layout, MIRROR)
     if remote is not None:
         from ckstore.saver import mirror
@@ -44,7 +44,7 @@ def _asks_for(publication: Publication, setting: Setting[Any]) -> bool:
     """Whether the checkpoint is new in the store, and the setting is set."""
     try:
         return publication.origin in NEW and publication.settings.get(setting.name) is not None
-    except (CkstoreError, OSError):  # retention needs the settings as well, and said why
+    except (CkstoreError, OSError):  # retention also reads the settings, and has reported the error
         return False
 
 

@@ -1,4 +1,4 @@
-"""The global random generators of this process, of Python, NumPy, torch and its GPUs."""
+"""The states of the global random generators of this process: of Python, NumPy, torch and torch's GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def random_states() -> dict[str, Any]:
         }
     if torch is not None:
         states["torch"] = torch.get_rng_state()
-        # Reading the states would initialize CUDA, which needs hundreds of MB on each GPU.
+        # Otherwise reading the states would initialize CUDA, which needs hundreds of MB on each GPU.
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state_all()
     return {"python": python_state(random), **states}

@@ -1,4 +1,4 @@
-"""Facts about the machine of a store from the kernel: dirty pages, the device, abilities of files."""
+"""Facts that the kernel reports about the machine of a store: dirty pages, read-ahead, links, leases, reflinks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dirty_pages() -> DirtyFacts:
             known_bytes[name] = int(fields[0]) * 1024
     limit_bytes = _number(_VM / "dirty_bytes")
     if not limit_bytes:
-        # The kernel counts in pages that could be had: free ones and those of files.
+        # `dirty_ratio` is a percentage of the available memory, which is free pages and the page cache.
         usable_bytes = known_bytes.get("MemAvailable", 0)
         limit_bytes = usable_bytes * (_number(_VM / "dirty_ratio") or 0) // 100
     return DirtyFacts(known_bytes.get("Dirty", 0), known_bytes.get("Writeback", 0), limit_bytes)
@@ -40,7 +40,7 @@ def read_ahead_kib(path: Path) -> int | None:
     """Return the read-ahead size of the device of `path`, or None if there is no device or it is not visible."""
     device = os.stat(path).st_dev
     here = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
-    for queue in (here / "queue", here / ".." / "queue"):  # a partition has that of its disk
+    for queue in (here / "queue", here / ".." / "queue"):  # a partition uses the queue of its disk
         found = _number(Path(os.path.realpath(queue)) / "read_ahead_kb")
         if found is not None:
             return found
@@ -63,13 +63,16 @@ def open_files_limit() -> int:
 
 
 def lease_support(path: AnyPath) -> str:
-    """Return ``yes``, ``held`` or ``no``: whether the kernel reports who has the regular file `path` open."""
+    """Return whether leases work on the regular file `path`.
+
+    ``yes``: a lease was granted. ``held``: leases work, but a process has the file open. ``no``: no lease is possible.
+    """
     words = {holders.Holding.FREE: "yes", holders.Holding.HELD: "held", holders.Holding.UNKNOWN: "no"}
     return words[holders.holding_of(path)]
 
 
 def can_reflink(directory: AnyPath) -> bool | None:
-    """Return whether two files in `directory`, which get no names, can share blocks. None if the test failed."""
+    """Return whether files in `directory` can share blocks, by a test with two unnamed files. None if it failed."""
     with ExitStack() as opened:
         try:
             one, other = (
@@ -78,7 +81,7 @@ def can_reflink(directory: AnyPath) -> bool | None:
             )
             files.write_all(one, memoryview(bytes(reflink.BLOCK_BYTES)))
             return reflink.try_share(one, 0, reflink.BLOCK_BYTES, other, 0)
-        except OSError:  # no room, no right to write, or no files without names here
+        except OSError:  # no space, no write permission, or no support for O_TMPFILE
             return None
 
 

@@ -102,9 +102,9 @@ def save(
         run: Name of the run, which must be the same on all ranks.
         planner: As in `dcp.save`.
         process_group: The ranks. If None, all of them. It needs a backend for the CPU, such as gloo.
-        if_ranks_differ: The reaction to different values of ranks under one name, of which only one can be saved.
-            ``"error"`` refuses the save. ``"warn"`` saves one and names the values in a warning. This compares plain
-            tensors of at most 1 MiB and all values that are not tensors.
+        if_ranks_differ: What to do if ranks have different values under the same name, of which only one can be saved.
+            ``"error"`` refuses the save. ``"warn"`` saves one, and a warning lists the names. Plain tensors of at most
+            1 MiB and all values that are not tensors are compared.
         on_failure: As in `Store.save`. It must be the same on all ranks.
         about: As in `CkstoreWriter`, such as metrics, metadata, message, tags, parent, if_exists and retries.
 
@@ -175,7 +175,7 @@ def async_save(
         msg = "on_failure='warn' together with async_stager: torch returns no future that tells how the save ended"
         raise BadInput(msg, hint="omit one of the two")
     options = {"planner": planner, "process_group": process_group, **options}
-    # Do this only if necessary, because it would open a path.
+    # Only for an open store: a path has no context, and with ``warn`` a path was refused above.
     tolerant = context_of(store) if isinstance(store, Store) and on_failure == "warn" else None
     try:
         writer, plain = _begin(CkstoreWriter(store, step, run, **(about or {})), state, if_ranks_differ)
@@ -183,13 +183,14 @@ def async_save(
     except FAILURES as error:
         if is_alone():
             raise
-        # The other ranks learn of the error in the collectives of the background, and so does the caller.
+        # The collectives of the background save send the error to the other ranks, and the future raises it in the
+        # caller.
         refused = _RefusedWriter(step, run, sendable(error))
         return _followed(state_dict_saver.async_save({}, storage_writer=refused, **options), refused, tolerant)
 
 
 def _begin(writer: CkstoreWriter, state: dict[str, Any], if_ranks_differ: str) -> tuple[CkstoreWriter, dict[str, Any]]:
-    """Return the plain state, and its writer with the keys and digests that torch does not pass on."""
+    """Return the writer, with keys and digests that torch does not pass to it, and the plain state."""
     plain = _plain(state)
     writer.if_ranks_differ = check_rule(if_ranks_differ)
     writer.keys = own_keys(plain)
@@ -208,7 +209,8 @@ def _check_on_failure(on_failure: OnFailure, store: object) -> None:
 def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> Any:
     """Return a future that also waits until the store of this node has the checkpoint.
 
-    If `tolerant` is given, a failure of the storage is the result, as long as the training may continue without it.
+    If `tolerant` is given, a failure of the storage is returned as a result and not raised, as long as the number of
+    failed saves in a row is within its limit.
     """
     if not isinstance(saving, Future):  # from torch's own stagers
         return saving
@@ -249,7 +251,7 @@ class _RefusedWriter(CkstoreWriter):
 
     def __init__(self, step: int, run: str, error: Exception) -> None:
         super().__init__("", 0)
-        # Keep the arguments unchecked, because they may be the error.
+        # Store the arguments unchecked, because they may be the cause of the error.
         self.run, self.step = run, step
         self._error = error
 
@@ -268,9 +270,9 @@ def load(
     planner: LoadPlanner | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> LoadReport:
-    """Load a checkpoint into the tensors of `state`, in place. Every rank must call this, on any number of ranks.
+    """Load a checkpoint into the tensors of `state`, in place. Every rank must call this.
 
-    Tensors of another dtype are converted.
+    The number of ranks may differ from that of the save. Tensors of another dtype are converted.
 
     Args:
         store: The store, or its path.
@@ -279,15 +281,15 @@ def load(
             needs `strict` and no `planner`, because otherwise values of the damaged checkpoint may remain in `state`.
         strict: If True, names that the checkpoint lacks, names that only the checkpoint has, and other shapes and kinds
             of values are refused before any data is read. If False, these values remain unchanged, and the report lists
-            them. If globs, such as ``["model"]``, they are refused only in these parts. The state of an optimizer for a
-            parameter that had no gradient at the save is not missing. It is in `fresh` of the report.
+            them. If globs, such as ``["model"]``, they are refused only in these parts. The optimizer state of a
+            parameter that had no gradient at the save does not count as missing. The report lists it in `fresh`.
         planner: As in `dcp.load`. If given, `strict` has no effect, and the report does not list differences.
         process_group: The ranks. If None, all of them.
 
     Returns:
-        A report of the loaded and the differing values on this rank. Differences are also one warning. If the state of
-        an optimizer is loaded, the warning also names hyper-parameters that the checkpoint replaces, and another number
-        of ranks.
+        A report of the loaded and the differing values on this rank. One warning also lists the differences. If the
+        state of an optimizer is loaded, the warning also names hyper-parameters that the checkpoint replaces, and a
+        different number of ranks.
 
     Raises:
         NoSuchRef: The checkpoint does not exist.
@@ -370,7 +372,7 @@ def _look_at_mirror(store: Store, ref: RefLike) -> None:
 
 
 def _plain(state: dict[str, Any], keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """Return a state with the state dicts of its objects, which are created in the order of `keys`.
+    """Return a state in which each object is replaced by its state dict, created in the order of `keys`.
 
     DCP itself calls ``state_dict`` and ``load_state_dict`` of the objects at the top of the state only.
     """

@@ -32,6 +32,6 @@ def info_from(members: dict[str, Any]) -> CheckpointInfo:
     members["notes"] = tuple(Note(*note) for note in members["notes"])
     if members["counters"] is not None:
         members["counters"] = SaveCounters(**members["counters"])
-    for name in ("tags", "warnings", "unchanged"):
+    for name in ("tags", "warnings", "unchanged", "remotes"):
         members[name] = tuple(members[name])
     return CheckpointInfo(**members)

@@ -29,7 +29,7 @@ from ckstore.ops.index.facts import row_digest, same_facts
 from ckstore.ops.refs.protection import doubtful_tags, way_out
 
 _TIMEOUT_S = 10.0
-_KEYS_AT_ONCE = 100  # the blobs of a checkpoint can be many
+_KEYS_AT_ONCE = 100  # a bound on memory, since a checkpoint can have many blobs
 # The limit of annotations, the largest of these files (docs/format/v1.md, "Limits").
 _MAX_BYTES = 16 * 2**20
 
@@ -47,7 +47,8 @@ def catalog_findings(context: Context, checker: Verifier, *, may_write: bool, th
             yield StoreFinding("catalog", f"the catalog is damaged: {problems[0]}")
         if may_write:
             catch_up(context)  # a checkpoint that another process has not entered yet is not an error
-        # Twice: another process may have compacted or replaced some between reading the rows and the directories.
+        # Compare twice: another process may have compacted or replaced some checkpoints between reading the rows and
+        # the directories.
         stale = _differing(context, checker, sorted(checker.ids))
         stale = stale and _differing(context, checker, stale)
         if stale and may_write:
@@ -99,7 +100,7 @@ def _write_again(context: Context, keys: list[CheckpointKey]) -> None:
 
 
 def file_findings(context: Context) -> Iterator[StoreFinding]:
-    """Yield the small files that cannot be read, were changed, or point to nothing."""
+    """Yield findings about small files that cannot be read, were changed, or point to a missing checkpoint."""
     layout = context.layout
     for path in (layout.settings, layout.config):
         yield from _file(context, "settings", path)
@@ -153,7 +154,7 @@ def _tags(context: Context) -> Iterator[StoreFinding]:
         subject = f"refs/{name}"
         if name in doubtful:
             yield StoreFinding("tag", f"{doubtful[name]}; {way_out(name)}", subject, harmful=True)
-        elif text is None or (target := parse_tag(text)) is None:  # it was just written
+        elif text is None or (target := parse_tag(text)) is None:  # it has changed since `doubtful_tags` read it
             continue
         elif not any(key.any_generation == target.key.any_generation for key in layout.of_step(*target.key.run_step)):
             message = f"the tag {name} points to {target.key.name}, which does not exist; {way_out(name)}"

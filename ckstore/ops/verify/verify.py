@@ -1,4 +1,7 @@
-"""Verify all data, or the data that was read longest ago, by a check or by reading it; report and repair damage."""
+"""Verify all data, or the data that was verified longest ago, and report and repair damage.
+
+A quick verification reads no blobs.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +34,10 @@ if TYPE_CHECKING:
     from ckstore.ops.verify.repair import RepairOutcome
 
 
-# A round visits the checkpoints in order; this size lets the disk read ahead, and keeps the oldest first.
+# A round visits its checkpoints in order. It is large enough for the disk to read ahead, and small enough that the
+# blobs that were read longest ago still come first.
 _ROUND_BYTES = 256 * 2**20
-# A verification of hours that is killed loses a minute of its records.
+# If a verification that takes hours is killed, it loses at most the records of the last minute.
 _FLUSH_S = 60.0
 
 
@@ -42,13 +46,14 @@ class Options:
     """The options of a verification."""
 
     sample: float | None = None  # the share of the blobs to read, above 0, those read longest ago first; None for all
-    # Start no read that would end later. None for no limit. Blobs that were read longest ago come first.
+    # The time for all reads: none is started that would end later. None for no limit. Blobs that were read longest ago
+    # come first.
     budget_s: float | None = None
     rate_bytes_s: float | None = None  # the maximum rate; None for no limit
     quick: bool = False  # read no data
-    repair: bool = False  # put damaged blobs into quarantine and right copies in their place
+    repair: bool = False  # move damaged blobs to quarantine, and replace them with intact copies
     repair_from: tuple[Path, ...] = ()  # other stores and directories with copies
-    remotes: RemoteCopySource | None = None  # queried for right bytes
+    remotes: RemoteCopySource | None = None  # from which intact bytes are requested
     progress: Progress | None = None  # called now and then
 
     def __post_init__(self) -> None:
@@ -127,7 +132,7 @@ class Verification:
             done = RepairOutcome()
             if options.repair:
                 wrong = [found.subject for found in findings if found.kind == "name" and found.harmful]
-                # After the whole verification: only then it is known where right copies are.
+                # After the whole verification, since only then are all intact copies known.
                 done = repair(
                     self._context,
                     self._damage(),
@@ -179,7 +184,7 @@ class Verification:
         if options.mode == "full":
             return None
         when = self._times.when
-        drawn = random.SystemRandom().random  # if nothing can be remembered, each sample differs
+        drawn = random.SystemRandom().random  # breaks ties, so that samples differ even if the times cannot be stored
         ordered = sorted(units, key=lambda unit: (when((unit[2], unit[1]), self._now_s), drawn()))
         return ordered[: math.ceil((options.sample or 1) * len(ordered))]
 
@@ -197,13 +202,14 @@ class Verification:
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:
                 break
-        # Manifests, missing blobs, wrong sizes, and the other checkpoints that have the damaged copies.
+        # Then check all manifests, find missing blobs and wrong sizes, and report damaged copies for every checkpoint
+        # that has them.
         checker.lift_budget()
         for key in self._places:
             self._visit(checker, key, checker.bad)
 
     def _rounds(self, chosen: list[Unit]) -> list[list[Unit]]:
-        """Cut the list into rounds that are done in turn, so that the oldest come first."""
+        """Cut the list into consecutive rounds, so that the blobs that were read longest ago come first."""
         rounds: list[list[Unit]] = [[]]
         nbytes = 0
         for unit in chosen:
@@ -252,7 +258,8 @@ class Verification:
         self._flushed_s = time.monotonic()
         if not self._may_write or not (checker.good or checker.bad):
             return
-        # Include damaged blobs: their checkpoints are marked, and the others must have their turn.
+        # Include damaged blobs. Their checkpoints are marked as damaged, and without this record each sample would read
+        # them again instead of other blobs.
         read: dict[Copy, int] = {(unit[2], unit[1]): self._now_s for unit in checker.good | checker.bad}
         present = {(unit[2], unit[1]) for unit in self._inventory.sizes}
         everything = self._everything
@@ -299,7 +306,7 @@ class Verification:
 
     def _look_again(self, checker: Verifier, done: RepairOutcome) -> None:
         """Check the damaged checkpoints again; `checker` reads new copies only."""
-        # After a full verification, a mark is removed if the whole checkpoint is right.
+        # After a full verification, the damage mark is removed if the whole checkpoint is intact.
         checker.lift_budget()
         healed = _BlobCopySet({repair.digest for repair in done.repaired})
         for key, damage in list(self._found.items()):

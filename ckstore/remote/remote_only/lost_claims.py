@@ -1,6 +1,6 @@
 """Restores claims of this store that a remote has lost, for example because it was emptied or restored from a backup.
 
-Without its claim another store may remove the only copy of an evicted checkpoint. Source: docs/format/remote-v1.md,
+Without such a claim, another store may remove the only copy of an evicted checkpoint. Source: docs/format/remote-v1.md,
 "Evict".
 """
 
@@ -26,12 +26,12 @@ from ckstore.remote.remote_only.remote_presence import PresenceCheck
 
 
 def claim_again(context: Context, remote: Remote) -> int:
-    """Write the lost claims on checkpoints evicted to a remote again, and return their number.
+    """Restore the lost claims on checkpoints that were evicted to a remote, and return their number.
 
     Checkpoints that the remote no longer has are skipped.
 
     Raises:
-        RemoteError: The remote does not answer, or another remote is at its place.
+        RemoteError: The remote does not answer, or a different remote is at its address.
     """
     uuid = check_takes(remote, context.settings).uuid
     own = {
