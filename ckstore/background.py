@@ -84,7 +84,7 @@ class BackgroundSaves:
 
     @api_call_in_memory
     def staging_bytes(self, state: object) -> int:
-        """Return the bytes of memory that each background save of this state needs, of up to `max_in_flight` saves.
+        """Return the bytes of memory that each of up to `max_in_flight` unfinished saves of this state needs.
 
         Raises:
             CannotStore: A value in the state cannot be stored.
@@ -93,7 +93,7 @@ class BackgroundSaves:
 
     @api_call_in_memory
     def prewarm(self, state: object | None = None, *, nice: int = 0) -> None:
-        """Start the saver and allocate the memory for a save of this state, so that the first save is not slower.
+        """Start the saver and allocate the memory for saving this state, so that the first save is not slow.
 
         For a state on a GPU, this also pins that memory and waits until the kernel that compares tensors is compiled.
 

@@ -238,7 +238,7 @@ class SaveFailed(CkstoreError):
 
 
 class InsufficientSpace(SaveFailed):
-    """The filesystem of the store has not enough free bytes or inodes.
+    """The filesystem does not have enough free bytes or inodes, or there is not enough memory.
 
     If a save raises this error, the hint lists the actions that would free space, with the bytes that each frees.
 
@@ -266,7 +266,8 @@ class SaveAbandoned(SaveFailed):
 class UnknownOutcome(CkstoreError):
     """It is not known whether the checkpoint was published, or whether it survives a power cut.
 
-    Open the store again before the next save. This is no `SaveFailed`, after which the checkpoint does not exist.
+    Open the store again before the next save. This is not a `SaveFailed`, because after a `SaveFailed` the checkpoint
+    does not exist.
     """
 
 

@@ -79,7 +79,7 @@ RefLike = str | SupportsIndex | CheckpointInfo
 class Store:
     """An open store. Several threads may use it. It holds no file open between calls, so `close` is optional.
 
-    Opening a store for writing moves the leftovers of killed saves to trash and updates the catalog.
+    Opening a store for writing moves the leftovers of killed saves to the trash and updates the catalog.
 
     In addition to the errors listed at each method, every method raises `CkstoreError` if the system refuses an
     operation or memory runs out, `UnsafePlace` if a directory of the store was replaced by something else, and `InUse`
@@ -136,7 +136,7 @@ class Store:
 
         Args:
             path: An empty or missing directory. Missing parents are created, and removed if this fails.
-            hash: ``xxh3_128``, or ``blake3`` for stores that receive data from untrusted people.
+            hash: ``xxh3_128``, or ``blake3`` for stores that receive data from untrusted sources.
             run: As in `open`. The store does not record it.
             chunk_bytes: Tensors are split into chunks of this size, a multiple of 1 MiB. The default is 32 MiB.
             catalog_path: As in `open`. The store does not record it.
@@ -167,10 +167,10 @@ class Store:
         Args:
             path: The directory of the store, or the URL of a remote (``s3://…``), which is opened for reading. Existing
                 checkpoints of the remote are listed, `follow` yields new ones, and loads download what they read.
-            run: Binds this handle to a run. Saves and commits use it, and so do calls and refs that name no run.
-                Tags and ids name a checkpoint of any run. If None, saves use ``main``, and ``latest`` without a run is
-                refused if the store has several runs. ``auto`` creates a new run: ``main``, or the first of
-                ``main-2``, ``main-3`` … that no process has taken. `run` of the handle is its name.
+            run: Binds this handle to a run. Saves and commits use it, and so do calls and refs that name no run. Tags
+                and ids name a checkpoint of any run. If None, saves use ``main``, and ``latest`` without a run is
+                refused if the store has several runs. ``auto`` creates a new run: ``main``, or the first of ``main-2``,
+                ``main-3`` … that no process has taken. The attribute `run` of the handle has its name.
             readonly: If True, neither opening nor any later call changes the store.
             recover: If False, opening repairs nothing. Use it before `reindex`, which makes the repairs itself.
             catalog_path: The file of the index, on a disk of this host. Its directory is created. If None, it is
@@ -300,7 +300,7 @@ class Store:
             BadInput: `path` holds something else, or an argument is invalid.
             StoreNotFound: There is no store in the directory `source`.
             UnsafePlace: The filesystem cannot hold a store.
-            RemoteError: There is no remote at that URL, or it does not answer. A repeated call continues.
+            RemoteError: There is no remote at that URL, or it does not answer. A repeated call continues the download.
         """
         store = None
         with suppress(StoreNotFound):  # as in `open_or_init`
@@ -408,8 +408,9 @@ class Store:
             retries: How often to retry after a transient failure of the storage, each time as a new save. If None,
                 `StoreConfig.save_retries`. The state must not change between the tries.
             wait_for_space_s: How long to wait for space on a full disk. If None, `StoreConfig.wait_for_space_s`.
-            try_for_s: Retry until this many seconds after the save began, without limit of tries, for the last save
-                before the process ends. `retries` and `wait_for_space_s` are ignored then. If None, they apply.
+            try_for_s: Retry for this many seconds after the save began, without a limit on the number of tries. Use it
+                for the last save before the process ends. `retries` and `wait_for_space_s` are then ignored. If None,
+                they apply.
             progress: Called periodically with the number of bytes stored and the total to store.
             ranks: This process is one of several that each save a part, without a process group.
             on_failure: Reaction to a failure of the storage after all retries. ``raise`` raises it. ``warn`` warns and
@@ -511,9 +512,9 @@ class Store:
             try_for_s: As in `save`.
             unchanged: The tensors that have not changed since the previous `save_async` of the run, in the form of
                 `select` of `load`. This is a function of a name, or globs, where a name also selects everything below
-                it. The save uses these tensors from that checkpoint and does not copy them. The caller must guarantee
-                that they are unchanged. Each save compares only one chunk in 32, and saves a changed chunk that it does
-                not compare with its old bytes.
+                it. The save takes these tensors from that checkpoint and does not copy them. The caller must guarantee
+                that they are unchanged. Each save compares only one chunk in 32. If another chunk has changed, it is
+                saved with its old bytes.
             max_in_flight: Maximum number of unfinished saves, each with a copy of its state in memory.
             when_busy: The reaction at that maximum. ``wait`` waits until one of them ends, ``skip`` skips this save
                 (see `PendingSave.skipped`), and ``error`` raises an error.
@@ -700,7 +701,7 @@ class Store:
             on_failure: As in `save`.
 
         Returns:
-            The committed checkpoint. `warnings` names files that look like containers but are not.
+            The committed checkpoint. `warnings` names files that look like safetensors or torch files but are not.
 
         Raises:
             BadInput: A path is missing, empty, unreadable or incomplete, or overlaps with the store, or the paths hold
@@ -805,14 +806,14 @@ class Store:
         Args:
             ref: Which checkpoint. As in `load`, ``latest-valid`` skips damaged ones.
             destination: A directory that does not exist yet, or is empty. For ``torch``, a file that does not exist.
-            format: ``safetensors`` is `export_safetensors`. ``torch`` is one file that `torch.load` reads, with the
-                structure of the state, ties and strides. ``dcp`` is a directory that `torch.distributed.checkpoint`
-                loads, on any number of ranks. ``pretrained`` and ``peft`` are directories that ``from_pretrained`` or
-                ``PeftModel.from_pretrained`` opens. They are made from a saved state dict or from committed files of a
-                trainer, and omit data that only a resume needs.
+            format: ``safetensors`` writes the files of `export_safetensors`. ``torch`` is one file that `torch.load`
+                reads, with the structure of the state, ties and strides. ``dcp`` is a directory that
+                `torch.distributed.checkpoint` loads, on any number of ranks. ``pretrained`` and ``peft`` are
+                directories that ``from_pretrained`` or ``PeftModel.from_pretrained`` opens. They are made from a saved
+                state dict or from committed files of a trainer, and omit data that only a resume needs.
             max_shard_bytes: As in `export_safetensors`. Not for ``torch`` and ``peft``.
             select: As in `load`. For ``pretrained`` and ``peft``, it names the state dict.
-            strip_prefix: As in `export_safetensors`, and only there.
+            strip_prefix: As in `export_safetensors`. Only for ``safetensors``.
             add: For ``pretrained`` and ``peft``, files to add to the weights, such as ``config.json``, and directories,
                 whose files are all added except weights.
             sums: Also write the SHA-256 of every file, in the format of ``sha256sum -c``, and the origin of the export,
@@ -940,8 +941,8 @@ class Store:
                 are marked and skipped with a `CkstoreWarning` that describes the damage. Checkpoints that another
                 process has locked for longer than 10 s are also skipped (see also `warnings`).
             device: The target device of tensors, in the form of ``map_location`` of `torch.load`. It is a device, a
-                dict, in which every tensor is at ``"cpu"``, since devices are not stored, or a function of a storage
-                and ``"cpu"``.
+                dict from locations to devices, or a function of a storage and its location. The location of every
+                tensor is ``"cpu"``, since devices are not stored.
             select: Glob, globs, or a function of the name. Only matching values are loaded. The others are omitted from
                 dicts, and replaced by None in lists.
             mmap: Map the blobs copy-on-write instead of reading them. Tensors share the page cache until they are
@@ -963,7 +964,8 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint, or the checkpoint has no such file.
             NoWholeCheckpoint: The newest checkpoint was requested, and no existing one is whole.
-            CannotLoad: The file holds no state, or values that are not loaded. The error has the paths of all of them.
+            CannotLoad: The file holds no state, or values that cannot be loaded. The error has the paths of all of
+                them.
             DamagedBlob: Data is damaged or missing, and no remote has it. The message names the tensor and the answer
                 of each remote.
             InsufficientSpace: The state does not fit into memory, or is larger than `max_bytes`.
@@ -1011,8 +1013,9 @@ class Store:
             target: The object to load into.
             ref: Which checkpoint, as in `load`.
             strict: If False, load the values that fit, leave the others unchanged and report them. If globs, as in
-                `select`, these parts must fit, and the others may differ: ``strict="model"``. Another dtype, tensors on
-                the meta device, and a module without a matching name, are always refused.
+                `select`, these parts must fit, and the others may differ: ``strict="model"``. Another dtype (without
+                `cast`), tensors on the meta device (without `assign`), and a module without a matching name are always
+                refused.
             select: As in `load`, by the names in the checkpoint. The rest of the target remains unchanged. Objects with
                 ``load_state_dict``, except modules, are loaded completely or not at all.
             rename: Prefixes of the checkpoint's names -> their replacements, as in
@@ -1032,12 +1035,12 @@ class Store:
             file: For a checkpoint of files, the path of the file to load, as in `load`.
 
         Raises:
-            CannotLoad: `file` holds no state, or values that are not loaded.
+            CannotLoad: `file` holds no state, or values that cannot be loaded.
             DoesNotFit: Names (with `strict`), shapes or dtypes differ. The target is unchanged. The message lists at
                 most twenty names of each kind. The error has all of them.
-            BadInput: `rename` makes two names equal, or `select` selects a part of an object that is loaded
-                completely. The target is unchanged. It is also raised if ``load_state_dict`` of an object raised. In
-                this case, the objects before it are loaded.
+            BadInput: `rename` makes two names equal, or `select` selects a part of an object that is loaded completely.
+                The target is unchanged. It is also raised if ``load_state_dict`` of an object raised. In this case, the
+                objects before it have been loaded.
             DamagedBlob: Data is damaged or missing. The message names the tensor.
         """
         from ckstore.ops.read.target_load import LoadIntoRequest, load_into
@@ -1199,13 +1202,14 @@ class Store:
         Args:
             run: Name of the run, which need not exist yet. If None, that of `open`, otherwise the only one, otherwise
                 ``main``.
-            after: Yield only checkpoints committed after this one. ``latest`` yields only new ones. An info may be of a
-                checkpoint that no longer exists.
+            after: Yield only checkpoints committed after this one. ``latest`` yields only new ones. A `CheckpointInfo`
+                may name a checkpoint that no longer exists.
             timeout_s: End if there was no new checkpoint for this many seconds. If None, continue until closed.
             remote: Also yield new checkpoints of this remote, or of the store in this directory. They are listed
                 locally, as by `clone`, and loads download the data they read. If None, only local checkpoints are
                 yielded, or those of the remote if the store was opened by a URL.
-            poll_s: Interval of requests to the remote, in seconds. If nothing is new, this is one request. If None, 5.
+            poll_s: Interval of checks for new checkpoints of the remote, in seconds. A check that finds nothing new
+                makes one request. If None, 5.
             lacking: Yield only checkpoints that lack this metric, or at least one of these metrics. A checkpoint has
                 only one evaluation for a metric at a time.
             newest_first: Yield the newest checkpoint that lacks the metric first, not the oldest.
@@ -1322,11 +1326,11 @@ class Store:
 
     @api_call
     def reindex(self, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
-        """Rebuild the catalog from the directories, keep the old one aside, and report the results.
+        """Rebuild the catalog from the directories, keep the old one under another name, and report the results.
 
-        Only the times at which saves last read each blob are not in the directories. The old catalog becomes
-        ``catalog.db.old-N``, and the three newest are kept. Other processes may use the store during the rebuild. Lost
-        names in ``blobs/`` are restored, and the next gc finds unreferenced blobs.
+        Only the times at which saves last read each blob are not in the directories, and are lost. The old catalog
+        becomes ``catalog.db.old-N``, and the three newest are kept. Other processes may use the store during the
+        rebuild. Lost names in ``blobs/`` are restored, and the next gc finds unreferenced blobs.
 
         Args:
             relink: Restore the hardlinks between files of the same blob, in a store that was copied without them. Each
@@ -1402,13 +1406,13 @@ class Store:
             before: The first checkpoint.
             after: The second.
             values: See above.
-            file: Compare the content of a committed file, as `load` returns it. Pass the path of the file in each
+            file: Compare the content of a committed file, as `load` returns it. Pass one path, which applies to each
                 checkpoint that has files, or a pair of paths for `before` and `after`. In a pair, pass None for a saved
                 state.
 
         Raises:
             NoSuchRef, AmbiguousRef: A ref does not name one checkpoint, or it has no such file.
-            CannotLoad: A file holds no state, or values that are not loaded.
+            CannotLoad: A file holds no state, or values that cannot be loaded.
             DamagedBlob: A manifest, or with `values` a tensor, is damaged.
         """
         from ckstore.ops.read.diff import diff
@@ -1502,7 +1506,7 @@ class Store:
         dry_run: bool = False,
         **options: Unpack[TransferOptions],
     ) -> TransferReport:
-        """Push checkpoints to a remote, the newest first. Only blobs that the remote lacks are sent, by digest.
+        """Push checkpoints to a remote, the newest first. Only blobs whose digests the remote lacks are sent.
 
         Metrics, tags, pins and annotations are also pushed. A repeated call continues an interrupted push. When this
         returns, each checkpoint is whole at the remote: the presence of every blob was checked after the manifest was
@@ -1536,7 +1540,7 @@ class Store:
         dry_run: bool = False,
         **options: Unpack[TransferOptions],
     ) -> TransferReport:
-        """Pull checkpoints of a remote into the store. Only blobs that the store lacks are downloaded, by digest.
+        """Pull checkpoints of a remote. Only blobs whose digests the store lacks are downloaded.
 
         Each blob is compared with its digest before it gets its name. A checkpoint appears atomically, whole and
         durable, with the same id and the same position in the order of commits. Its metrics, annotations, tags and pins
@@ -1547,9 +1551,9 @@ class Store:
             ref: Which checkpoint of the remote, or several, by a step, ``latest``, a tag or digits of an id. If None,
                 the newest of the remote, unless an option selects others.
             remote: As in `push`.
-            if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops newer ones,
-                which can be undone for `StoreConfig.undo_by_rule_s`. If a tag, a pin or a reader keeps a newer one, the
-                step still names that one, and the `warnings` of the report name it.
+            if_exists: As in `save`, for local checkpoints of the same run and step. ``replace`` also drops those that
+                are newer than the pulled checkpoint, which can be undone for `StoreConfig.undo_by_rule_s`. If a tag, a
+                pin or a reader keeps a newer one, the step still names it, and the `warnings` of the report list it.
             dry_run: Change nothing, and report the data that would be downloaded.
             options: The fields of `TransferOptions`, which are run, all, tagged, bwlimit and progress.
 
@@ -1582,9 +1586,9 @@ class Store:
     ) -> EvictReport:
         """Free the local data of checkpoints that are stored on a remote. Loads then download the data they read.
 
-        The checkpoints remain listed. Before any data is freed, every blob is confirmed at the remote. Either this
-        store sent it to a service that refuses damaged bodies, or it is read back now and compared with its digest. In
-        both cases the remote must still list it. `pull` restores the local data.
+        The checkpoints remain listed. Before any data is freed, every blob is confirmed to be at the remote. Either
+        this store sent it to a service that refuses damaged bodies, or it is read back now and compared with its
+        digest. In both cases the remote must still list it. `pull` restores the local data.
 
         Args:
             ref: Which checkpoint, or several, unless an option selects them.
@@ -1726,12 +1730,12 @@ class Store:
         """Restore a checkpoint that was dropped or replaced, durably and with identical bits.
 
         Args:
-            ref: ``RUN@STEP``, an id, or an info of a checkpoint that `dropped` lists. ``latest`` is the one dropped
-                last.
+            ref: ``RUN@STEP``, an id, or a `CheckpointInfo`, of a checkpoint that `undoable` lists. ``latest`` is the
+                one dropped last.
 
         Raises:
             NoSuchRef: The checkpoint no longer exists, or gc is freeing it.
-            DamagedBlob: The checkpoint lacks a blob, or its manifest is damaged. It has a `problem` in `dropped`.
+            DamagedBlob: The checkpoint lacks a blob, or its manifest is damaged. It has a `problem` in `undoable`.
             BadInput: The ref is not valid for `undo`, or several runs have such a checkpoint.
         """
         from ckstore.ops.free.undo import undo
@@ -1743,7 +1747,7 @@ class Store:
         """Rename a run durably and return its checkpoints, the oldest first.
 
         Data is not copied. Each checkpoint gets a new id, since the id depends on the name of the run. Metrics, notes,
-        times, tags, pins and the rules of the run are kept. After a kill, the same call continues.
+        times, tags, pins and the rules of the run are kept. After a kill, the same call continues the renaming.
 
         Raises:
             NoSuchRef: There is no such run.
@@ -2168,7 +2172,7 @@ def _evict_mirrored(context: Context, infos: Sequence[CheckpointInfo]) -> EvictR
 
 
 def _fetching(context: Context) -> Callable[..., int | None]:
-    """Return the function that reads remote data. It imports the remotes at the first read."""
+    """Return the function that reads remote data. It imports the modules for remotes at the first read."""
 
     @cache
     def reader() -> RemoteReader:

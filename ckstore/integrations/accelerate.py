@@ -74,7 +74,6 @@ class Installed:
         self._accelerator = accelerator
         self._store = store
         self._run = run
-        self._resumed = False
         self._begun = False
         self._keep_count: int | None = accelerator.project_configuration.total_limit
         # accelerate deletes the oldest directory before it writes, so a failed save would leave one less.
@@ -134,7 +133,7 @@ class Installed:
         self.resumed_inexactly = (*sentences, *replaced)
         for sentence in self.resumed_inexactly if rank_and_world()[0] == 0 else ():
             warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
-        self._resumed = self._begun = True
+        self._begun = True
         if self._names_itself:
             # Otherwise accelerate counts from 0 again, and the next save uses an existing step of the run.
             self._accelerator.project_configuration.iteration = step + 1
@@ -166,7 +165,7 @@ class Installed:
         """Remove the directory of a step that is saved again after a rollback or a kill. accelerate refuses it."""
         if not directory.exists():
             return
-        if self._resumed or is_there(self._store, self._run, step):
+        if is_there(self._store, self._run, step):
             remove(directory)
             return
         # Move it and do not delete it, because it is not in the store and may be the only copy.

@@ -86,7 +86,7 @@ def _mirror_named(context: Context, member: str, name: object) -> object:
 
 
 class _Attribute(Generic[T]):
-    """An attribute that is one setting. Reading and changing it are calls of its name.
+    """A descriptor for one setting. Reading or changing it is an API call with the name of the setting.
 
     Args:
         member: The member in ``config.json``.
@@ -135,12 +135,12 @@ def _policy(member: config_file.PolicyMember) -> _Attribute[RetentionPolicy | No
 
 
 class StoreConfig:
-    """The settings of a store: `Store.config`. Attributes are read from and written to ``config.json`` at once.
+    """The settings of a store: `Store.config`. Each access to an attribute reads or writes ``config.json``.
 
-    Setting one is durable, and applies to every process. None, or ``del store.config.retention``, restores its default.
-    Another name is an `AttributeError`. Setting one in a store that was opened for reading raises `SaveFailed`. An
-    invalid value, or a damaged file of settings, raises `BadInput`, and settings of a newer ckstore raise
-    `NewerFormat`.
+    A change of a setting is durable, and applies to every process. Assigning None, or ``del store.config.retention``,
+    restores the default. An unknown name raises `AttributeError`. A change in a store that was opened for reading
+    raises `SaveFailed`. An invalid value, or a damaged file of settings, raises `BadInput`, and settings of a newer
+    ckstore raise `NewerFormat`.
     """
 
     __slots__ = ("_context",)
@@ -161,7 +161,7 @@ class StoreConfig:
     budget = _Attribute(config_file.BUDGET, config_file.budget_of, _json_of_budget)
     """The maximum size of all blobs of checkpoints on disk: ``Budget("2TB", low_bytes="1.8TB")``. If None, no limit.
 
-    Above it, a save that is durable drops the oldest checkpoints of all runs; those that are the best by a rule of
+    Above it, a save drops the oldest checkpoints of all runs once it is durable. Those that are the best by a rule of
     their run are dropped last. Tagged, pinned and open checkpoints and the newest valid one of each run are kept. If
     they alone exceed the budget, `prune` and a warning of the save report it.
     """
@@ -170,28 +170,30 @@ class StoreConfig:
     """The policy by which a save that would not fit may drop checkpoints first. If None, it drops none.
 
     Before it drops any, and also without a policy, such a save evicts checkpoints that the `mirror` has, the oldest
-    first. Those that `keep_local` keeps, otherwise this policy, otherwise the newest of each run, keep their data. The
-    policy says which checkpoints to keep, in every run. The oldest of the others are dropped and freed, no more than
-    the save needs, and none if all of them would not be enough. ``info.warnings`` names the dropped ones. Tagged,
-    pinned and open checkpoints and the newest valid one of each run are always kept.
+    first. Checkpoints that `keep_local` keeps are not evicted. Without `keep_local`, this applies to those that this
+    policy keeps, and without both to the newest of each run. The policy says which checkpoints to keep, in every run.
+    The oldest of the others are dropped and freed, no more than the save needs, and none if all of them would not be
+    enough. ``info.warnings`` names the dropped ones. Tagged, pinned and open checkpoints and the newest valid one of
+    each run are always kept.
     """
 
     read_back = _plain(config_file.READ_BACK)
     """Whether a save reads its data back, bypassing the page cache, and compares it before it counts as durable.
 
-    This detects a disk that stores other bytes than it was given. New data is read once more. Default: False.
+    This detects a disk that stores different bytes from those that were written. New data is read once more. Default:
+    False.
     """
 
     recheck_share = _plain(config_file.RECHECK_SHARE)
     """How many existing bytes a save reads again, as a share of the size of its state; 0 reads none.
 
     They are read from the disk, those read longest ago first, at least 256 KiB per save. Every byte of an unchanged
-    state is compared within 1 / `recheck_share` plus two saves. Rotten data is written again from the state and
+    state is compared within 1 / `recheck_share` plus two saves. Corrupted data is written again from the state and
     replaced in every checkpoint; ``info.warnings`` reports it. Default: 0.005.
     """
 
     save_retries = _plain(config_file.SAVE_RETRIES)
-    """How often a save is retried after a transient failure of the storage, each time as a new save; 0 never.
+    """How often a save is retried after a transient failure of the storage, each time as a new save. If 0, never.
 
     Transient failures are an I/O error, a stale file handle, a server or a network that did not answer, and a disk or
     quota that became full during the save. The pauses are 0.25, 1, 4 and 16 s, then 30 s each. ``info.warnings``
@@ -199,41 +201,41 @@ class StoreConfig:
     """
 
     wait_for_space_s = _plain(config_file.WAIT_FOR_SPACE_S)
-    """How many seconds a save waits for space on a full disk, after it has freed what it may; 0 fails at once.
+    """How many seconds a save waits for space on a full disk, after freeing all it may. If 0, it fails at once.
 
     Default: 0.
     """
 
     on_failed_save = _plain(config_file.ON_FAILED_SAVE)
-    """What integrations do if the storage fails a save: ``raise`` ends the training, ``warn`` continues it.
+    """What integrations do if a save fails because of the storage: ``raise`` ends the training, ``warn`` continues it.
 
     `Store.save` and `Store.commit` have an argument for this instead, since their callers use the result. Default:
     ``raise``.
     """
 
     failed_saves_most = _plain(config_file.FAILED_SAVES_MOST)
-    """How many saves in a row may fail with ``warn``; the next failure is raised. Default: 3."""
+    """How many saves in a row may fail with ``warn``. The next failure is raised. Default: 3."""
 
     health_share = _plain(config_file.HEALTH_SHARE)
-    """In what share of new data a save counts values that are not finite; 0 in none, 1 in all of it.
+    """The share of new data in which a save counts values that are not finite. 0 means none, 1 means all of it.
 
-    A share below 1 applies to tensors above 2 MiB. At least 2 MiB of every chunk are checked, other ones in each save,
-    and if such a value exists, the whole tensor is counted. `CheckpointInfo.unhealthy` and `CheckpointInfo.unchanged`
-    have the results; with 0 neither is known. Default: 0.0625.
+    A share below 1 applies to tensors above 2 MiB. At least 2 MiB of every chunk are checked, a different part in each
+    save. If that part has such a value, the whole tensor is counted. `CheckpointInfo.unhealthy` and
+    `CheckpointInfo.unchanged` have the results; with 0 neither is known. Default: 0.0625.
     """
 
     grace_s = _plain(config_file.GRACE_S)
     """How many seconds dropped data is kept in ``trash/`` on a filesystem that other hosts also use.
 
-    For this time a reader on another host can continue to read a dropped checkpoint, and a save there can pause. On
-    other filesystems it has no effect. Default: 3600.
+    For this time, a reader on another host can continue to read a dropped checkpoint, and a save on another host can
+    pause. On other filesystems it has no effect. Default: 3600.
     """
 
     undo_by_hand_s = _plain(config_file.UNDO_BY_HAND_S)
     """How many seconds `undo` can restore checkpoints that `delete` and `prune` dropped; 0 frees them at once.
 
     Their data is kept meanwhile. ``gc(now=True)`` and a save without room free it earlier. If other hosts use the
-    store, `grace_s` is this time. Default: 86400, a day.
+    store, `grace_s` applies instead. Default: 86400, a day.
     """
 
     undo_by_rule_s = _plain(config_file.UNDO_BY_RULE_S)
@@ -245,23 +247,24 @@ class StoreConfig:
     evaluation_patience_s = _plain(config_file.EVALUATION_PATIENCE_S)
     """How many seconds an evaluation keeps its checkpoint from being dropped; see `Store.follow`.
 
-    After that, a rule may drop the checkpoint, and reports it. On a shared filesystem the checkpoint is also given to
-    an evaluator on another host, if the lock of the first one is not visible there. Default: 3600.
+    After that, a rule may drop the checkpoint, and this is reported. On a shared filesystem the checkpoint is also
+    given to an evaluator on another host, if the lock of the first one is not visible there. Default: 3600.
     """
 
     shared = _plain(config_file.SHARED)
     """Whether other hosts use the store. If None, this is detected from the filesystem, as ``ckstore doctor`` shows.
 
     Use True for a filesystem that ckstore does not know to be shared, and False for one that only this host uses, such
-    as that of a program (FUSE). With False, dropped data is freed at once, and data that other hosts have open is lost.
-    It applies to stores that are opened afterwards: set it before other hosts open the store. Default: None.
+    as some FUSE filesystems. With False, dropped data is freed at once, and data that other hosts have open is lost. It
+    applies to stores that are opened afterwards: set it before other hosts open the store. Default: None.
     """
 
     threads = _plain(config_file.THREADS)
     """How many threads a save, a load, a checkout or a verification uses. If None, as many as the machine can use.
 
-    These are four, or half of the cores if there are more than eight, up to sixteen. Set it if a rank has a share of
-    the cores of a machine and no process affinity for it. Other open stores keep their number. Default: None.
+    This means four, or half of the cores if there are more than eight, up to sixteen. Set it if a rank should use only
+    some of the cores of a machine, and its CPU affinity does not restrict it to them. Stores that are already open keep
+    their number. Default: None.
     """
 
     mirror = _Attribute(
@@ -269,27 +272,28 @@ class StoreConfig:
     )
     """The remote to which each checkpoint is copied once it is durable locally. If None, there is no mirror.
 
-    A separate process pushes, the newest first, and neither delays nor fails a save. It is started by a save, and by an
-    opening for writing if the mirror lacks a checkpoint. It outlives the training.
+    A separate process pushes the newest checkpoints first. It neither delays a save nor makes it fail. It is started by
+    a save, and by an opening for writing if the mirror lacks a checkpoint. It outlives the training.
     """
 
     mirror_age_s = _plain(config_file.MIRROR_AGE_S)
     """For how many seconds a checkpoint may exist only locally before `doctor` warns. Default: 600."""
 
     mirror_bytes_s = _plain(config_file.MIRROR_BYTES_S)
-    """How many bytes a second the mirror sends at most. If None, no limit. Default: None."""
+    """The maximum upload rate of the mirror, in bytes per second. If None, no limit. Default: None."""
 
     mirror_keep = _plain(config_file.MIRROR_KEEP)
-    """How many checkpoints of each run that the mirror lacks are kept by policies, the newest ones; 0 none.
+    """How many of the newest checkpoints of each run that the mirror lacks are kept by policies. If 0, none.
 
     `make_room` may drop them for a save that would not fit. Default: 3.
     """
 
     cache_bytes = _plain(config_file.CACHE_BYTES)
-    """How many bytes of evicted checkpoints are cached after they were downloaded; 0 none.
+    """How many downloaded bytes of evicted checkpoints are cached. If 0, none.
 
-    The least recently used are removed first; `Store.gc`, and a save without room, remove all. If None, a tenth of the
-    disk. The limit is never more than half of the space that would be free without the cache. Default: None.
+    The least recently used bytes are removed first. `Store.gc` and a save without room remove all of them. If None, the
+    limit is a tenth of the disk. The limit is never more than half of the space that would be free without the cache.
+    Default: None.
     """
 
     keep_local = _policy(config_file.KEEP_LOCAL)
@@ -304,9 +308,9 @@ class StoreConfig:
     """Which checkpoints the mirror keeps, in the runs of this store. If None, all of them.
 
     Others are removed from it, and `Remotes.prune` deletes their blobs after its grace period. Those without local data
-    are also dropped locally. In a step that was saved again, checkpoints before the last one are removed too. Tagged
-    and pinned checkpoints, in the store or on the mirror, and the newest of each run are kept. No policy drops a
-    checkpoint locally that this policy keeps, before it was pushed; a save without room may.
+    are also dropped locally. Superseded checkpoints are also removed. Tagged and pinned checkpoints, in the store or on
+    the mirror, and the newest of each run are kept. Until a checkpoint that this policy keeps has been pushed, no
+    policy drops it locally. Only a save without room may drop it.
     """
 
     compact_after = _plain(config_file.COMPACT_AFTER)
@@ -326,9 +330,10 @@ class StoreConfig:
     push_deltas = _plain(config_file.PUSH_DELTAS)
     """Whether a push to object storage, also by a mirror, sends differences to existing blobs.
 
-    If the encoded form of a blob is at most half as large, the remote gets that, and it is decoded with an earlier
-    checkpoint: a step of reinforcement learning is sent as about a hundredth. Readers need ``ckstore[compact]``, as
-    this side does, and bases are kept on the remote as long as blobs are decoded with them. Default: False.
+    If the encoded form of a blob is at most half as large as the blob, the remote gets the encoded form, which is
+    decoded with an earlier checkpoint. For example, a step of reinforcement learning is sent as about a hundredth of
+    its size. Pushes and readers need ``ckstore[compact]``. Bases are kept on the remote as long as blobs are decoded
+    with them. Default: False.
     """
 
     def __init__(self, context: Context) -> None:

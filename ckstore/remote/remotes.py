@@ -78,8 +78,8 @@ class Remotes:
             region: The region of the bucket. If None, that of the environment.
 
         Raises:
-            BadInput: The name belongs to another place, the address is invalid, the remote has another hash, or the
-                directory holds other files.
+            BadInput: The name is already used for another remote, the address is invalid, the remote has another hash,
+                or the directory holds other files.
             RemoteError: The place cannot be reached or used.
         """
         return self._add(name, target, endpoint=endpoint, region=region)
@@ -265,7 +265,8 @@ class Remotes:
 
         Raises:
             NoSuchRemote: No remote has that name.
-            BadInput: It is this store, whose claims end by themselves. Or that store has no claim on the remote.
+            BadInput: `store` is this store, whose claims end when `pull` restores the data, or it has no claim on the
+                remote.
             RemoteError: The remote does not answer.
         """
         from ckstore.remote.documents.claims import release_claims

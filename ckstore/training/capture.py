@@ -42,7 +42,8 @@ def capture(
 ) -> dict[str, Any]:
     """Return the state of a run for `Store.save`. `restore` is its counterpart.
 
-    With several processes, every rank must call it, because it gathers the random states of all ranks. One rank saves.
+    With several processes, every rank must call it, because it gathers the random states of all ranks. Only one rank
+    saves the result.
 
     Args:
         model: A module, a dict of modules, or a state dict. Wrappers of `torch.compile` and
@@ -121,7 +122,7 @@ def given_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loads_in_place(part: Any) -> bool:
-    """Whether `restore` can load into a value: a tensor, a generator, an object with a state, or a container of any."""
+    """Whether `restore` can load into a value: a tensor, a generator, a stateful object, or a container with one."""
     if isinstance(part, dict | list | tuple):
         return any(map(loads_in_place, part.values() if isinstance(part, dict) else part))
     return is_stateful(part) or is_tensor(part) or kind_of_generator(part) is not None

@@ -30,7 +30,7 @@ from ckstore.training.rng import random_states, set_random_states
 @brief()
 @dataclass(frozen=True, slots=True)
 class ResumeReport:
-    """The result of `restore`. Its text lists what will not continue exactly. One `CkstoreWarning` has the same text.
+    """The result of `restore`. Its text lists what will not continue exactly. A `CkstoreWarning` reports the same.
 
     Attributes:
         info: The checkpoint.
@@ -118,7 +118,7 @@ def restore(
         dataloader: See `model`.
         rng: Whether to set the random states of this rank.
         strict: If False, a part that the checkpoint lacks is reported and left unchanged, and a data loader that cannot
-            continue at its position begins an epoch.
+            continue at its position begins a new epoch.
         parts: Any other part by its name in `capture`, such as ``ema=ema``.
 
     Raises:
@@ -156,7 +156,7 @@ def restore(
 def _restore_from(
     store: Store, info: CheckpointInfo, wanted: dict[str, Any], begun: dict[str, str], *, rng: bool, strict: bool
 ) -> ResumeReport:
-    """Restore from one checkpoint, and add its parts -> its name to `begun`."""
+    """Restore from one checkpoint, and record its name in `begun` for each of its parts."""
     record, before = _record(store, info)
     present = tuple(record["present"])
     missing = tuple(name for name in wanted if name not in present)
@@ -230,7 +230,7 @@ def _restore_from(
 
 
 def _refuse_missing(info: CheckpointInfo, missing: tuple[str, ...], begun: dict[str, str], *, strict: bool) -> None:
-    """Raise if a checkpoint lacks a part that a damaged one was read into, or, with `strict`, any part."""
+    """Raise if a checkpoint lacks a part that holds data of a damaged one, or, with `strict`, any part."""
     for name in missing:
         # This object holds a part of a damaged checkpoint. The training would continue with a mixture.
         if name in begun:

@@ -149,14 +149,22 @@ def test_a_directory_without_a_number_takes_the_next_step_and_its_name_as_messag
     accelerator.load_state("ckstore:0")
 
 
-def test_a_directory_of_which_the_store_knows_nothing_is_not_deleted(tmp_path: Path, store: Store) -> None:
-    old = tmp_path / "out" / "checkpoints" / "checkpoint_0" / "model.safetensors"
-    old.parent.mkdir(parents=True)
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_directory_of_which_the_store_knows_nothing_is_not_deleted(
+    tmp_path: Path, store: Store, *, resumed: bool
+) -> None:
+    if resumed:
+        train(store, tmp_path / "out")
+        for step in (2, 3):  # such as by a policy of the store, while the project keeps its directory
+            store.delete(f"main@{step}")
+    lost = 3 if resumed else 0
+    old = tmp_path / "out" / "checkpoints" / f"checkpoint_{lost}" / "model.safetensors"
+    old.parent.mkdir(parents=True, exist_ok=True)
     old.write_bytes(b"of months")
 
-    with pytest.warns(CkstoreWarning, match="checkpoint_0 is not in the store, and was moved to"):
-        train(store, tmp_path / "out")
+    with pytest.warns(CkstoreWarning, match=f"checkpoint_{lost} is not in the store, and was moved to"):
+        train(store, tmp_path / "out", "1" if resumed else "")
 
-    (aside,) = (tmp_path / "out").glob(".ckstore-replaced-*/checkpoint_0/model.safetensors")
+    (aside,) = (tmp_path / "out").glob(f".ckstore-replaced-*/checkpoint_{lost}/model.safetensors")
     assert aside.read_bytes() == b"of months"
     assert [info.step for info in store.checkpoints()] == [0, 1, 2, 3]
