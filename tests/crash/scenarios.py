@@ -85,7 +85,7 @@ def _prune(store: Store, journal: Journal, policy: RetentionPolicy) -> None:
     report = store.prune(policy)
     for info in report.dropped:
         journal.done((info.run, info.step), None)
-    if report.retention is not None and report.retention.refused:  # the disk is gone, after the first drop
+    if report.retention is not None and report.retention.refused:  # the disk failed after the first drop
         raise CkstoreError(f"prune could not drop all: {report}") from report.retention.refused[0]
     if len(report.dropped) != len(plan.dropped):
         raise RuntimeError(f"no other process is there, and yet not all was dropped: {report}")

@@ -42,7 +42,7 @@ def _told(found: Leftover) -> str:
 
 
 def check_staging(stagings: Sequence[Leftover], *, other_hosts: bool = False) -> DoctorFinding:
-    """Check saves in progress and dead ones. `shared` means that other hosts may use the store."""
+    """Check saves in progress and dead ones. `other_hosts` means that other hosts may use the store."""
     dead = [found for found in stagings if not found.alive]
     stuck = [found for found in stagings if found.alive and found.age_s > _OLD_S]
     if dead:
@@ -60,7 +60,7 @@ def check_staging(stagings: Sequence[Leftover], *, other_hosts: bool = False) ->
 
 
 def check_trash(trash: Sequence[Leftover], *, other_hosts: bool = False) -> DoctorFinding:
-    """Check the trash. `shared` means that other hosts may use the store."""
+    """Check the trash. `other_hosts` means that other hosts may use the store."""
     if not trash:
         return ok("trash", "empty")
     kept_bytes = sum(found.nbytes for found in trash)

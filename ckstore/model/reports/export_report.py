@@ -168,8 +168,8 @@ class CheckoutReport:
     hardlinked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        linked = f", {size_text(self.shared_bytes)} of them shared with the store" if self.shared_bytes else ""
-        wrote = f"wrote {counted(len(self.paths), 'file')}, {size_text(self.nbytes)}{linked}, to {self.destination}"
+        part = f", {size_text(self.shared_bytes)} of them shared with the store" if self.shared_bytes else ""
+        wrote = f"wrote {counted(len(self.paths), 'file')}, {size_text(self.nbytes)}{part}, to {self.destination}"
         if not self.hardlinked:
             return printable(wrote)
         linked = some_of(self.hardlinked, LINES_SHOWN)
