@@ -17,7 +17,7 @@ from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.mirror_record import FOLDER, behind, note_problem
 from ckstore.ops.refs.listing import current_or_named
-from ckstore.saver.client.process import children, reap, start
+from ckstore.saver.client.process import reap, start
 from ckstore.saver.client.savers import savers_seen, started_at, status_at
 
 ENTRY = "ckstore.saver.server.mirror"
@@ -47,8 +47,12 @@ class _Start(NamedTuple):
         return age_s > _START_S or (why != "said" and self.child.returncode is not None)
 
 
-_starts: dict[str, _Start] = {}
-"""The last start for each store, by its path."""
+_starts: dict[tuple[str, str], _Start] = {}
+"""The last start for each store, by its path and uuid: a lost store's process does not mirror the next one there."""
+
+
+def _key(context: Context) -> tuple[str, str]:
+    return str(context.layout.path), context.settings.uuid
 
 
 def wake(context: Context, remote: str, why: Why) -> None:
@@ -57,7 +61,7 @@ def wake(context: Context, remote: str, why: Why) -> None:
     try:
         if why == "opened" and not behind(context.layout, remote, current_or_named(context)):
             return
-        last = _starts.get(str(context.layout.path))
+        last = _starts.get(_key(context))
         if last is None or last.is_over(why):
             _start_one(context, last)
     except (CkstoreError, OSError, MemoryError) as error:
@@ -71,9 +75,8 @@ def _start_one(context: Context, last: _Start | None) -> None:
     if lock is None:
         return
     lock.release()
-    store = str(context.layout.path)
     # One of this process that failed waits without the lock; another would have the same credentials.
-    if any((said := status_at(pid)) and (said.store, said.state) == (store, "waiting") for pid in children()):
+    if last is not None and last.child is not None and (said := status_at(last.child.pid)) and said.state == "waiting":
         return
     begun = _Start(time.monotonic(), None, _START_S)
     if last is not None and last.has_failed:
@@ -81,8 +84,8 @@ def _start_one(context: Context, last: _Start | None) -> None:
         if last.child is not None:
             died = f"the process that mirrors ended with status {last.child.returncode}"
             note_problem(context.layout, setting_of(context.layout, MIRROR) or "", died)
-    _starts[store] = begun
-    _starts[store] = begun._replace(child=start_beside(ENTRY, context))
+    _starts[_key(context)] = begun
+    _starts[_key(context)] = begun._replace(child=start_beside(ENTRY, context))
 
 
 def has_successor(context: Context) -> bool:

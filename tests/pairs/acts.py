@@ -292,8 +292,7 @@ def evaluate(world: World, store: Store) -> None:
 
 def repair(world: World, store: Store) -> None:
     """Have one blob rot, and heal it from a copy of the store."""
-    one = next((one for one in reversed(world.current()) if one.is_local), None)
-    assert one is not None
+    one = next(one for one in reversed(world.current()) if one.is_local)
     with fresh(world.folder / "right") as copy:
         copy_of(world.root, copy)
         blob = max((directory_of(store, one.info.id) / "blobs").iterdir(), key=lambda path: path.stat().st_size)

@@ -187,12 +187,12 @@ class World:
         return [one for one in self.listed() if one.info.id not in held]
 
     def oldest(self) -> Saved:
-        """Return the oldest of the run."""
-        return self.current(self.run)[0]
+        """Return the oldest of the run; StopIteration if none is left."""
+        return next(iter(self.current(self.run)))
 
     def newest(self) -> Saved:
-        """Return the newest of the run."""
-        return self.current(self.run)[-1]
+        """Return the newest of the run; StopIteration if none is left."""
+        return next(reversed(self.current(self.run)))
 
     def beyond(self, keep_last: int) -> set[str]:
         """Return the ids that a rule may drop: those that are not among the newest of their run."""

@@ -59,6 +59,7 @@ class Ended(NamedTuple):
     """A process that has ended with a status."""
 
     returncode: int | None
+    pid: int = 0  # none has it
 
     def poll(self) -> int | None:
         return self.returncode
@@ -239,7 +240,7 @@ def test_a_training_with_new_credentials_does_not_wait_for_the_old_mirror_proces
     store.save(state(2), step=2)
     assert mirrors_of(tmp_path / "a") == [first]
 
-    monkeypatch.setattr(starting, "children", list)  # as in another process
+    starting._starts.clear()  # as in another process
     wait_for(lambda: store.save(state(3)) is not None and mirrors_of(tmp_path / "a") != [first], "none was started")
     # Of two that wait the one with the older credentials ends.
     wait_for(lambda: first not in mirrors_of(tmp_path / "a"), "the one before goes on")
@@ -849,3 +850,15 @@ def test_no_second_mirror_process_is_started_while_one_is_starting(tmp_path: Pat
     starting._starts[path] = starting._starts[path]._replace(at_s=last.at_s - 6)
     store.save({"x": 4}, step=4)
     assert len(quiet) == 1
+
+
+def test_a_new_store_at_the_path_of_a_lost_one_starts_its_own_mirror_process(tmp_path: Path, quiet: list[str]) -> None:
+    lost = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
+    lost.save({"x": 0}, step=0)
+    all_steps(lost)
+    ((path, last),) = starting._starts.items()
+    starting._starts[path] = last._replace(child=Ended(None))  # type: ignore[arg-type]
+    shutil.rmtree(tmp_path / "a")
+    quiet.clear()
+    Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m").save({"x": 1}, step=1)
+    assert quiet

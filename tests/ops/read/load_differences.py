@@ -594,8 +594,8 @@ HEAD = """\
 # Loads into models
 
 This page lists differences between a checkpoint and the model that it is loaded into, and their outcomes. The column
-"torch" is `load_state_dict` of torch on the model and the optimizer. The next columns are `load_into` without
-arguments, and with the argument that helps. Each row is a test that runs all three.
+"torch" is `load_state_dict` of torch on the model and the optimizer. The next two columns are `load_into` without
+arguments, and `load_into` with the argument that helps. Each row is a test that runs all three.
 
 | Outcome | Meaning |
 | --- | --- |
@@ -608,10 +608,10 @@ arguments, and with the argument that helps. Each row is a test that runs all th
 In these rows, `load_into` never converts silently, never leaves a half-loaded target and is never wrong. The two cases
 in which it can leave a half-loaded target are described [below the table](#half-loaded-targets).
 
-An optimizer has its parameters in an order. If you create it from `named_parameters()`, it also has their names. If
-both the checkpoint and the optimizer have names, `load_into` assigns the state of the optimizer by name and refuses
-different names. Otherwise it assigns the state by position, as torch does. If two parameters of equal shape have
-swapped positions, each then gets the moments of the other, and ckstore cannot detect this.
+An optimizer keeps its parameters in a fixed order. If you create it from `named_parameters()`, it also has their
+names. If both the checkpoint and the optimizer have names, `load_into` assigns the state of the optimizer by name and
+refuses different names. Otherwise it assigns the state by position, as torch does. If two parameters of equal shape
+have swapped positions, each then gets the moments of the other, and ckstore cannot detect this.
 
 | Difference | torch | `load_into` | `load_into(…, argument)` |
 | --- | --- | --- | --- |"""
@@ -623,8 +623,9 @@ The checkpoint may be a file that a trainer wrote: `load_into(model, ref, file="
 ## Half-loaded targets
 
 `load_into` cannot check the state of an object that is not a module and has its own `load_state_dict`. If that method
-raises, the parts that were loaded before it keep their new values. The same happens if a blob is damaged: the error is
-raised while the target is being filled. [Load into a model](../how-to/load-into-a-model.md) explains the arguments.
+raises, the parts that were loaded before this object keep their new values. The same happens if a blob is damaged:
+the error is raised while the target is being filled. [Load into a model](../how-to/load-into-a-model.md) explains the
+arguments.
 """
 
 if __name__ == "__main__":

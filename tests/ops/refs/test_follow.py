@@ -171,7 +171,7 @@ def test_no_descriptor_is_left(store: Store) -> None:
         with store.follow("gpt", timeout_s=0) as follower:
             next(follower)
         next(store.follow("gpt", timeout_s=0))
-    assert count() == before
+    assert count() <= before  # fewer, if a thread of an earlier test ended; each leak of 60 would be one more
 
 
 def test_a_run_that_is_removed_and_made_again_is_followed(kind: str, store: Store) -> None:
