@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,17 @@ class _Meta(type):
         return isinstance(instance, dt.date) and hasattr(instance, "hour")
 
 
+@cache
+def clock_users() -> list[dict[str, Any]]:
+    """Return the members of the modules that have imported the class ``datetime``.
+
+    It looks at each module, and so copies a page of memory for each in a forked child: a parent asks once.
+    """
+    # Asking a module itself may import what it has lazily.
+    every = (getattr(module, "__dict__", {}) for module in [*sys.modules.values()])
+    return [members for members in every if members.get("datetime") is dt.datetime]
+
+
 def hold_still(salt: str) -> None:
     """Stop this process's clock and draw its names from a list; for a forked child, which ends soon.
 
@@ -62,10 +73,8 @@ def hold_still(salt: str) -> None:
     def name(nbytes: int = 16) -> str:
         return ALGORITHMS["xxh3_128"].digest(f"{salt} {next(numbers)}".encode())[5 : 5 + 2 * nbytes]
 
-    for module in [*sys.modules.values()]:
-        members = getattr(module, "__dict__", {})  # asking the module itself may import what it has lazily
-        if members.get("datetime") is real:
-            members["datetime"] = Still
+    for members in clock_users():
+        members["datetime"] = Still
     vars(time)["time"] = _NOW.timestamp
     vars(uuid)["uuid4"] = lambda: uuid.UUID(name())
     vars(secrets)["token_hex"] = name

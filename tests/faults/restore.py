@@ -10,7 +10,7 @@ import os
 import shutil
 import sqlite3
 import stat
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from ckstore.catalog import row_checks
@@ -19,8 +19,18 @@ CATALOG = "store/catalog.db"
 
 
 def can_be_copied(prepared: Path) -> bool:
-    """Whether a copy can be made: not if the catalog has a log of its own, which changing inode numbers would empty."""
-    return not (prepared / f"{CATALOG}-wal").exists()
+    """Whether a copy can be made: not if a catalog has a log of its own, which changing inode numbers would empty.
+
+    A child ends without closing its catalog. It is closed here, as any other process does at its end. Old catalogs that
+    were set aside are not renumbered.
+    """
+    catalog = prepared / CATALOG
+    if (prepared / f"{CATALOG}-wal").exists():
+        folder = os.stat(catalog.parent)
+        with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(catalog)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        os.utime(catalog.parent, ns=(folder.st_atime_ns, folder.st_mtime_ns))
+    return not any(catalog.parent.glob(f"{catalog.name}?*"))
 
 
 def copy_prepared(prepared: Path, target: Path) -> None:

@@ -25,7 +25,7 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import holders
 from tests.faults import signals
 from tests.faults.acts import ACTS, FOREIGN
-from tests.faults.alike import hold_still, picture
+from tests.faults.alike import clock_users, hold_still, picture
 from tests.faults.checker import check_contents, check_store
 from tests.faults.journal import Journal, read_journal
 from tests.faults.neighbour import Neighbour
@@ -91,6 +91,7 @@ class Server:
             self._modules = None
             for module in sorted(loaded - sys.modules.keys()):  # or each later child would import it again
                 importlib.import_module(module)
+        clock_users()
         gc.freeze()
 
     def case(self, request: dict[str, Any]) -> dict[str, Any]:
