@@ -124,7 +124,7 @@ def open_directory(where: AnyPath, *, dir_fd: int | None = None, flags: int = 0)
     try:
         with at(where) as (parent, _):
             if parent is not None:
-                fd = _step(parent, where, len(where.parts), _device_of(where, parent), how=os.O_RDONLY)
+                fd = _step(parent, where, len(where.parts), _st_dev_of(where, parent), how=os.O_RDONLY)
     except BaseException:
         if fd >= 0:
             close_quietly(fd)
@@ -149,11 +149,11 @@ def _reach(where: StorePath) -> int:
     else:
         fd, owned = _held(where), False
     try:
-        device = _device_of(where, fd)
+        st_dev = _st_dev_of(where, fd)
         for level in range(1, len(where.parts)):
             # Assigned at once: were the new descriptor only in a local of the call, an exception here would leak the
             # old one.
-            above, fd = fd, _step(fd, where, level, device, how=os.O_PATH)
+            above, fd = fd, _step(fd, where, level, st_dev, how=os.O_PATH)
             if owned:
                 close_quietly(above)
             owned = True
@@ -164,22 +164,22 @@ def _reach(where: StorePath) -> int:
     return fd
 
 
-def _device_of(where: StorePath, fd: int) -> int | None:
+def _st_dev_of(where: StorePath, fd: int) -> int | None:
     """Return the filesystem that all directories of a place must be on, or None for any, as for another program."""
     return None if where.is_foreign else os.fstat(fd).st_dev
 
 
-def _step(fd: int, where: StorePath, level: int, device: int | None, *, how: int) -> int:
+def _step(fd: int, where: StorePath, level: int, st_dev: int | None, *, how: int) -> int:
     """Open the directory at one level of the path to a place, in the open directory above it."""
     try:
-        return open_below(fd, where.parts[level - 1], how, device)
+        return open_below(fd, where.parts[level - 1], how, st_dev)
     except OSError as error:
         error.filename = f"{where.top}/{'/'.join(where.parts[:level])}"
         raise
 
 
-def open_below(fd: int, name: str, how: int, device: int | None) -> int:
-    """Return a descriptor of a directory in the open one `fd`. It must be on `device`, if one is given."""
+def open_below(fd: int, name: str, how: int, st_dev: int | None) -> int:
+    """Return a descriptor of a directory in the open one `fd`. It must be on `st_dev`, if one is given."""
     try:
         below = open_descriptor(name, how | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     except OSError as error:
@@ -189,7 +189,7 @@ def open_below(fd: int, name: str, how: int, device: int | None) -> int:
         raise
     try:
         # A filesystem mounted inside the store would break hardlinks and fsyncs, and may be another user's (FUSE).
-        if device is None or os.fstat(below).st_dev == device:
+        if st_dev is None or os.fstat(below).st_dev == st_dev:
             return below
     except BaseException:
         close_quietly(below)

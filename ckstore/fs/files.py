@@ -421,7 +421,7 @@ def is_cached(fd: int, offset: int) -> bool:
         return False
 
 
-def on_block_device(fd: int) -> bool:
+def on_local_disk(fd: int) -> bool:
     """Whether the filesystem of an open file is on a block device. Network and memory filesystems are not."""
     # Filesystems without a disk below (NFS, tmpfs, FUSE) have anonymous devices, whose major number is 0.
     return os.major(os.fstat(fd).st_dev) != 0

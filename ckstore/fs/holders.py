@@ -58,7 +58,7 @@ class _Hold:
 
     how: str
     target: str
-    device: int
+    st_dev: int
     inode: int
     status: os.stat_result | None
 
@@ -79,17 +79,17 @@ def find_holders(inodes: Collection[Inode]) -> Scan:
         return inode is None or inode in numbers
 
     for pid, hold in _all_holds(look_closer, scan):
-        if (hold.device, hold.inode) in wanted:
-            listed = scan.holders.setdefault((hold.device, hold.inode), [])
+        if (hold.st_dev, hold.inode) in wanted:
+            listed = scan.holders.setdefault((hold.st_dev, hold.inode), [])
             listed.append(Holder(pid=pid, command=command_of(pid), how=hold.how, target=hold.target))
     return scan
 
 
-def deleted_but_open(device: int, folder: str = "/") -> list[DeletedFile]:
+def deleted_but_open(st_dev: int, folder: str = "/") -> list[DeletedFile]:
     """Return files without a name that still take space, largest first.
 
     Args:
-        device: Their filesystem, as the ``st_dev`` of any file on it.
+        st_dev: Their filesystem, as the ``st_dev`` of any file on it.
         folder: The directory that contained them, at any depth, as the kernel shows their paths.
     """
     start = folder.rstrip("/") + "/"
@@ -101,7 +101,7 @@ def deleted_but_open(device: int, folder: str = "/") -> list[DeletedFile]:
         return target.endswith(_DELETED) and target.startswith(start)
 
     for pid, hold in _all_holds(look_closer, scan):
-        if hold.device != device or (hold.status is not None and hold.status.st_nlink > 0):
+        if hold.st_dev != st_dev or (hold.status is not None and hold.status.st_nlink > 0):
             continue
         holder = Holder(pid=pid, command=command_of(pid), how=hold.how, target=hold.target)
         listed = holders.setdefault(hold.inode, [])
@@ -219,12 +219,12 @@ def _mappings(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
         if status is None:
             # On btrfs and overlayfs the device in maps is not the one that stat tells, so this is the second choice.
             major, _, minor = fields[3].partition(b":")
-            device = os.makedev(int(major, 16), int(minor, 16))
+            st_dev = os.makedev(int(major, 16), int(minor, 16))
         else:
-            device, inode = status.st_dev, status.st_ino
-        if (device, inode) not in yielded:
-            yielded.add((device, inode))
-            yield _Hold("mapping", target, device, inode, status)
+            st_dev, inode = status.st_dev, status.st_ino
+        if (st_dev, inode) not in yielded:
+            yielded.add((st_dev, inode))
+            yield _Hold("mapping", target, st_dev, inode, status)
 
 
 def _status_of_mapping(pid: int, addresses: bytes) -> os.stat_result | None:

@@ -22,14 +22,14 @@ _T = TypeVar("_T")
 class OpenDir:
     """A directory of a store that remains open, for callers that need many places in it; a context manager."""
 
-    __slots__ = ("_device", "_where", "fd")
+    __slots__ = ("_st_dev", "_where", "fd")
 
     def __init__(self, where: StorePath) -> None:
         self.fd = CLOSED
         self._where = where
         try:
             self.fd = open_directory(where)
-            self._device = os.fstat(self.fd).st_dev
+            self._st_dev = os.fstat(self.fd).st_dev
         except BaseException:  # its traceback has this object, and would keep the directory open
             self.close()
             raise
@@ -44,7 +44,7 @@ class OpenDir:
         # For those who ask it of thousands: one directory is opened for each, and no place is made.
         try:
             # O_PATH needs no right to read the directory, as following a path does not.
-            below = open_below(self.fd, directory, os.O_PATH, self._device)
+            below = open_below(self.fd, directory, os.O_PATH, self._st_dev)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return frozenset()
         try:
@@ -79,7 +79,7 @@ class OpenDir:
                         continue
                     except PermissionError:
                         continue
-                    if status.st_dev == self._device:
+                    if status.st_dev == self._st_dev:
                         has = frozenset(other for other in others if _has(below, other)) if others else frozenset()
                         found[directory] = status, has
                 # The first directory that could not be opened ended the part: it is left out, and the rest is tried

@@ -46,13 +46,13 @@ class Entry:
     mtime_ns: int
     ctime_ns: int
     inode: int
-    device: int
+    st_dev: int
     target: str = ""  # what a symlink holds
 
     def read_into(self, offset: int, out: memoryview) -> None:
         """Read bytes of the file."""
         # Raises StateChanged: it is not the file any more that was looked at.
-        was = (self.inode, self.device, self.nbytes, self.mtime_ns, self.ctime_ns)
+        was = (self.inode, self.st_dev, self.nbytes, self.mtime_ns, self.ctime_ns)
         try:
             fd = open_at(self.where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
@@ -121,7 +121,7 @@ def _entry(where: StorePath, path: str, name: str | Path, dir_fd: int | None) ->
         mtime_ns=status.st_mtime_ns,
         ctime_ns=status.st_ctime_ns,
         inode=status.st_ino,
-        device=status.st_dev,
+        st_dev=status.st_dev,
         target=target,
     )
 

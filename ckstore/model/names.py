@@ -243,11 +243,11 @@ def check_path(path: object, what: str = "a path") -> str:
     if not isinstance(path, str) or not path:
         raise BadInput(f"{what} must be a text that is not empty, got {shown(path)}")
     try:
-        encoded = os.fsencode(path)
+        path_bytes = os.fsencode(path)
     except UnicodeEncodeError as error:
         raise BadInput(f"{what} has characters that no file name can have: {shown(path)}") from error
-    if len(encoded) > PATH_MAX_BYTES:
-        raise BadInput(f"{what} has {len(encoded)} bytes, more than the {PATH_MAX_BYTES} of a path: {shown(path)}")
+    if len(path_bytes) > PATH_MAX_BYTES:
+        raise BadInput(f"{what} has {len(path_bytes)} bytes, more than the {PATH_MAX_BYTES} of a path: {shown(path)}")
     levels = path.count("/")
     if levels > MOST_LEVELS:
         raise BadInput(f"{what} is in {levels} directories, more than the {MOST_LEVELS} of a path: {shown(path)}")

@@ -186,7 +186,7 @@ class PieceReader:
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
         first_is_cached = files.is_cached(fd, start)  # asked always: it is what a disk begins with
-        if files.on_block_device(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
+        if files.on_local_disk(fd) or (first_is_cached and files.is_cached(fd, stop - 1)):
             return
         # Below a half, reading everything between would cost the network more than single answers.
         if 2 * sum(part.extent.length for part in parts) >= stop - start:

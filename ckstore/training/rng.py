@@ -57,6 +57,6 @@ def python_state(generator: Any) -> dict[str, Any]:
 
 def set_python_state(generator: Any, state: Mapping[str, Any]) -> None:
     """Set the state that `python_state` returned."""
-    encoded: bytes = state["words"]
-    words = tuple(int.from_bytes(encoded[at : at + 4], "little") for at in range(0, len(encoded), 4))
+    data: bytes = state["words"]
+    words = tuple(int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4))
     generator.setstate((state["version"], words, state["gauss"]))

@@ -33,7 +33,7 @@ _FORMS = {
     "unsafe_globals",
     "FileChange": "path kind before after changed_bytes",
     "FileSummary": "kind mode:04o nbytes",
-    "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_elsewhere differences "
+    "GcReport": "freed_bytes freed_count filesystem_freed_bytes held_bytes held linked_outside differences "
     "dead_pack_bytes catalog_bytes waiting explanation cached_bytes",
     "HeldBlob": "digest nbytes why holders",
     "Holder": "pid command how",

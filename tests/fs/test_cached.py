@@ -57,6 +57,6 @@ def test_a_filesystem_that_cannot_tell_counts_as_not_cached(tmp_path: Path, monk
 
 def test_a_disk_is_told_from_memory(journaled_tmp_path: Path) -> None:
     with files.opened(journaled_tmp_path / "file", os.O_RDWR | os.O_CREAT) as fd:
-        assert files.on_block_device(fd)
+        assert files.on_local_disk(fd)
     with open(os.memfd_create("file"), "rb") as file:
-        assert not files.on_block_device(file.fileno())
+        assert not files.on_local_disk(file.fileno())

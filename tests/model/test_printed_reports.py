@@ -245,7 +245,7 @@ def test_gc_says_what_it_freed_and_who_has_the_rest() -> None:
         freed_bytes=4096,
         freed_count=2,
         held=(HeldBlob("xxh3-aa", 1024, (mine, other)), HeldBlob("xxh3-bb", 2048, (mine,))),
-        linked_elsewhere=(LinkedBlob("xxh3-cc", 512, 1),),
+        linked_outside=(LinkedBlob("xxh3-cc", 512, 1),),
         dead_pack_bytes=16384,
     )
 

@@ -146,7 +146,7 @@ PARTIES = [
         "_Names.outside",
         "        inside += [folder / digest for folder in self.listing[1]]\n",
         "",
-        "tests/remote/test_killed_evict.py::test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_elsewhere",
+        "tests/remote/test_killed_evict.py::test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_outside",
         "LinkedBlob",
     ),
     Mutant(

@@ -53,7 +53,7 @@ def test_a_gc_after_any_kill_frees_all_unused_blobs(tmp_path: Path, act: Callabl
 
         with Store.open(path) as store:
             report = store.gc(now=True)
-            assert (report.linked_elsewhere, report.held) == ((), ()), f"at {at}: {report}"
+            assert (report.linked_outside, report.held) == ((), ()), f"at {at}: {report}"
             # What is evicted needs no local bytes, and what is pulled is back.
             here = {blob.name for blob in path.glob("checkpoints/*/*/blobs/*")}
             assert {blob.name for blob in path.glob("blobs/*/*")} == here, f"at {at}"
@@ -66,7 +66,7 @@ def test_a_gc_after_any_kill_frees_all_unused_blobs(tmp_path: Path, act: Callabl
             return
 
 
-def test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_elsewhere(tmp_path: Path) -> None:
+def test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_outside(tmp_path: Path) -> None:
     path = tmp_path / "store"
     Store.init(path, chunk_bytes=MIB).close()
     # With a catalog of its own: other hosts may use the store, and what is in trash waits for the grace.
@@ -80,7 +80,7 @@ def test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_elsewher
         report = store.gc()
 
         assert report.trash_left != ()
-        assert report.linked_elsewhere == ()
+        assert report.linked_outside == ()
         assert store.gc(exclusive=True).trash_left == ()
         assert same(store.load(1), state(1))
     check_links(path)

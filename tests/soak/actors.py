@@ -75,8 +75,8 @@ def collector(store: Store, seed: int) -> Callable[[Counter[str]], None]:
         done["gcs"] += 1
         done["freed"] += report.freed_count
         done["held"] += len(report.held)
-        if report.linked_elsewhere:
-            raise RuntimeError(f"nothing links to {report.linked_elsewhere}")
+        if report.linked_outside:
+            raise RuntimeError(f"nothing links to {report.linked_outside}")
         infos = store.checkpoints()
         if len(infos) > 2 * KEEP_LAST and draw.random() < 0.3:
             try:

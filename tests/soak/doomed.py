@@ -192,8 +192,8 @@ def collector(store: Store, ledger: Ledger, run: str, draw: random.Random) -> Ca
             ledger.did(busy=1)
             time.sleep(_PAUSE_S)
             return
-        if report.linked_elsewhere:
-            raise RuntimeError(f"nothing links to {report.linked_elsewhere}")
+        if report.linked_outside:
+            raise RuntimeError(f"nothing links to {report.linked_outside}")
         ledger.did(gcs=1, freed=report.freed_count, held=len(report.held), swept=report.swept_stagings)
 
     return act

@@ -270,7 +270,7 @@ class Meeting:
             if draw.random() < 0.7:
                 return
             report = store.gc(now=True)
-            left = (report.held, report.linked_elsewhere, report.trash_left)
+            left = (report.held, report.linked_outside, report.trash_left)
             _expect(left == ((), (), ()), f"gc leaves {left}")
             # As a clone of the remote it lists what others have removed there since.
             away = {(one.run, one.directory): bool(one.missing) for one in store.verify(quick=True).elsewhere}

@@ -78,5 +78,5 @@ def test_savers_a_collector_and_a_reader_go_on_side_by_side(
             newest = [info.step for info in infos if info.run == run][-KEEP_LAST:]
             assert newest == list(range(each["last"] - KEEP_LAST + 1, each["last"] + 1))
         report = store.gc()
-        assert (report.held, report.linked_elsewhere, report.trash_left) == ((), (), ())
+        assert (report.held, report.linked_outside, report.trash_left) == ((), (), ())
     check_store(path)

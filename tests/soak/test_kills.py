@@ -67,7 +67,7 @@ def wrong_at_the_end(path: Path, ledger: Ledger) -> list[str]:
                 wrong.append(f"the tag {tag.name} names nothing")
             store.untag(tag.name)
         report = store.gc(now=True)
-        left = (report.held, report.linked_elsewhere, report.trash_left)
+        left = (report.held, report.linked_outside, report.trash_left)
         if left != ((), (), ()):
             wrong.append(f"gc leaves {left}")
         superseded = {*path.glob("checkpoints/*/*")} - {

@@ -49,14 +49,14 @@ class Capability:
 
 
 CAPABILITIES = (
-    Capability("remotes", ("remote/",), frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}), 64),
+    Capability("remotes", ("remote/",), frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}), 62),
     Capability(
         "encoded pieces",
         ("codecs/", "ops/compact/", "objects/encoded.py", "model/manifest/encoding.py"),
         frozenset({"encoded", "encoding", "encodings"}),
-        37,
+        27,
     ),
-    Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 52),
+    Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 42),
     Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 8),
     Capability("ranks", ("ranks/",), frozenset({"rank", "ranks"}), 31),
     Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 8),

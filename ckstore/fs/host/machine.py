@@ -38,13 +38,13 @@ def dirty_pages() -> DirtyFacts:
 
 def read_ahead_kib(path: Path) -> int | None:
     """Return the read-ahead size of the device of `path`, or None if there is no device or it is not visible."""
-    device = os.stat(path).st_dev
-    here = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    st_dev = os.stat(path).st_dev
+    here = Path(f"/sys/dev/block/{os.major(st_dev)}:{os.minor(st_dev)}")
     for queue in (here / "queue", here / ".." / "queue"):  # a partition uses the queue of its disk
         found = _number(Path(os.path.realpath(queue)) / "read_ahead_kb")
         if found is not None:
             return found
-    return _number(Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb"))
+    return _number(Path(f"/sys/class/bdi/{os.major(st_dev)}:{os.minor(st_dev)}/read_ahead_kb"))
 
 
 def link_limit(path: Path) -> int:

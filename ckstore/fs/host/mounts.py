@@ -38,15 +38,15 @@ _NONE = _Mount("", "", "", "", frozenset())
 def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
     """Inspect the filesystem of the directory `path`, and at most this number of its layers."""
     mount = _mount_of(path)
-    device = _device(mount)
+    disk = _disk(mount)
     return PlaceFacts(
         path=str(path),
         kind=mount.kind,
         mount=mount.mount,
         source=mount.source,
         options=mount.options,
-        journal=_has_journal(device) if mount.kind in JOURNALED else None,
-        below=_below(mount, device, layers - 1) if layers > 1 else None,
+        journal=_has_journal(disk) if mount.kind in JOURNALED else None,
+        below=_below(mount, disk, layers - 1) if layers > 1 else None,
     )
 
 
@@ -93,7 +93,7 @@ def _unescaped(text: str) -> str:
     return text
 
 
-def _device(mount: _Mount) -> str:
+def _disk(mount: _Mount) -> str:
     """Return the kernel's name of a block device; empty without a device, or if ``/sys`` does not show it."""
     # By its number first: ``/dev/root`` is a name that need not exist. btrfs has a number that is no device's.
     for where in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{os.path.basename(mount.source)}"):
@@ -104,20 +104,20 @@ def _device(mount: _Mount) -> str:
     return ""
 
 
-def _has_journal(device: str) -> bool | None:
+def _has_journal(disk: str) -> bool | None:
     try:
-        task = Path("/sys/fs/ext4", device or "?", "journal_task").read_text(encoding="ascii").strip()
+        task = Path("/sys/fs/ext4", disk or "?", "journal_task").read_text(encoding="ascii").strip()
     except OSError:
         return None
     return task != "<none>"
 
 
-def _below(mount: _Mount, device: str, layers: int) -> PlaceFacts | None:
+def _below(mount: _Mount, disk: str, layers: int) -> PlaceFacts | None:
     """Return the filesystem that contains the files of this one, or None if it is not visible or does not exist."""
     if mount.kind == "overlay":
         folder = _upper_layer(mount)
-    elif device.startswith("loop"):
-        folder = _folder_of_loop(device)
+    elif disk.startswith("loop"):
+        folder = _folder_of_loop(disk)
     else:
         return None
     try:
@@ -145,10 +145,10 @@ def _upper_layer(mount: _Mount) -> Path | None:
     return paths["upperdir"] if same else None
 
 
-def _folder_of_loop(device: str) -> Path | None:
+def _folder_of_loop(disk: str) -> Path | None:
     """Return the directory of the file behind a loop device, or None if it is not reachable."""
-    here = Path(os.path.realpath(f"/sys/class/block/{device}"))
-    for folder in (here, here.parent):  # a partition has that of its device
+    here = Path(os.path.realpath(f"/sys/class/block/{disk}"))
+    for folder in (here, here.parent):  # a partition has that of its disk
         try:
             file = Path(os.fsdecode((folder / "loop/backing_file").read_bytes()).rstrip("\n"))
         except OSError:

@@ -31,7 +31,7 @@ _able: set[tuple[int, int, int]] = set()
 
 def misplaced(root: StorePath, directories: Sequence[StorePath]) -> tuple[str, ...]:
     """Return a phrase for each directory of a store that is another kind of file, or not on the root's filesystem."""
-    device = os.stat(root.path).st_dev
+    st_dev = os.stat(root.path).st_dev
     there = dirfd_stat.found_in(root, [directory.name for directory in directories])
     found = []
     for directory in directories:
@@ -42,7 +42,7 @@ def misplaced(root: StorePath, directories: Sequence[StorePath]) -> tuple[str, .
             found.append(f"{directory} is a symlink")
         elif not stat.S_ISDIR(status.st_mode):
             found.append(f"{directory} is not a directory")
-        elif status.st_dev != device:
+        elif status.st_dev != st_dev:
             found.append(f"{directory} is on another filesystem than {root}")
     return tuple(found)
 

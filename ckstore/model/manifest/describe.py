@@ -61,30 +61,30 @@ def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     if not isinstance(metadata, Mapping):
         raise BadInput(f"metadata: wanted a dict, got {_kind(metadata)}", hint=_JSON_HINT)
-    return _encoded_dict(metadata, "metadata", 1)
+    return _json_dict(metadata, "metadata", 1)
 
 
-def decode_metadata(encoded: Any) -> Any:
+def decode_metadata(document: Any) -> Any:
     """Return a copy of one value of metadata in the form that the caller gave, with tuples as lists.
 
-    `encoded` must come from `encode_metadata` or a parsed manifest.
+    `document` must come from `encode_metadata` or a parsed manifest.
     """
-    if isinstance(encoded, list):
-        return [decode_metadata(item) for item in encoded]
-    if not isinstance(encoded, dict):
-        return encoded
-    if len(encoded) == 1:
-        (name,) = encoded
+    if isinstance(document, list):
+        return [decode_metadata(item) for item in document]
+    if not isinstance(document, dict):
+        return document
+    if len(document) == 1:
+        (name,) = document
         if name == "$float":
-            return _NOT_FINITE[encoded[name]]
+            return _NOT_FINITE[document[name]]
         if name == "$int":
-            return int_of_decimal(encoded[name])
-    return {name: decode_metadata(value) for name, value in encoded.items()}
+            return int_of_decimal(document[name])
+    return {name: decode_metadata(value) for name, value in document.items()}
 
 
-def decoded_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
+def decoded_metadata(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a `Description` in the form for users. This is the inverse of `encode_metadata`."""
-    return {name: decode_metadata(value) for name, value in encoded.items()}
+    return {name: decode_metadata(value) for name, value in document.items()}
 
 
 def check_metadata(metadata: object, where: str, member: str = "metadata") -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _number(value: Any, name: str) -> int | float:
         raise BadInput(f"{path}: wanted a real number, got {_kind(value)} ({error})", hint=_NUMBER_HINT) from error
 
 
-def _encoded(value: Any, path: str, depth: int) -> Any:
+def _json_value(value: Any, path: str, depth: int) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -189,16 +189,16 @@ def _encoded(value: Any, path: str, depth: int) -> Any:
         if depth >= METADATA_MAX_DEPTH:
             raise BadInput(f"{path[:200]}…: wanted at most {METADATA_MAX_DEPTH} levels, got more (or a cycle)")
         if isinstance(value, dict):
-            return _encoded_dict(value, path, depth + 1)
-        return [_encoded(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
+            return _json_dict(value, path, depth + 1)
+        return [_json_value(item, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
     raise BadInput(f"{path}: wanted a JSON-like value, got {_kind(value)} {shown(value)}", hint=_JSON_HINT)
 
 
-def _encoded_dict(value: Mapping[str, Any], path: str, depth: int) -> dict[str, Any]:
+def _json_dict(value: Mapping[str, Any], path: str, depth: int) -> dict[str, Any]:
     out = {}
     for key, item in value.items():
         name = _key(key, path)
         if name.startswith("$"):
             raise BadInput(f"{path}: a key may not start with $, got {name!r}", hint="rename the key")
-        out[name] = _encoded(item, f"{path}[{name!r}]", depth)
+        out[name] = _json_value(item, f"{path}[{name!r}]", depth)
     return out

@@ -10,9 +10,9 @@ from ckstore.model.manifest.describe import decoded_metadata, encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Note, SaveCounters
 
 
-def decode_metrics(encoded: dict[str, Any]) -> dict[str, int | float]:
+def decode_metrics(metrics: dict[str, Any]) -> dict[str, int | float]:
     """Return metrics from JSON, in which numbers that are not finite are text."""
-    return {name: float(value) if isinstance(value, str) else value for name, value in encoded.items()}
+    return {name: float(value) if isinstance(value, str) else value for name, value in metrics.items()}
 
 
 def info_json(info: CheckpointInfo) -> dict[str, Any]:

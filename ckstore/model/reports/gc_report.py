@@ -78,7 +78,7 @@ class GcPlan:
 
     Attributes:
         blobs: The blobs that will be freed.
-        held, linked_elsewhere: Blobs that the store does not need but that will not be freed.
+        held, linked_outside: Blobs that the store does not need but that will not be freed.
         dead_stagings: Names of directories in ``staging/`` that killed saves left. The first step moves them to trash.
         trash: Names in ``trash/`` that the second step deletes.
         unused: Digests that no checkpoint uses, or will use after the second step. The third step deletes these blobs.
@@ -87,7 +87,7 @@ class GcPlan:
 
     blobs: tuple[PlannedBlob, ...] = ()
     held: tuple[HeldBlob, ...] = ()
-    linked_elsewhere: tuple[LinkedBlob, ...] = ()
+    linked_outside: tuple[LinkedBlob, ...] = ()
     dead_stagings: tuple[str, ...] = ()
     trash: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class GcReport:
         filesystem_freed_bytes: Growth of the free space of the filesystem during the gc. Other programs also write to
             the filesystem, so this may be less than `freed_bytes`, or negative. It is 0 in a dry run.
         held: Blobs that a process has open. They keep their names, and the next gc tries again.
-        linked_elsewhere: Blobs with hardlinks outside the store. The next gc tries again.
+        linked_outside: Blobs with hardlinks outside the store. The next gc tries again.
         dead_pack_bytes: Upper bound of the bytes in shared blobs that no checkpoint uses. They are freed with the whole
             pack.
         swept_stagings: Number of directories of killed saves that were moved to trash.
@@ -151,7 +151,7 @@ class GcReport:
     freed_count: int = 0
     filesystem_freed_bytes: int = 0
     held: tuple[HeldBlob, ...] = ()
-    linked_elsewhere: tuple[LinkedBlob, ...] = ()
+    linked_outside: tuple[LinkedBlob, ...] = ()
     dead_pack_bytes: int = 0
     swept_stagings: int = 0
     trash_left: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class GcReport:
             freed_bytes=plan.freed_bytes,
             freed_count=plan.freed_count,
             held=plan.held,
-            linked_elsewhere=plan.linked_elsewhere,
+            linked_outside=plan.linked_outside,
             dead_pack_bytes=plan.dead_pack_bytes,
             unseen_processes=plan.unseen_processes,
             swept_stagings=len(plan.dead_stagings),
@@ -209,8 +209,8 @@ class GcReport:
         if opened:
             sentences.append(f"{_kept(opened)}: open in {named(opened)}, and gc frees them once they are closed")
         sentences += [f"{_kept(blobs)}: {reason}" for reason, blobs in unasked.items()]
-        if self.linked_elsewhere:
-            sentences.append(f"{_kept(self.linked_elsewhere)}: hardlinks outside the store share their bytes")
+        if self.linked_outside:
+            sentences.append(f"{_kept(self.linked_outside)}: hardlinks outside the store share their bytes")
         if sentences:
             if self.dry_run and self.freed_count and self.waits_for_grace:
                 sentences.append("all of it at once only with --exclusive")
@@ -272,10 +272,10 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
         yield "gc frees it once they close it"
     for reason, blobs in unasked.items():
         yield printable(f"{kept} {_sizes(blobs)}: {reason}")
-    linked = list(map(str, report.linked_elsewhere))
+    linked = list(map(str, report.linked_outside))
     yield from first_of(linked) if table is None else linked
     # A line below says when waiting checkpoints are freed. No line then says that nothing else is unused.
-    is_idle = not (report.freed_count or report.held or report.linked_elsewhere or report.waiting)
+    is_idle = not (report.freed_count or report.held or report.linked_outside or report.waiting)
     if is_idle:
         yield printable(report.explanation)
     if report.cached_bytes:

@@ -259,8 +259,8 @@ def _error_json(error: CkstoreError) -> list[Any]:
     return [type(error).__name__, list(error.args), fields]
 
 
-def _error(encoded: list[Any]) -> CkstoreError:
-    name, args, fields = encoded
+def _error(document: list[Any]) -> CkstoreError:
+    name, args, fields = document
     cls = getattr(errors, name, SaveFailed)
     error: CkstoreError = cls.__new__(cls, *args)
     error.args = tuple(args)

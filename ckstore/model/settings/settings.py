@@ -103,8 +103,8 @@ def parse_settings(data: bytes, where: str) -> StoreSettings:
 
 def render_config(config: Mapping[str, Any]) -> bytes:
     """Return the content of ``config.json`` for the settings that may change (JSON-like values)."""
-    encoded = encode_metadata(config)
-    return canonical_json({**encoded, "format": _CONFIG_FORMAT, "version": STORE_VERSION}) + b"\n"
+    document = encode_metadata(config)
+    return canonical_json({**document, "format": _CONFIG_FORMAT, "version": STORE_VERSION}) + b"\n"
 
 
 def parse_config(data: bytes, where: str) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from ckstore.ops.api_calls import describe_error, describe_os_error, of_the_syst
 from ckstore.ops.config_file import GRACE_S, UNDO_BY_HAND_S, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.free import reclaim, retain
-from ckstore.ops.free.gc_plan import differences, linked_elsewhere, plan_gc
+from ckstore.ops.free.gc_plan import differences, linked_outside, plan_gc
 from ckstore.ops.free.superseded_checkpoints import drop_superseded, due, is_undone
 from ckstore.ops.free.undo import waiting
 from ckstore.ops.index.catalog_update import catch_up, mend
@@ -175,7 +175,7 @@ def _collect(context: Context, *, settle: bool, grace: Grace | None, purge: bool
             freed_bytes=sum(blob.nbytes for blob in done.freed),
             freed_count=len(done.freed),
             held=tuple(done.held[digest] for digest in sorted(done.held)),
-            linked_elsewhere=linked_elsewhere(context, done.linked),
+            linked_outside=linked_outside(context, done.linked),
             swept_stagings=len(swept),
             trash_left=tuple(trash.due(layout)),
             waiting=waiting(context) if settle else (),

@@ -82,21 +82,21 @@ def _foreseen(context: Context, plan: GcPlan, dropping: Collection[CheckpointKey
         asked = replace(last, path=path) if last.path.parts[0] == layout.blobs.name else last
         with suppress(FileNotFoundError):  # an opener moved it to trash in the meantime: the next gc checks it there
             (held if judge.is_held(asked, seen) else free).append(last)
-    linked = linked_elsewhere(context, going.linked(unused), dropping)
+    linked = linked_outside(context, going.linked(unused), dropping)
     idle = not (free or held or linked)
     return replace(
         plan,
         unused=tuple(sorted(unused)),
         blobs=tuple(PlannedBlob(last.digest, last.status.st_size) for last in free),
         held=tuple(judge.held(last, seen) for last in held),
-        linked_elsewhere=linked,
+        linked_outside=linked,
         dead_pack_bytes=context.catalog.dead_pack_bytes(dropping),
         unseen_processes=judge.unseen_count,
         next_to_free=next_to_free(context) if idle else None,
     )
 
 
-def linked_elsewhere(
+def linked_outside(
     context: Context, sizes: Mapping[str, int], dropping: Collection[CheckpointKey] = ()
 ) -> tuple[LinkedBlob, ...]:
     """Return the unused blobs among `sizes`, treating `dropping` as dropped, that have links outside the store."""

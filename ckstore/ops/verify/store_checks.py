@@ -159,7 +159,7 @@ def _lost_names(layout: Layout, names: Names, checker: Verifier, *, may_write: b
     lost: dict[str, list[StorePath]] = {}
     for digest, paths in sorted(names.used.items()):
         if digest not in names.canonical:
-            good = [path for (device, inode), path in paths.items() if (device, inode, digest) not in checker.bad]
+            good = [path for (st_dev, inode), path in paths.items() if (st_dev, inode, digest) not in checker.bad]
             if good:
                 lost[digest] = good
     given = _given_names(layout, lost) if may_write else set()

@@ -160,14 +160,14 @@ class Client:
             pending = PendingSave(order.run, order.step, sum(place.nbytes for place in placed.places))
             pending.refuse = partial(self._keeper.refuse, order.number)
             pending.tolerate = tolerate
-            encoded = b"" if copying is None else encode(order)
+            order_bytes = b"" if copying is None else encode(order)
             # As late as can be: what was done since it began took no time of its own.
             if copying is not None and limits.after is None:
                 copying.wait()
                 copying = None
             # After the copy: a tensor that was written meanwhile would be half old, half new in the snapshot.
             _check_unchanged(captured)
-            save = Save(order, snapshot, pending, copying=copying, encoded=encoded, fingerprints=fingerprints)
+            save = Save(order, snapshot, pending, copying=copying, order_bytes=order_bytes, fingerprints=fingerprints)
             if copying is None:
                 pending.note("copied")
             with self._queue.changed:

@@ -55,7 +55,7 @@ class SaverKeeper:
             # In their order: the saver takes them one after another, and the order of checkpoints is the caller's.
             if not save.sent:
                 order = save.order
-                message: Order | bytes = save.encoded or order
+                message: Order | bytes = save.order_bytes or order
                 if self._is_new:
                     # A new saver has heard nothing of what the one before it was told, so its first order carries all.
                     message = replace(order, last_parents=self._queue.parents.for_new_saver(order.last_parents))

@@ -41,7 +41,7 @@ class Save:
     # What is still on its way from devices into the snapshot: until then no saver may have it.
     copying: Copying | None = None
     # The order as it is sent, made while the state was on its way; empty: it is not the order any more.
-    encoded: bytes = b""
+    order_bytes: bytes = b""
     fingerprints: Fingerprints = field(default_factory=dict)  # of its storages on devices, as they were copied
 
     def again(self) -> None:
@@ -132,6 +132,6 @@ def _answer(process: SaverProcess, save: Save, question: Publishing) -> None:
     save.granted = save.pending.grant(question.step)
     if save.granted:
         # A saver after this one tries the same step first: there it finds what was perhaps published.
-        save.order, save.encoded = replace(save.order, tried_step=question.step), b""
+        save.order, save.order_bytes = replace(save.order, tried_step=question.step), b""
     if not process.send(Answer(save.order.number, save.granted)):
         process.kill()  # its socket is full, so it does not listen

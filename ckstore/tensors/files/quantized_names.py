@@ -57,7 +57,7 @@ class QuantizedNames:
         if not dot:
             raise _refused(name, f"is a {node[2]}, of which torchao finds only those with a dot in their name")
         try:
-            context = _encoded(node[3][1][0])
+            context = _json_value(node[3][1][0])
         except ValueError as error:
             raise _refused(name, f"is a {node[2]} with {error}, which torchao's loader does not know") from error
         self.names.update((item[1], f"{module}._{own}_{key}") for key, item in node[1])
@@ -73,23 +73,23 @@ def _refused(name: str, reason: str) -> BadInput:
     return BadInput(f"{plain(name) or 'the state itself'} {reason}", hint=_HINT)
 
 
-def _encoded(node: Node) -> Any:
+def _json_value(node: Node) -> Any:
     """Return a value of a context in the form of torchao's encoder."""
     # Raises ValueError: it has no such form; the message says what it is.
     if not isinstance(node, list):
         return node
     tag = node[0]
     if tag in ("list", "tuple"):
-        return [_encoded(item) for item in node[1]]
+        return [_json_value(item) for item in node[1]]
     if tag == "torch.Size" or (tag == "float" and not isinstance(node[1], str)):
         return node[1]
     if tag == "dict" and all(isinstance(key, str) for key, _ in node[1]):
-        return {key: _encoded(item) for key, item in node[1]}
+        return {key: _json_value(item) for key, item in node[1]}
     if tag == "torch.dtype":
         return {"_type": "torch.dtype", "_data": node[1]}
     kind = {"enum": 1, "object": 2}.get(tag)
     name = "" if kind is None else node[kind].rpartition(".")[2]
     if name not in _IN_CONTEXTS:
         raise ValueError(f"the {tag} {name}".rstrip())
-    data = node[2] if tag == "enum" else {key: _encoded(item) for key, item in node[1]}
+    data = node[2] if tag == "enum" else {key: _json_value(item) for key, item in node[1]}
     return {"_type": name, "_data": data}

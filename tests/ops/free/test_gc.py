@@ -87,7 +87,7 @@ def test_a_gc_that_frees_nothing_says_what_would(store: Store) -> None:
     assert "the oldest checkpoint main@200 would free nothing" in store.gc().explanation
     (store.path / "pins" / f"{pin.name}.json").write_text("{")  # what it protects is unknown, so nothing may go
     assert store.gc().explanation == "nothing is unused"
-    assert (report.freed_count, report.freed_bytes, report.held, report.linked_elsewhere) == (0, 0, (), ())
+    assert (report.freed_count, report.freed_bytes, report.held, report.linked_outside) == (0, 0, (), ())
 
 
 def test_gc_frees_what_only_dropped_checkpoints_had(store: Store) -> None:
@@ -118,7 +118,7 @@ def test_with_a_policy_the_dry_run_reports_what_the_run_frees(store: Store, keep
 
     assert [info.step for info in store.checkpoints()] == list(range(4 - keep_last, 4))
     assert (would.freed_bytes, would.freed_count) == (report.freed_bytes, report.freed_count)
-    assert (would.held, would.linked_elsewhere) == (report.held, report.linked_elsewhere) == ((), ())
+    assert (would.held, would.linked_outside) == (report.held, report.linked_outside) == ((), ())
     assert report.freed_count == 2 * (4 - keep_last)
     assert blobs_of(store) == used_by(store)
 
@@ -148,7 +148,7 @@ def test_gc_leaves_a_living_save_and_does_not_call_its_links_foreign(store: Stor
         drop(store, 1)
         plan, report = store.gc(dry_run=True).plan, store.gc()
 
-        assert (plan.linked_elsewhere, report.linked_elsewhere, report.held) == ((), (), ())
+        assert (plan.linked_outside, report.linked_outside, report.held) == ((), (), ())
         assert plan.freed_count == report.freed_count == 1
         assert (staging / "blobs" / blob.name).exists()
         assert blob.exists()
@@ -323,9 +323,9 @@ def test_the_plan_is_what_the_run_reports_and_nothing_that_is_needed_goes(  # no
 
     unused = digests.keys() - set().union(*(saved[step] for step in set(range(len(saved))) - gone))
     assert (plan.freed_count, plan.freed_bytes) == (report.freed_count, report.freed_bytes)
-    assert plan.linked_elsewhere == report.linked_elsewhere
+    assert plan.linked_outside == report.linked_outside
     assert [one.digest for one in plan.held] == [one.digest for one in report.held]
-    assert {one.digest for one in report.linked_elsewhere} == {digests[seed].name for seed in unused & linked}
+    assert {one.digest for one in report.linked_outside} == {digests[seed].name for seed in unused & linked}
     assert {one.digest for one in report.held} == {digests[seed].name for seed in (unused - linked) & opened}
     for seed in unused - linked - opened:
         assert not digests[seed].exists()
@@ -398,7 +398,7 @@ def test_what_a_dry_run_plans_is_exactly_what_goes(  # noqa: PLR0917
 
     assert (would.freed_count, would.freed_bytes) == (report.freed_count, report.freed_bytes)
     assert {blob.digest for blob in plan.blobs} == there - blob_names(store)
-    assert (would.held, would.linked_elsewhere) == (report.held, report.linked_elsewhere) == ((), ())
+    assert (would.held, would.linked_outside) == (report.held, report.linked_outside) == ((), ())
     assert (would.retention is None) == (report.retention is None) == (policy is None)
     if would.retention is not None and report.retention is not None:
         planned = [entry.info.name for entry in would.retention.plan.dropped]

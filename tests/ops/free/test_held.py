@@ -230,8 +230,8 @@ def test_a_hardlink_outside_the_store_is_told_and_keeps_the_blob(place: Path) ->
 
     would, report = store.gc(dry_run=True), store.gc()
 
-    assert [(one.digest, one.nbytes, one.name_count) for one in report.linked_elsewhere] == [(blob.name, MIB, 1)]
-    assert would.linked_elsewhere == report.linked_elsewhere
+    assert [(one.digest, one.nbytes, one.name_count) for one in report.linked_outside] == [(blob.name, MIB, 1)]
+    assert would.linked_outside == report.linked_outside
     assert (report.freed_count, report.held) == (0, ())
     assert "hardlinks outside the store" in report.explanation
     assert blob.exists()

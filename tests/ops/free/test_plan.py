@@ -127,7 +127,7 @@ def test_on_a_quiet_store_all_comes_out_as_planned(  # noqa: PLR0917 - what is d
     assert Counter(blob.digest for blob in plan.blobs) == there - inodes(store.path)
     assert (plan.freed_count, plan.freed_bytes) == (report.freed_count, report.freed_bytes)
     assert [one.digest for one in plan.held] == [one.digest for one in report.held]
-    assert (plan.linked_elsewhere, plan.next_to_free) == (report.linked_elsewhere, report.next_to_free)
+    assert (plan.linked_outside, plan.next_to_free) == (report.linked_outside, report.next_to_free)
     assert len(plan.dead_stagings) == report.swept_stagings == stagings
     for file in files:
         file.close()
@@ -186,7 +186,7 @@ def test_a_blob_that_gets_another_name_after_the_plan_stays(
     report = dropped.gc()
 
     assert report.differences == (f"{blob.name} was not freed: it has another link now",)
-    assert [one.digest for one in report.linked_elsewhere] == [blob.name]
+    assert [one.digest for one in report.linked_outside] == [blob.name]
     (tmp_path / "alias").unlink()
 
 

@@ -100,7 +100,7 @@ def test_gc_and_saves_leave_it_until_its_time_is_over(kept: Store, monkeypatch: 
     report = kept.gc()
     assert (report.freed_count, [one.ref for one in report.waiting], report.trash_left) == (0, ["main@1"], ())
     assert report.differences == ()
-    assert report.linked_elsewhere == ()
+    assert report.linked_outside == ()
     assert "can be restored (ckstore undo)" in str(report)
     assert kept.gc(dry_run=True).freed_bytes == 0
     assert kept.du().waiting_bytes == 300_000

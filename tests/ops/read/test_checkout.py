@@ -179,7 +179,7 @@ def test_hardlinks_are_names_of_blobs_and_gc_counts_them(store: Store, source: P
     assert stat.S_IMODE((tmp_path / "out" / "blob").stat().st_mode) == 0o444
     assert (tmp_path / "out" / "model.safetensors").stat().st_nlink == 1
     store.delete(3)
-    assert [one.name_count for one in store.gc().linked_elsewhere] == [1]
+    assert [one.name_count for one in store.gc().linked_outside] == [1]
     assert (tmp_path / "out" / "blob").read_bytes() == (source / "blob").read_bytes()
     remove(tmp_path / "out")
     assert store.gc().freed_bytes >= MIB

@@ -120,7 +120,7 @@ def test_a_disk_is_asked_for_one_byte_first_and_for_no_more_than_is_read(
 def test_what_lies_on_no_disk_is_asked_for_all_at_once(
     saved: Store, calls: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "on_block_device", lambda _fd: False)
+    monkeypatch.setattr(files, "on_local_disk", lambda _fd: False)
 
     assert loaded(saved)
     assert calls[-10:] == [("read", 1), ("ask", 8 * 2**20)] + 8 * [("read", 2**20)]
