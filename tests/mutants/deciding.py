@@ -14,6 +14,16 @@ _TAGS = "tests/ops/refs/test_doubtful_tags.py"
 
 DECIDING = [
     Mutant(
+        "a save that cannot read the undo window drops no older checkpoint",
+        "dropped-without-window",
+        "superseded_checkpoints._undo_s",
+        "    return setting_of(context.layout, UNDO_BY_RULE_S)\n",
+        "    with suppress(CkstoreError):\n        return setting_of(context.layout, UNDO_BY_RULE_S)\n    return 0.0\n",
+        "tests/ops/save/test_superseded.py::"
+        "test_nothing_is_dropped_by_a_save_that_cannot_read_for_how_long_it_can_be_undone",
+        "AssertionError",
+    ),
+    Mutant(
         "renaming a run also returns the superseded checkpoints",
         "renamed-without-superseded",
         "rename_run.rename_run",

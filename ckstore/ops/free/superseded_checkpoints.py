@@ -191,7 +191,6 @@ def drop_superseded(
         except OSError as error:
             failures[f"the run {run}"] = error
             going = [one for one in going if one.info.run != run]
-    undo_s = _undo_s(context)
     digests: set[str] = set()
     for one in going:
 
@@ -204,9 +203,8 @@ def drop_superseded(
                 if is_valid:
                     form = one.is_former_form
                     at_once = form or (purge and trash.may_purge(context.layout.checkpoint(one.info.key)))
-                    dropped = drop(
-                        context, one.info, "superseded", 0 if at_once else undo_s, check, is_former_form=form
-                    )
+                    undo_s = 0 if at_once else _undo_s(context)
+                    dropped = drop(context, one.info, "superseded", undo_s, check, is_former_form=form)
                     digests.update(dropped.digests)
         except OSError as error:
             failures[one.info.shown] = error
@@ -243,7 +241,6 @@ def is_undone(context: Context) -> bool:
 
 
 def _undo_s(context: Context) -> float:
-    try:
-        return setting_of(context.layout, UNDO_BY_RULE_S)
-    except (CkstoreError, OSError):  # the checkpoint is saved; drop the one that it replaced as by default
-        return 0
+    """Return for how many seconds a drop by rule can be undone; raises if the settings cannot be read."""
+    # Then nothing is dropped: the undo window that was promised is not known.
+    return setting_of(context.layout, UNDO_BY_RULE_S)

@@ -276,6 +276,26 @@ def test_what_a_reader_had_open_when_it_was_replaced_can_be_undone(store: Store)
     assert [info.id for info in store.checkpoints(superseded=True)] == [store.info(1).id]
 
 
+def test_nothing_is_dropped_by_a_save_that_cannot_read_for_how_long_it_can_be_undone(store: Store) -> None:
+    store.config.undo_by_rule_s = store.config.undo_by_hand_s = HOUR_S
+    old = store.save(state(0), step=1)
+    config = store.path / "config.json"
+    settings = config.read_bytes()
+    config.write_bytes(settings[:-9])
+
+    new = store.save(state(1), step=1, if_exists="replace")
+
+    assert any("the older checkpoint of main@1 was not dropped" in warning for warning in new.warnings)
+    assert [info.id for info in store.checkpoints(superseded=True)] == [old.id, new.id]
+    config.write_bytes(settings)
+    store.save(state(2), step=1, if_exists="replace")
+    with Store.open(store.path) as other:
+        other.gc()
+        left = {info.id for info in other.checkpoints(superseded=True)} | {one.id for one in other.undoable()}
+        assert {old.id, new.id} < left
+    store.gc(now=True)
+
+
 @pytest.mark.crash
 @pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
 @pytest.mark.parametrize("before", [True, False])
