@@ -18,7 +18,7 @@ from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import Context
 from ckstore.ops.mirror_record import status_of
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.report.usage import usage
+from ckstore.ops.report.usage import usage_of
 
 _MODE = 0o644
 
@@ -69,8 +69,8 @@ def metrics(context: Context, path: Path | None) -> str:
 
 def store_metrics(context: Context) -> list[Metric]:
     """Return the metrics; see `ckstore.Store.metrics`."""
-    used = usage(context)
-    listed = infos(context)
+    every = infos(context, superseded=True)
+    used, listed = usage_of(context, every), [info for info in every if not info.superseded]
     free = dirfd_stat.free_space(context.layout.path)
     newest = {info.run: info for info in listed}
     damaged = dict.fromkeys(newest, 0)

@@ -31,7 +31,7 @@ from ckstore.ops.read.diff import diff
 from ckstore.ops.refs.listing import infos
 from ckstore.ops.report.cards import freed_bytes, modes_of
 from ckstore.ops.report.doctor import examine_all
-from ckstore.ops.report.usage import usage
+from ckstore.ops.report.usage import usage_of
 from ckstore.version import __version__
 
 # Each pair costs reading two manifests: with this many, the whole report takes some seconds.
@@ -115,7 +115,7 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
     """Gather the content of a report; `savers` are the processes that save to the store in the background."""
     every = infos(context, superseded=True)
     listed = [info for info in every if not info.superseded]
-    used = usage(context)
+    used = usage_of(context, every)
     problems: list[str] = []
     journal = _journal(context, problems)
     runs = {one.run for one in used.runs}

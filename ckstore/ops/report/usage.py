@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckstore.fs import dirfd_stat
+from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, parts_of
 from ckstore.objects.checkpoints import encoding_at
@@ -46,7 +47,11 @@ class _File:
 
 def usage(context: Context) -> Usage:
     """Return the space that the checkpoints take; see `ckstore.Store.du`."""
-    listed = infos(context, superseded=True)
+    return usage_of(context, infos(context, superseded=True))
+
+
+def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
+    """As `usage`, for all checkpoints of the store, superseded ones included, which were listed a moment ago."""
     files = _files(context, {info.key.any_generation: info.key for info in listed})
     packs = PackUses(context, listed)
     packed = packs.packed_bytes(lambda key: key)
