@@ -222,14 +222,15 @@ def _held(context: Context, info: CheckpointInfo) -> Iterator[bool]:
 
 
 def _is_over(context: Context, key: CheckpointKey, *, purge: bool, grace: Grace | None) -> bool:
-    """Whether a checkpoint has had its name for longer than the undo window."""
+    """Whether the undo window of a superseded checkpoint is over."""
     path = context.layout.checkpoint(key)
     if grace is not None:
         return grace.is_over(path)
     # No other host uses the store, or a dry run reports what is dropped after the grace period.
     if not context.view.frees_at_once or (purge and trash.may_purge(path)):
         return True
-    # Renaming it to its name set ctime, which no user can set back.
+    # It begins when the directory got its name, and again with each change of the annotations. No user can set ctime
+    # back.
     found = dirfd_stat.find(path)
     window_s = max(setting_of(context.layout, UNDO_BY_HAND_S), _undo_s(context))  # a person or a rule dropped it
     return found is None or not trash.left_of(window_s, found.st_ctime)
