@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -179,7 +180,13 @@ def _all(names: Sequence[str]) -> Iterator[Outcome]:
 
 def main() -> int:
     """Run mutants; return 0 if each was caught."""
-    names = [name for name in sys.argv[1:] if name != "--write"]
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants.runner", description="Run mutants; all by default.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a mutant, as docs/reliability-mutants.md names it")
+    parser.add_argument("--write", action="store_true", help="write that page, if all are run and each is caught")
+    asked = parser.parse_args()
+    names: list[str] = asked.names
+    if unknown := [name for name in names if name not in MUTANTS]:
+        parser.error(f"no such mutant: {', '.join(unknown)}")
     missed = []
     for outcome in _all(names or list(MUTANTS)):
         mutant = outcome.mutant
@@ -190,7 +197,7 @@ def main() -> int:
             print(outcome.output, file=sys.stderr, flush=True)
     count = len(names or MUTANTS)
     print(covered("mutants", "all" if not names else "some", violations=len(missed), mutants=count))
-    if "--write" in sys.argv and not missed and not names:
+    if asked.write and not missed and not names:
         PAGE.write_text(page(), encoding="utf-8")
     return 1 if missed else 0
 
