@@ -54,7 +54,7 @@ class RetentionReport:
         return tuple(one.error for one in self.skipped if one.error is not None)
 
     def __str__(self) -> str:
-        if self.dry_run:
+        if self.dry_run and not self.skipped:  # with the reasons of those that are kept
             return str(self.plan)
         dropped_keys = {info.key for info in self.dropped}
         dropped = (entry for entry in self.plan.dropped if entry.info.key in dropped_keys)
@@ -64,7 +64,8 @@ class RetentionReport:
 
 def outcome(report: RetentionReport) -> str:
     """Return a sentence on the number of dropped checkpoints."""
-    return f"dropped {len(report.dropped)} of {counted(len(report.plan.entries), 'checkpoint')}"
+    did = "would drop" if report.dry_run else "dropped"
+    return f"{did} {len(report.dropped)} of {counted(len(report.plan.entries), 'checkpoint')}"
 
 
 @brief("remote", "dry_run", "removed_bytes", "condemned_bytes")
@@ -77,7 +78,7 @@ class RemotePruneReport:
         dry_run: Whether this was a dry run that changed nothing.
         removed_count, removed_bytes: Number and size of the unreferenced blobs that were removed.
         condemned_count, condemned_bytes: Number and size of the unreferenced blobs that were marked for deletion. They
-            are removed after the grace if they are still unreferenced.
+            are removed after the grace period if they are still unreferenced.
         uncondemned_count: Unreferenced blobs beyond the number that one call marks. The next call continues with them.
         blob_count, blob_bytes: Number and size of the remaining blobs, including those marked for deletion.
         voided_count: Number of voided intents of stopped pushes. Such a push starts again from the beginning.

@@ -74,11 +74,14 @@ def prune(
     now: bool = False,
 ) -> GcReport:
     """Drop the checkpoints that a policy does not keep, then run `collect`; a dry run only reports the effect."""
-    plan = policy if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run)
+    plan = retain.part_of(policy, run) if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run)
     if dry_run:
-        going = tuple(entry.info for entry in plan.dropped)
-        keys = [key for info in going for key in (info.key, *other_generations(context.layout, info.key, info.id))]
-        return replace(gc_dry(context, keys), retention=RetentionReport(plan, dropped=going, dry_run=True))
+        would = RetentionReport(plan, dropped=tuple(entry.info for entry in plan.dropped), dry_run=True)
+        if isinstance(policy, RetentionPlan):  # made earlier, it is compared with the store as it is now
+            would = retain.carry_out(context, plan, dry_run=True)
+        layout = context.layout
+        keys = [key for info in would.dropped for key in (info.key, *other_generations(layout, info.key, info.id))]
+        return replace(gc_dry(context, keys), retention=would)
     # Check before the first drop: an unusable store or setting must not be discovered after it.
     context.check_writable()
     _grace_for(context, exclusive=exclusive)

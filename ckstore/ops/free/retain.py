@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NoReturn
@@ -24,7 +24,7 @@ from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.check.validity import why_not_valid
 from ckstore.ops.config_file import BUDGET, StoreRules, rules_of
 from ckstore.ops.context import Context, annotation_problem
-from ckstore.ops.free.drop import drop, make_kept_durable
+from ckstore.ops.free.drop import check_droppable, drop, make_kept_durable
 from ckstore.ops.free.retained_bytes import with_needed_bytes
 from ckstore.ops.index.facts import from_manifests as as_in_manifest
 from ckstore.ops.index.reconcile import chosen
@@ -112,7 +112,7 @@ def _refuse_no_policy(context: Context) -> NoReturn:
 def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None) -> RetentionPlan:
     """As `plan_retention`, for a policy and a run that a person gives: misspelled names are refused."""
     if policy is not None and not isinstance(policy, RetentionPolicy):
-        raise BadInput(f"policy must be a RetentionPolicy or None, got {policy!r:.80}")
+        raise BadInput(f"policy must be a RetentionPolicy, a RetentionPlan or None, got {policy!r:.80}")
     made = with_needed_bytes(context, plan_retention(context, policy, run))
     if run is not None and not made.entries:
         raise no_such_run(context.layout, run)
@@ -127,6 +127,17 @@ def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None
         return made
     note = f"{counted(unjudged, 'checkpoint')} to be dropped could not be ranked, because a metric is missing"
     return replace(made, notes=(*made.notes, note))
+
+
+def part_of(made: RetentionPlan, run: str | None) -> RetentionPlan:
+    """Return the part of a plan that concerns a run, or all of it if `run` is None."""
+    if run is None:
+        return made
+    entries = tuple(entry for entry in made.entries if entry.run == run)
+    if not entries:
+        runs = ", ".join(sorted({entry.run for entry in made.entries})) or "no run"
+        raise BadInput(f"the plan has no checkpoint of the run {run}, but of {runs}", hint="make a plan for this run")
+    return replace(made, entries=entries)
 
 
 def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only: bool = False) -> RetentionPlan:
@@ -270,22 +281,24 @@ def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
     return {}
 
 
-def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> RetentionReport:
+def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0, *, dry_run: bool = False) -> RetentionReport:
     """Drop the checkpoints that a plan drops, unless something now prevents it. Nothing is unlinked; gc does that.
 
     Drops can be undone for `undo_s`, except drops by a budget. A checkpoint that the system does not let this process
-    drop is skipped, and the report says why.
+    drop is skipped, and the report says why. With `dry_run`, nothing is dropped, and the report is the same.
     """
     # Each checkpoint is checked again under an exclusive lock: its tags, pins and id, and that a valid checkpoint of
     # its run remains, which is locked at the same time.
-    context.check_writable()
+    if not dry_run:
+        context.check_writable()
     outcomes: list[Skipped] = []  # the reason of a dropped one is empty
-    with reserve.given_up(context.layout):
+    with nullcontext() if dry_run else reserve.given_up(context.layout):
         for run in dict.fromkeys(entry.run for entry in to_do.dropped):
             going = [entry for entry in to_do.dropped if entry.run == run]
             try:
                 # Before the first drop: otherwise a power cut could leave the run without both the old and the new one.
-                make_kept_durable(context, run)
+                if not dry_run:
+                    make_kept_durable(context, run)
             except OSError as error:  # an error in one run must not keep the other runs from being pruned
                 outcomes += [_refused(entry.info, error) for entry in going]
                 continue
@@ -299,11 +312,12 @@ def carry_out(context: Context, to_do: RetentionPlan, undo_s: float = 0) -> Rete
                     staying = [entry for entry in going if not (has_healthy or entry.info.unhealthy)]
                     outcomes += [Skipped(entry.info, why) for entry in staying]
                     going = [entry for entry in going if has_healthy or entry.info.unhealthy]
-                outcomes += [_try_drop(context, entry, guard, undo_s) for entry in going]
+                outcomes += [_try_drop(context, entry, guard, None if dry_run else undo_s) for entry in going]
     return RetentionReport(
         to_do,
         dropped=tuple(one.info for one in outcomes if not one.reason),
         skipped=tuple(one for one in outcomes if one.reason),
+        dry_run=dry_run,
     )
 
 
@@ -325,14 +339,20 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
     return None
 
 
-def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float) -> Skipped:
-    """Drop one checkpoint; return it with the reason if it was not dropped, or with an empty reason."""
+def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float | None) -> Skipped:
+    """Drop one checkpoint; return it with the reason if it was not dropped, or with an empty reason.
+
+    If `undo_s` is None, only look whether it could be dropped.
+    """
     info = entry.info
     if guard is None:
         return Skipped(info, f"no checkpoint of the run {info.run} that the plan keeps still exists and is valid")
     if info.order > guard.order and not why_not_valid(context, info):
         return Skipped(info, f"it is now the newest valid checkpoint of the run {info.run}")
     try:
+        if undo_s is None:
+            check_droppable(context, info)
+            return Skipped(info, "")
         # A drop by a budget cannot be undone: its data would exceed the budget for as long as the undo lasts.
         drop(context, info, "; ".join(entry.reasons), 0 if any(OVER_BUDGET in why for why in entry.reasons) else undo_s)
     except (InUse, NoSuchRef) as error:

@@ -28,6 +28,8 @@ from tests.support.stores import check_links, check_store, disk_bytes, reference
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ckstore.provisional import RetentionPlan
+
 MIB = 2**20
 
 
@@ -72,7 +74,7 @@ def test_what_is_no_policy_is_refused(store: Store) -> None:
     keep: Any = 3
 
     for act in (store.prune, functools.partial(store.prune, dry_run=True)):
-        with pytest.raises(BadInput, match="policy must be a RetentionPolicy or None, got 3"):
+        with pytest.raises(BadInput, match="policy must be a RetentionPolicy, a RetentionPlan or None, got 3"):
             act(keep)
 
 
@@ -283,7 +285,7 @@ def test_a_policy_with_a_metric_that_no_checkpoint_has_drops_nothing_and_each_sa
     for step in range(3):
         info = store.save(state(step), step, metrics={"loss": 1.0})
         (warning,) = info.warnings
-        assert "the metric los, so nothing of it is dropped; did you mean loss?" in warning
+        assert "the metric los, so none of its checkpoints is dropped; did you mean loss?" in warning
     assert steps(store) == [0, 1, 2]
 
     assert store.save(state(3), 3, metrics={"los": 1.0}).warnings == ()
@@ -553,3 +555,55 @@ def test_a_run_has_the_policy_of_its_name_or_glob_after_each_save_and_in_prune(s
     assert report.retention.plan.dropped == ()
     with pytest.raises(BadInput, match="a glob"):
         store.config.retention_by_run = {"a/b": RetentionPolicy(keep_last=1)}
+
+
+def _two_runs(store: Store) -> RetentionPlan:
+    """Save three checkpoints of each of two runs, and return a plan that drops two of each."""
+    for run in ("a", "b"):
+        for step in (1, 2, 3):
+            store.save({"w": np.full(10, float(step))}, step=step, run=run)
+    return plan_of(store, RetentionPolicy(keep_last=1))
+
+
+@pytest.mark.parametrize("is_bound", [False, True], ids=["given", "bound"])
+def test_a_plan_of_several_runs_is_applied_to_the_given_run_only(store: Store, is_bound: bool) -> None:
+    plan = _two_runs(store)
+    handle, run = (Store.open(store.path, run="a"), None) if is_bound else (store, "a")
+
+    would, report = handle.prune(plan, run, dry_run=True), handle.prune(plan, run)
+
+    assert would.retention is not None
+    assert report.retention is not None
+    assert [info.name for info in would.retention.dropped] == ["a@1", "a@2"]
+    assert report.retention.dropped == would.retention.dropped
+    assert [info.name for info in store.checkpoints()] == ["a@3", "b@1", "b@2", "b@3"]
+
+
+def test_a_plan_that_does_not_concern_the_run_is_refused(store: Store) -> None:
+    plan = _two_runs(store)
+    with pytest.raises(BadInput, match="no checkpoint of the run c, but of a, b"):
+        store.prune(plan, "c")
+    assert len(store.checkpoints()) == 6
+
+
+def test_a_dry_run_of_an_earlier_plan_reports_the_store_of_now(store: Store) -> None:
+    for step in range(1, 7):
+        store.save({"w": np.full(10, float(step))}, step=step)
+    plan = plan_of(store, RetentionPolicy(keep_last=1))
+    store.tag("good", 1)
+    store.pin(2, "paper")
+    store.delete(3)
+
+    with store.open_checkpoint(4):
+        would, report = store.prune(plan, dry_run=True), store.prune(plan)
+
+    assert would.retention is not None
+    assert report.retention is not None
+    assert [info.step for info in would.retention.dropped] == [5]
+    assert [(one.info.step, one.reason) for one in would.retention.skipped] == [
+        (one.info.step, one.reason) for one in report.retention.skipped
+    ]
+    assert would.retention.dropped == report.retention.dropped
+    assert [one.info.step for one in would.retention.skipped] == [1, 2, 3, 4]
+    assert "main@1 is kept, since main@1 has the tag good" in str(would.retention)
+    assert str(would.retention).endswith("would drop 1 of 6 checkpoints")
