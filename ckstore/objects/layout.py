@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ckstore.errors import BadInput
+from ckstore.errors import BadInput, StoreNotFound
 from ckstore.fs import dirfd_stat
 from ckstore.fs.open_dir import OpenDir, with_open_parents
 from ckstore.fs.store_path import StorePath
@@ -182,17 +182,29 @@ class Layout:
 
     def runs(self) -> list[str]:
         """Return the names of all runs, sorted."""
-        return sorted(
-            name for name, _, is_directory in dirfd_stat.listed(self.checkpoints) if is_directory and is_run(name)
-        )
+        found = dirfd_stat.listed(self.checkpoints)
+        if not found:
+            self.check_exists(self.checkpoints)
+        return sorted(name for name, _, is_directory in found if is_directory and is_run(name))
 
     def listed(self, run: str) -> list[tuple[str, int, bool]]:
         """Return each name in the directory of a run with its inode number and whether it is a directory."""
         try:
-            return dirfd_stat.listed(self.checkpoints / run)
+            found = dirfd_stat.listed(self.checkpoints / run)
         except PermissionError:
             self.pass_over(self.checkpoints / run)
             return []
+        if not found:
+            self.check_exists(self.checkpoints)
+        return found
+
+    def check_exists(self, part: StorePath) -> None:
+        """Raise StoreNotFound if `part` of the store, ``store.json`` or a directory, does not exist."""
+        # A store that was moved, deleted or unmounted must not look empty, or a training would start again at step 1.
+        if not dirfd_stat.exists(part):
+            msg = f"{self.root} has no {part.name}: the store was moved, deleted or unmounted, or is an incomplete copy"
+            hint = f"mount it, or restore it from a backup; mkdir {part}, if it never had a checkpoint"
+            raise StoreNotFound(msg, hint=hint if part == self.checkpoints else "mount it, or restore it from a backup")
 
     def open_runs(self) -> OpenRuns:
         """Return an object that inspects the directories of many checkpoints."""
@@ -245,7 +257,8 @@ class Layout:
         """Return the text of every symlink in ``refs/``. None for another kind of file."""
         try:
             return dirfd_stat.symlink_texts(self.refs)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):  # a copy of the store may lack empty directories
+            self.check_exists(self.settings)
             return {}
 
 

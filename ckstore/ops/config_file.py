@@ -163,6 +163,7 @@ def read_config(layout: Layout) -> dict[str, Any]:
     try:
         data = files.read_file(layout.config, most_bytes=_MAX_BYTES)
     except FileNotFoundError:
+        layout.check_exists(layout.settings)
         return {}
     return read(data, _parse, str(layout.config)).settings
 

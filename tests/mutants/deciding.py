@@ -24,6 +24,15 @@ DECIDING = [
         "AssertionError",
     ),
     Mutant(
+        "a store that was moved away does not look empty",
+        "vanished-looks-empty",
+        "layout.Layout.check_exists",
+        "        if not dirfd_stat.exists(part):\n",
+        "        if False:\n",
+        "tests/ops/open/test_vanished.py::test_a_store_that_was_moved_away_is_not_empty[writable-latest]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a plan of several runs is applied to the given run only",
         "plan-of-all-runs",
         "retain.part_of",

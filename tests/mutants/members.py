@@ -10,7 +10,7 @@ MEMBERS = [
     Mutant(
         "du reports the owners of the files on the disk",
         "du-without-users",
-        "report.usage.usage",
+        "report.usage.usage_of",
         "        by_user[file.uid] += file.nbytes\n",
         "        by_user[0] += file.nbytes\n",
         "tests/ops/report/test_usage.py::test_du_says_whose_the_files_on_the_disk_are",

@@ -16,7 +16,8 @@ def read_pins(layout: Layout) -> list[Pin]:
     """Return all pins, including expired ones, sorted by name."""
     try:
         names = sorted(name for entry in dirfd_stat.names(layout.pins) if (name := pin_name(entry)) is not None)
-    except FileNotFoundError:
+    except FileNotFoundError:  # a copy of the store may lack empty directories
+        layout.check_exists(layout.settings)
         return []
     return [pin for name in names if (pin := _read(layout, name)) is not None]
 

@@ -130,7 +130,7 @@ def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None
 
 
 def part_of(made: RetentionPlan, run: str | None) -> RetentionPlan:
-    """Return the part of a plan that concerns a run, or all of it if `run` is None."""
+    """Return the part of a plan that concerns a run. Without a run, return all of it."""
     if run is None:
         return made
     entries = tuple(entry for entry in made.entries if entry.run == run)
@@ -342,7 +342,7 @@ def _hold_newest_valid(context: Context, kept: Iterable[CheckpointInfo], guarded
 def _try_drop(context: Context, entry: PlanEntry, guard: CheckpointInfo | None, undo_s: float | None) -> Skipped:
     """Drop one checkpoint; return it with the reason if it was not dropped, or with an empty reason.
 
-    If `undo_s` is None, only look whether it could be dropped.
+    Without `undo_s`, drop nothing, and return the same.
     """
     info = entry.info
     if guard is None:

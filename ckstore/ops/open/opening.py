@@ -222,6 +222,8 @@ def recover(context: Context) -> list[str]:
 
     notes: list[str] = []
     layout = context.layout
+    if not dirfd_stat.exists(layout.checkpoints) and trash.names_in(layout.blobs):  # so it has had checkpoints
+        layout.check_exists(layout.checkpoints)
     try:
         links.make_missing(layout.directories)  # a copy of the store may lack empty ones
         with _unless_full():
