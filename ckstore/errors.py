@@ -28,7 +28,7 @@
     │   └── OtherHash            3   the checkpoint belongs to a store with another hash algorithm
     ├── CatalogUnavailable       1   the catalog cannot be used, and the operation needs it
     │   └── CatalogFull          6   the catalog cannot be written to a full disk or quota (also an InsufficientSpace)
-    ├── InUse                    5   a process uses it or holds a lock, or a save that replaces it has not finished
+    ├── InUse                    5   a process uses the checkpoint or holds a lock, or an unfinished save replaces it
     │   └── Protected            5   a tag or a pin protects the checkpoint from deletion
     ├── LoopFailed               1   a training loop under `check` raised an error, died or did not end in time
     ├── NewerFormat              1   a newer ckstore wrote it
@@ -371,7 +371,7 @@ class CatalogFull(CatalogUnavailable, InsufficientSpace):
 
 
 class InUse(CkstoreError):
-    """A process uses the checkpoint or holds a lock, or a save that replaces the checkpoint has not finished."""
+    """A process uses the checkpoint or holds a lock, or an unfinished save replaces the checkpoint."""
 
     exit_status = 5
 

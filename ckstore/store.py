@@ -412,7 +412,7 @@ class Store:
                 for the last save before the process ends. `retries` and `wait_for_space_s` are then ignored. If None,
                 they apply.
             progress: Called periodically with the number of bytes stored and the total to store.
-            ranks: This process is one of several that each save a part, without a process group.
+            ranks: Describes this process as one of several that each save a part, without a process group.
             on_failure: Reaction to a failure of the storage after all retries. ``raise`` raises it. ``warn`` warns and
                 returns `NotSaved`, until more than `StoreConfig.failed_saves_most` saves in a row have failed. Other
                 errors, and `UnknownOutcome`, are always raised.
@@ -1328,9 +1328,9 @@ class Store:
     def reindex(self, *, relink: bool = False, progress: Progress | None = None) -> ReindexReport:
         """Rebuild the catalog from the directories, keep the old one under another name, and report the results.
 
-        Only the times at which saves last read each blob are not in the directories, and are lost. The old catalog
-        becomes ``catalog.db.old-N``, and the three newest are kept. Other processes may use the store during the
-        rebuild. Lost names in ``blobs/`` are restored, and the next gc finds unreferenced blobs.
+        All data of the catalog is in the directories, except the times at which saves last reread each blob. These are
+        lost. The old catalog becomes ``catalog.db.old-N``, and the three newest are kept. Other processes may use the
+        store during the rebuild. Lost names in ``blobs/`` are restored, and the next gc finds unreferenced blobs.
 
         Args:
             relink: Restore the hardlinks between files of the same blob, in a store that was copied without them. Each
@@ -1357,7 +1357,7 @@ class Store:
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
-            OSError: A system call failed. Another call, or the next opening, continues.
+            CkstoreError: The operating system refused an operation. Another call, or the next opening, continues.
         """
         from ckstore.ops.open.draft_conversion import convert
 
@@ -1631,7 +1631,8 @@ class Store:
         Args:
             policy: The policy, or the plan of a dry run (``report.retention.plan``), which is applied unchanged. If
                 None, the policy of the store.
-            run: Only this run. If None, that of `open`, otherwise each run by itself, or the runs of the plan.
+            run: Only this run, also of a plan. If None, that of `open`, otherwise each run by itself, or the runs of
+                the plan.
             dry_run: Change nothing, and report the checkpoints and data that would be dropped and freed. The plan in
                 the report has the reasons for each checkpoint.
             exclusive: As in `gc`.
@@ -1642,8 +1643,8 @@ class Store:
 
         Raises:
             NoSuchRef: There is no checkpoint of that run.
-            BadInput: There is no policy, no checkpoint has a metric that the policy uses, or a tag or a pin cannot be
-                read.
+            BadInput: There is no policy, no checkpoint has a metric that the policy uses, the plan does not concern
+                the run, or a tag or a pin cannot be read.
             InUse: Another gc is running, and no checkpoint had to be dropped. If some were dropped, a `CkstoreWarning`
                 reports instead that their space is not free yet.
             SaveFailed: The store cannot be written.

@@ -49,7 +49,7 @@ def examine(path: Path, *, alone: bool) -> Examined:
         database = path.lstat()  # a symlink there would have SQLite write to a file elsewhere
         found, strange = _beside(path, database)
         if not strange and alone and found.get("-journal") and _is_stray_journal(path):
-            strange = f"{path.name}-journal lies beside a database that uses a write-ahead log"
+            strange = f"{path.name}-journal exists next to a database that uses a write-ahead log"
         if not strange:
             return Examined((database.st_dev, database.st_ino), found[""] + found.get("-wal", 0), may_be_mapped(path))
     except FileNotFoundError as error:  # also renamed meanwhile: another process rebuilds it
@@ -106,7 +106,7 @@ def _why_strange_file(found: os.stat_result, folder: os.stat_result, owners: set
     if not stat.S_ISREG(found.st_mode):
         return "is not a regular file"
     if found.st_nlink > 1:
-        return f"has {found.st_nlink} hard links; writing to it would change a file elsewhere"
+        return f"has {found.st_nlink} hard links; writing to it would also change the file under its other names"
     if found.st_uid not in owners:
         return f"belongs to uid {found.st_uid}"
     if found.st_mode & _WRITABLE_BY_OTHERS and not folder.st_mode & _WRITABLE_BY_OTHERS:

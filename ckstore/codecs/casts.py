@@ -25,7 +25,7 @@ def base_bytes(prediction: Prediction, nbytes: int) -> int:
 def predict(prediction: Prediction, base: Buffer, out: memoryview) -> None:
     """Fill memory with the prediction from bytes of a base."""
     if len(base) != base_bytes(prediction, len(out)):
-        raise DamagedBlob(f"{len(base)} bytes of a base predict nothing of {len(out)}")
+        raise DamagedBlob(f"a base of {len(base)} bytes cannot predict {len(out)} bytes")
     out[:] = base if prediction == "same" else predicted(prediction, base)
 
 

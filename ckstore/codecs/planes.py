@@ -65,7 +65,7 @@ def unpack(data: memoryview, out: Unsigned) -> None:
         raise DamagedBlob(f"planes have {len(data)} bytes, wanted at least {at}")
     lengths = [int.from_bytes(data[i : i + _LENGTH_BYTES], "little") for i in range(0, at, _LENGTH_BYTES)]
     if at + sum(lengths) != len(data):
-        raise DamagedBlob(f"planes have {len(data)} bytes, and their lengths say {at + sum(lengths)}")
+        raise DamagedBlob(f"planes have {len(data)} bytes, but their lengths add up to {at + sum(lengths)}")
     planes = []
     for length in lengths:
         planes.append(_unpack_one(data[at : at + length], count))

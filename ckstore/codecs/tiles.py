@@ -146,14 +146,14 @@ def _unpack_gaps(data: memoryview, count: int, dtype: np.dtype[Any]) -> tuple[ND
     changed, step_count, packed = (int.from_bytes(data[i : i + 4], "little") for i in (0, 4, 8))
     # Each step is at least one element, so more of them than elements are no gaps, and nothing is allocated.
     if len(data) < _HEAD_BYTES or not 0 < changed <= step_count <= count or packed > len(data) - _HEAD_BYTES:
-        raise DamagedBlob(f"gaps of {changed} changes, {step_count} steps and {packed} bytes do not fit a tile")
+        raise DamagedBlob(f"{changed} changes in {step_count} steps and {packed} bytes do not fit into a tile")
     raw = data[_HEAD_BYTES : _HEAD_BYTES + packed]
     steps = np.frombuffer(raw if packed == step_count else zstd.decompress(raw, step_count), np.uint8)
     named = steps != _SKIP
     # By 32 bits: at most 2^20 steps of at most 255.
     places = (np.cumsum(steps, dtype=np.int32) + np.cumsum(named, dtype=np.int32) - 1)[named]
     if len(places) != changed or places[-1] >= count:
-        raise DamagedBlob(f"gaps name {len(places)} elements of {count}, wanted {changed}")
+        raise DamagedBlob(f"a list of changes names {len(places)} elements of {count}, wanted {changed}")
     d: Unsigned = np.empty(changed, dtype)
     planes.unpack(data[_HEAD_BYTES + packed :], d)
     return places, d

@@ -123,7 +123,7 @@ class _Naming:
             if parts:
                 problems.append(
                     f"{parts} of its tensors' records have no name: they are parts of sparse tensors, "
-                    "which load with file= gives"
+                    "which load with file= returns"
                 )
             unused = len(nameless) - parts
             if unused:

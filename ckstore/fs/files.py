@@ -124,7 +124,7 @@ def opened_regular(path: AnyPath, *, dir_fd: int | None = None) -> Iterator[int]
 
 def _no_regular_file(path: AnyPath) -> DamagedBlob:
     msg = f"{path} is not a regular file: it is a symlink, a directory, a pipe or the like"
-    return DamagedBlob(msg, hint="ckstore never puts one there: move it away")
+    return DamagedBlob(msg, hint="ckstore never creates one at this path: move it away")
 
 
 def renew_ctime(path: StorePath) -> None:

@@ -107,7 +107,7 @@ class LockFile:
             fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _NONE_HERE:
-                msg = f"files in {self.path.parent} cannot be locked, so nothing tells when the owner of one ends"
+                msg = f"files in {self.path.parent} cannot be locked, so ckstore cannot detect the end of their owners"
                 raise UnsafePlace(msg, hint="mount the filesystem with locks (Lustre: -o flock)") from error
             raise _not_lockable(self.path, error) from error
 
@@ -172,17 +172,17 @@ class LockFile:
 
     def check(self) -> None:
         """Check that the lock was held without interruption. Call this before each change that needs the lock."""
-        reason = "another process has it now"
+        reason = "another process holds it"
         try:
             if self._asked():
                 # The lock may be ours again and not have been ours all the time: only the mark tells (docs/adr/0016).
                 if self._is_there() and self._read() == self._mark:
                     return
-                reason = "another process had it meanwhile"
+                reason = "another process held it meanwhile"
         except (InUse, OSError) as error:
             reason = str(error)
         msg = f"the lock on {self.path} was lost: {reason}, and nothing was changed"
-        raise InUse(msg, hint="its server was restarted, or the file was replaced: try again")
+        raise InUse(msg, hint="the file server was restarted, or the file was replaced: try again")
 
     def close(self) -> None:
         """Release the lock. Repeated calls do nothing, and a forked child releases nothing."""
@@ -226,7 +226,7 @@ def is_locked(path: StorePath) -> bool:
 
 def _not_lockable(path: StorePath, error: OSError) -> InUse:
     msg = f"{path} cannot be locked: {os.strerror(error.errno or 0)}"
-    return InUse(msg, hint="look after the lock service of this filesystem (on NFS 3, lockd and statd), then try again")
+    return InUse(msg, hint="check the lock service of this filesystem (on NFS 3, lockd and statd), then try again")
 
 
 def _opened(path: StorePath) -> int:

@@ -24,7 +24,7 @@ class LockHolder(NamedTuple):
 
     def __str__(self) -> str:
         if self.pid <= 0:
-            return "a process that is not seen from here"
+            return "a process that is not visible to this one"
         of_user = "" if self.uid is None else f" of uid {self.uid}"
         return f"PID {self.pid} ({self.name}){of_user}"
 

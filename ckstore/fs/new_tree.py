@@ -147,7 +147,7 @@ class NewTree:
         except OSError as error:
             # Not as it is: a full disk would be reported as "nothing was left behind".
             reason = os.strerror(error.errno or 0)
-            msg = f"{self.destination} is there, and whole, but {path} cannot be made: {reason}"
+            msg = f"{self.destination} is complete, but {path} cannot be created: {reason}"
             raise CkstoreError(msg, hint="remove it and write it again") from error
 
     def _make_durable(self) -> None:
@@ -156,7 +156,7 @@ class NewTree:
             files.sync_name(self.destination)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            msg = f"{self.destination} is there, and whole, but may not survive a power cut: {reason}"
+            msg = f"{self.destination} is complete, but may not survive a power cut: {reason}"
             raise CkstoreError(msg, hint="remove it and write it again once the disk works") from error
 
     @contextmanager

@@ -33,7 +33,7 @@ from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_
 
 _PREFIX = "ckstore:"
 _INSTEAD = (
-    "DataLoaderConfiguration(use_stateful_dataloader=True) continues at its place, and so does a script that calls "
+    "DataLoaderConfiguration(use_stateful_dataloader=True) continues at its position, as does a script that calls "
     "accelerator.skip_first_batches"
 )
 _NUMBER = re.compile(r"(\d+)\D*\Z")

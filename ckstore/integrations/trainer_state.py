@@ -44,7 +44,7 @@ def check_suits(trainer: Any) -> None:
         raise BadInput(msg, hint="store.config.retention = RetentionPolicy(keep_last=N) keeps as many checkpoints")
     adapters = getattr(_model(trainer), "peft_config", {})
     if _is_peft(trainer) and list(adapters) != ["default"]:
-        raise BadInput(f"a model with the adapters {', '.join(adapters)} has no one state", hint=_HINT)
+        raise BadInput(f"a model with the adapters {', '.join(adapters)} cannot be saved as one state", hint=_HINT)
 
 
 def write_small_files(trainer: Any, directory: str) -> None:
@@ -96,7 +96,7 @@ def write_directory(store: Store, info: CheckpointInfo, directory: Path) -> None
     state = store.load(info, select=lambda name: not name.startswith((_MODEL, _ADAPTER)))
     files = state.get("files") if isinstance(state, dict) else None
     if not isinstance(files, dict) or not all(isinstance(data, bytes) for data in files.values()):
-        msg = f"{info.name} is a state, but not of the Trainer"
+        msg = f"{info.name} is a saved state, but not of a Trainer"
         raise BadInput(msg, hint="store.load(ref) loads it")
     for name in files:  # the state may be from an untrusted store
         # A name with .. would write outside the directory.

@@ -31,7 +31,7 @@ COMPUTED = ("latest", "latest-valid", "latest-healthy")
 """Refs that are resolved at each use, so that a tag may not have these names."""
 
 SHORT_DIGITS = 10
-"""Number of hexadecimal digits of the id in the name of a checkpoint's directory; more if two would be equal."""
+"""Number of hexadecimal digits of the id in the name of a checkpoint's directory. More if two names would be equal."""
 _DIRECTORY_PATTERN = re.compile(r"(0|[1-9][0-9]{0,15})(?:\.([0-9a-f]{10,64})(?:\.([1-9][0-9]{0,5}))?)?\Z")
 
 
@@ -164,7 +164,7 @@ def join_index(path: str, index: int) -> str:
 
 
 AUTO = "auto"
-"""A value for a run that stands for a free name based on that of the store handle."""
+"""The value of ``run=`` that creates a new run, named after the run of the store handle."""
 CAPTURED = "training"
 """The key of the record in a state that `ckstore.training.capture` returned."""
 
@@ -233,7 +233,7 @@ NAME_MAX_BYTES = 255
 # Below PATH_MAX of Linux (4,096), which also counts the path of the destination.
 PATH_MAX_BYTES = 4000
 MOST_LEVELS = 256
-"""Most directories in the path of a file."""
+"""Maximum number of directories in the path of a file."""
 _DELETE = 0x7F
 _FIRST_PRINTABLE = 0x20
 
@@ -241,16 +241,18 @@ _FIRST_PRINTABLE = 0x20
 def check_path(path: object, what: str = "a path") -> str:
     """Return `path` if it is relative, has no ``..``, and is possible on any Linux filesystem; raise otherwise."""
     if not isinstance(path, str) or not path:
-        raise BadInput(f"{what} must be a text that is not empty, got {shown(path)}")
+        raise BadInput(f"{what} must be a non-empty string, got {shown(path)}")
     try:
         path_bytes = os.fsencode(path)
     except UnicodeEncodeError as error:
         raise BadInput(f"{what} has characters that no file name can have: {shown(path)}") from error
     if len(path_bytes) > PATH_MAX_BYTES:
-        raise BadInput(f"{what} has {len(path_bytes)} bytes, more than the {PATH_MAX_BYTES} of a path: {shown(path)}")
+        raise BadInput(f"{what} has {len(path_bytes)} bytes, but a path has at most {PATH_MAX_BYTES}: {shown(path)}")
     levels = path.count("/")
     if levels > MOST_LEVELS:
-        raise BadInput(f"{what} is in {levels} directories, more than the {MOST_LEVELS} of a path: {shown(path)}")
+        raise BadInput(
+            f"{what} is in {levels} nested directories, but at most {MOST_LEVELS} are allowed: {shown(path)}"
+        )
     for name in path.split("/"):
         _check_name(name, path, what)
     return path
@@ -259,7 +261,7 @@ def check_path(path: object, what: str = "a path") -> str:
 def _check_name(name: str, path: str, what: str) -> None:
     problem = ""
     if name in ("", ".", ".."):
-        problem = "must be relative and go down only"
+        problem = "must be relative, without empty names, . and .."
     elif any(ord(character) < _FIRST_PRINTABLE or ord(character) == _DELETE for character in name):
         problem = "must have no control characters"
     elif len(os.fsencode(name)) > NAME_MAX_BYTES:
@@ -297,11 +299,11 @@ MAX_SEQUENCE = 2**53 - 1
 
 # No store has this many saves in its lifetime. A number beyond it has a flipped bit or is forged.
 WIDEST_GAP = 2**32
-"""Most distance of a sequence number that counts from the next smaller number of the store, or from 0."""
+"""Maximum distance of a valid sequence number from the next smaller one in the store, or from 0."""
 
 
 def greatest_in_order(sequences: Iterable[int]) -> int:
-    """Return the greatest sequence number that counts, or 0. Greater numbers do not count."""
+    """Return the greatest valid sequence number, or 0. Greater numbers are ignored."""
     last = 0
     for sequence in sorted(sequences):
         # The numbers are sorted, so that one forged number does not make others count.
@@ -312,10 +314,10 @@ def greatest_in_order(sequences: Iterable[int]) -> int:
 
 
 def out_of_order(name: str, sequence: int, limit: int) -> str:
-    """Return the message for a checkpoint whose sequence number does not count."""
+    """Return the message for a checkpoint whose sequence number is ignored."""
     return (
-        f"the sequence number of {name}, {sequence}, is more than 2^32 beyond the greatest that counts, {limit}, "
-        "so it does not count. The checkpoint is listed before all others, and can be loaded by its step"
+        f"the sequence number of {name}, {sequence}, is more than 2^32 above the greatest valid one, {limit}, "
+        "so it is ignored. The checkpoint is listed before all others, and can be loaded by its step"
     )
 
 

@@ -50,15 +50,15 @@ def to_write(document: D, parse: Callable[[bytes, str], D], *, most_bytes: int, 
     # Readers refuse a larger file, so one pin or annotation too many would make all of them unreadable.
     if len(data) > most_bytes:
         msg = f"{where} would have {len(data)} bytes, more than the {most_bytes} that ckstore reads. It was not changed"
-        raise BadInput(msg, hint="write less into it")
+        raise BadInput(msg, hint="write less data into it")
     try:
         found = read(data, parse, where)
     except CkstoreError as error:
-        msg = f"this could not be read back, so {where} was not changed: {error.message}"
+        msg = f"the new content could not be read back, so {where} was not changed: {error.message}"
         raise BadInput(msg, hint=error.hint) from error
     # The content must also be the same. A value that reads differently would be lost at the next change of the file.
     if found.render() != plain:
-        raise BadInput(f"this would not read back the same, so {where} was not changed")
+        raise BadInput(f"the new content would not be the same when read back, so {where} was not changed")
     return data
 
 

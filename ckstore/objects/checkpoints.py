@@ -100,7 +100,7 @@ def _looked_at_unlocked(layout: Layout, key: CheckpointKey) -> Verdict:
             else:
                 if opened.names(path):
                     return verdict
-    raise InUse(f"{path} was replaced {_LOOK_TRIES} times while it was being looked at")
+    raise InUse(f"{path} was replaced {_LOOK_TRIES} times while it was being examined")
 
 
 def _judged(layout: Layout, key: CheckpointKey, lock: locks.DirectoryLock) -> Verdict:
@@ -356,9 +356,9 @@ class CheckpointDirectory:
 
     def _elsewhere(self, blob: BlobRecord, what: str) -> BytesElsewhere:
         return BytesElsewhere(
-            f"{self.path}: blob {blob.digest} is only at a remote, and {what} needs it",
-            hint="get the checkpoint from that remote: store.pull(ref, remote)",
-            command_hint="get the checkpoint from that remote: ckstore pull REF --remote NAME",
+            f"{self.path}: blob {blob.digest} is stored only on a remote, and {what} needs it",
+            hint="download the checkpoint from that remote: store.pull(ref, remote)",
+            command_hint="download the checkpoint from that remote: ckstore pull REF --remote NAME",
         )
 
     def _absent(self, blob: BlobRecord, status: os.stat_result | None, what: str) -> DamagedBlob:
@@ -366,7 +366,7 @@ class CheckpointDirectory:
         problem = blobs.why_absent(blob.digest, blob.nbytes, status)
         hint = "ckstore verify shows which checkpoints are whole"
         if status is None:
-            hint = f"ckstore does not remove what a checkpoint needs: does this filesystem purge by age? {hint}"
+            hint = f"ckstore never deletes needed files: does this filesystem delete files by age? {hint}"
         return error(f"{self.path}: {problem}; {what} needs it", hint=hint, blob=blob.digest, names=(what,))
 
     @contextmanager

@@ -17,7 +17,7 @@ from ckstore.model.reports.held_blobs import HeldBlob
 from ckstore.objects.layout import BLOBS
 
 _BLIND = "without /proc, gc cannot see which process has it open"
-_CANNOT_ASK = "the kernel does not say here which process has it open"
+_CANNOT_ASK = "the kernel does not report which process has it open"
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,9 +223,11 @@ class PieceReader:
                 return
         blob = self._directory.manifest.blobs[part.extent.blob].digest
         # Not damage of this checkpoint: its directory gets no mark.
-        msg = f"{part.what} of {self._directory.manifest.name} came with other bytes from its remote {_FETCHES} times"
+        msg = (
+            f"{part.what} of {self._directory.manifest.name} was fetched {_FETCHES} times with bytes of another digest"
+        )
         raise RemoteError(
-            f"{msg}: blob {blob} is damaged there",
+            f"{msg}: blob {blob} is damaged on the remote",
             hint=f"{mending_there()}; a store repairs it with store.verify(repair=True)",
             command_hint=f"{mending_there()}; a store repairs it with ckstore verify --repair",
         )

@@ -36,7 +36,7 @@ MayPublish = Callable[[Sequence[Published]], None]
 """Raises if a checkpoint must not be published. Its argument is the checkpoints that would be replaced."""
 # Each try meets an earlier form of the same checkpoint, or one that is dropped in the same moment.
 _NAME_TRIES = 100
-_REOPEN = "the step may or may not be there after a restart of the machine; open the store again"
+_REOPEN = "the checkpoint may or may not exist after a restart of the machine; open the store again"
 # A busy disk may take seconds for one listing under the lock.
 _RUN_TIMEOUT_S = 30.0
 # Who has the hidden name waits for the lock, and needs a few calls of the server.
@@ -103,7 +103,7 @@ def publish(  # noqa: PLR0917
         try:
             parents = [opened.enter_context(OpenDir(path)) for path in (run, layout.checkpoints, layout.staging)]
         except NotInStore as error:
-            msg = f"{error.filename} {error.strerror}, and the checkpoints of a run lie in the store itself"
+            msg = f"{error.filename} {error.strerror}, but a store contains the checkpoints of all its runs"
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         try:
             outcome = _publish(
@@ -189,7 +189,7 @@ def _hide(layout: Layout, staging: Staging, hidden: StorePath) -> None:
         if found is not None and found.st_ino != inode:  # each save that has it gets as long
             inode, deadline = found.st_ino, time.monotonic() + _HIDDEN_S
         if time.monotonic() > deadline and not _took_away(layout, hidden):
-            raise InUse(f"another process is saving the step: it has {hidden}", hint="save it again")
+            raise InUse(f"another process is saving this step: it uses {hidden}", hint="save again")
         time.sleep(_HIDDEN_PAUSE_S)
     statx.refresh(hidden.parent)
 
@@ -215,9 +215,9 @@ def _check_own(staging: Staging, hidden: StorePath, target: StorePath) -> None:
         links.rename(target, hidden)
     except OSError as error:
         msg = f"it is unknown whether {target} was published: {error}"
-        raise UnknownOutcome(msg, hint="the step may or may not be there; open the store again") from error
+        raise UnknownOutcome(msg, hint="the checkpoint may or may not exist; open the store again") from error
     msg = f"{staging.path} was moved away during the save"
-    raise SaveFailed(msg, hint="another process took this save for dead; save again")
+    raise SaveFailed(msg, hint="another process assumed that this save was dead; save again")
 
 
 def _withdraw(hidden: StorePath, staging: Staging) -> None:

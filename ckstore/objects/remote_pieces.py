@@ -101,5 +101,5 @@ class RemotePieces:
     def _fetch(self, blob: int, offset: int, into: memoryview, *, again: bool) -> None:
         record = self._directory.manifest.blobs[blob]
         if self._directory.fetch is None:
-            raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is only at a remote")
+            raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is stored only on a remote")
         self.received_bytes += self._directory.fetch(record, offset, into, None, again) or 0

@@ -260,7 +260,7 @@ class Staging:
                 # The missing name may be our own staging, which another process swept as dead.
                 if not self.lock.names(self.path):
                     msg = f"{self.path} was moved away during the save"
-                    raise SaveFailed(msg, hint="another process took this save for dead; save again") from None
+                    raise SaveFailed(msg, hint="another process assumed that this save was dead; save again") from None
                 links.make_directory(canonical.parent)
                 continue
             return True

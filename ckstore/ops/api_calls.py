@@ -138,7 +138,7 @@ def _begin(own_act: _Act, places: Callable[[Any], tuple[object, ...]]) -> None:
     # Threads and locks of the interpreter are being removed, so a call would hang or fail midway.
     if sys.is_finalizing():
         msg = f"{_failed(own_act.method)}: the interpreter is shutting down"
-        raise CkstoreError(msg, hint="an atexit handler is the last place in which a store can be used")
+        raise CkstoreError(msg, hint="use the store in an atexit handler at the latest")
     own_act.places = places(own_act.args[0])
     # A copy, since other threads add and remove calls meanwhile.
     for other in tuple(_under_way):
@@ -252,5 +252,5 @@ def why_of(error: CkstoreError | OSError) -> str:
 
 def unsafe(act_name: str, error: NotInStore) -> UnsafePlace:
     """Return the error for a call that found another file in place of a directory of the store."""
-    hint = "nothing behind it was changed: find out who created it, and move it away"
+    hint = "nothing in it was changed: find out who created it, and move it away"
     return UnsafePlace(f"{act_name}: {describe_os_error(error)}", hint=hint)

@@ -169,12 +169,13 @@ class StoreConfig:
     make_room = _policy(config_file.MAKE_ROOM)
     """The policy by which a save that would not fit may drop checkpoints first. If None, it drops none.
 
-    Before it drops any, and also without a policy, such a save evicts checkpoints that the `mirror` has, the oldest
-    first. Checkpoints that `keep_local` keeps are not evicted. Without `keep_local`, this applies to those that this
-    policy keeps, and without both to the newest of each run. The policy says which checkpoints to keep, in every run.
-    The oldest of the others are dropped and freed, no more than the save needs, and none if all of them would not be
-    enough. ``info.warnings`` names the dropped ones. Tagged, pinned and open checkpoints and the newest valid one of
-    each run are always kept.
+    The policy selects the checkpoints to keep, in every run. The save drops and frees the oldest of the others, no more
+    than it needs, and none if all of them would not be enough. ``info.warnings`` names the dropped ones. Tagged, pinned
+    and open checkpoints and the newest valid one of each run are always kept.
+
+    Before that, and also without this policy, such a save evicts checkpoints that the `mirror` has, the oldest first.
+    It does not evict the checkpoints that `keep_local` keeps. Without `keep_local`, it does not evict those that this
+    policy keeps, or without both, the newest of each run.
     """
 
     read_back = _plain(config_file.READ_BACK)

@@ -283,15 +283,13 @@ class SaveTotals:
             made = {run: time_of_text(info.created).timestamp() for run, info in last.items()}
             steps = {run: info.step for run, info in last.items()}
             return (
-                Metric("ckstore_saves", "counter", "Saves, by how they ended.", "outcome", dict(self._outcomes)),
+                Metric("ckstore_saves", "counter", "Saves by outcome.", "outcome", dict(self._outcomes)),
                 Metric(
-                    "ckstore_save_retries", "counter", "Failed tries that others followed.", "", {"": self._retries}
+                    "ckstore_save_retries", "counter", "Failed attempts that were retried.", "", {"": self._retries}
                 ),
                 Metric("ckstore_save_bytes", "counter", "Bytes of saved checkpoints.", "kind", dict(self._bytes)),
                 Metric("ckstore_save_blobs", "counter", "Blobs of saved checkpoints.", "kind", dict(self._blobs)),
-                Metric(
-                    "ckstore_save_seconds", "counter", "Time of saves, by their parts.", "part", dict(self._seconds)
-                ),
+                Metric("ckstore_save_seconds", "counter", "Duration of saves by phase.", "part", dict(self._seconds)),
                 Metric("ckstore_last_saved_step", "gauge", "Step of the last save.", "run", steps),
-                Metric("ckstore_last_saved_timestamp_seconds", "gauge", "When that was made.", "run", made),
+                Metric("ckstore_last_saved_timestamp_seconds", "gauge", "Time of the last save.", "run", made),
             )

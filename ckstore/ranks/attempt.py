@@ -25,13 +25,13 @@ def attempt_here(attempt: str | None) -> str:
     port = environment.get("MASTER_PORT")
     if environment.get("TORCHELASTIC_RUN_ID") and port:  # torchrun without --rdzv-id names every run "none"
         return f"{environment.get('MASTER_ADDR', '')}:{port}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    msg = "the ranks need a name for this try that all of them have, so that it never meets leftovers of another"
+    msg = "the ranks need a common name for this attempt, to distinguish it from leftovers of other attempts"
     raise BadInput(msg, hint="give attempt=, the same on all ranks and new for each start of the job")
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process is one of several that each save a part, without a process group.
+    """Describes this process as one of several that each save a part, without a process group.
 
     All pass the same step, run, `world_size` and `attempt`. After the last part is staged, one checkpoint is published.
 
@@ -71,8 +71,8 @@ class AsRank:
             raise BadInput(f"timeout_s must be a number of seconds above 0, got {timeout_s!r}")
         check_run(self.run)
         if self.step is None:
-            msg = "ranks that save together give the step"
-            raise BadInput(msg, hint="step=, the same on all ranks")
+            msg = "ranks that save together need a step"
+            raise BadInput(msg, hint="pass step=, the same on all ranks")
         attempt = attempt_here(ranks.attempt)
         if len(attempt) > ATTEMPT_MOST_CHARS:
             raise BadInput(f"attempt must have at most {ATTEMPT_MOST_CHARS} characters, got {len(attempt)}")

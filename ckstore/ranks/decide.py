@@ -39,7 +39,7 @@ class Coordinator:
         """Return the checkpoint of all ranks, once it is published. `staging` is the part of this rank."""
         meeting, pace = self.meeting, Backoff()
         while True:
-            self.work.doing("looked at what the others say")
+            self.work.doing("read the state of the other ranks")
             outcome = meeting.outcome()
             if outcome is not None:
                 self._await_follow_up(outcome)
@@ -48,8 +48,8 @@ class Coordinator:
                 info = self._published()
                 if info is not None:
                     return self._ended(published(info))
-                msg = f"the place where the ranks meet for {meeting.who.name} was moved away; nothing was published"
-                raise RankFailed(msg, hint="another process took all of them for dead; save again")
+                msg = f"the directory in which the ranks save {meeting.who.name} was moved away; nothing was published"
+                raise RankFailed(msg, hint="another process assumed that all ranks were dead; save again")
             info = self._decide(staging)
             if info is not None:
                 return info
@@ -181,8 +181,8 @@ class Coordinator:
             take_hidden(layout, self.meeting.who)
         except OSError as error:
             name = self.meeting.who.name
-            msg = f"whether {name} was published is not known: the other ranks could not be stopped: {why_of(error)}"
-            raise UnknownOutcome(msg, hint="look at the disk; ckstore log says whether it is there") from error
+            msg = f"it is unknown whether {name} was published: the other ranks could not be stopped: {why_of(error)}"
+            raise UnknownOutcome(msg, hint="check the disk; ckstore log shows whether the checkpoint exists") from error
         return publishing
 
     def _published(self) -> CheckpointInfo | None:

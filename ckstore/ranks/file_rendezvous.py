@@ -50,7 +50,7 @@ def attempt_digest(attempt: str) -> str:
 class FileRendezvous(Meeting):
     """The rendezvous of one try, as a context manager."""
 
-    UNSAID: ClassVar[Mapping[str, str]] = {"rank": "did not come", "part": "began and is not done"}
+    UNSAID: ClassVar[Mapping[str, str]] = {"rank": "did not arrive", "part": "began and is not done"}
 
     def __init__(self, layout: Layout, who: RankIdentity, path: StorePath, lock: locks.DirectoryLock) -> None:
         super().__init__(who)

@@ -102,11 +102,9 @@ def check_agreement(said: Iterable[Document]) -> bool:
     if len(groups) <= 1:
         return are_apart
     most, *others = sorted(groups.values(), key=lambda group: (-len(group), group[0]["rank"]))
-    differing = [
-        f"{named(one['rank'], one)} means {_differs(one, most[0], names)}" for group in others for one in group
-    ]
-    wanted = f"rank {', '.join(str(one['rank']) for one in most)} means {_differs(most[0], others[0][0], names)}"
-    msg = f"the ranks do not mean the same checkpoint: {'; '.join([*differing, wanted])}. Nothing was published"
+    differing = [f"{named(one['rank'], one)} has {_differs(one, most[0], names)}" for group in others for one in group]
+    wanted = f"rank {', '.join(str(one['rank']) for one in most)} has {_differs(most[0], others[0][0], names)}"
+    msg = f"the ranks disagree about the checkpoint: {'; '.join([*differing, wanted])}. Nothing was published"
     hint = "take run and step from one source, never from a clock"
     if "store" in names and any(one["store"] != most[0]["store"] for group in others for one in group):
         hint = "give all ranks the same store, or each node's store the same mirror: mirror='s3://BUCKET/PREFIX'"

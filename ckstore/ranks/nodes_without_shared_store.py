@@ -72,7 +72,7 @@ def push_staged(context: Context, staging: Staging, work: RankWork) -> tuple[Pus
     """Push the staged part of a rank. Return its protection on the remote, and the document for the merging rank."""
     # If that fails, what was staged is given back.
     try:
-        work.doing("looked at the mirror")
+        work.doing("inspected the mirror")
         remote, holder = common_remote(context)
         pushed = push_part(context, staging, remote, TransferLimits(progress=lambda *_: work.doing("pushed its part")))
         manifest = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=staging.lock.fd)
@@ -101,7 +101,7 @@ def publish_apart(context: Context, request: Request, whole: MergedCheckpoint, w
         if watch.pushed is None:
             raise
         # It exists, so the save has not failed.
-        warning = f"{watch.pushed.info.name} is at {remote.name}, and this store does not list it: {why_of(error)}"
+        warning = f"{watch.pushed.info.name} is on {remote.name}, but this store does not list it: {why_of(error)}"
         return replace(watch.pushed, info=replace(watch.pushed.info, warnings=(warning,)))
     # Of all nodes: a writer that torch itself calls, or that another process has, is not told of the end.
     end_intents(remote, [key for part in whole.parts.values() for key in part["intents"]])
@@ -151,7 +151,7 @@ def adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpoi
         return _adopt(context, joined, staging)
     except (CkstoreError, OSError) as error:
         # It exists, and a load lists and fetches it: that is no reason to fail.
-        warning = f"{info.name} exists, and this store does not keep its part of it: {why_of(error)}"
+        warning = f"{info.name} exists, but this store does not keep its part of it: {why_of(error)}"
         return replace(info, warnings=(*info.warnings, warning))
 
 
@@ -214,4 +214,4 @@ def list_from_mirror(context: Context, ref: AnyRef) -> None:
     except (NoSuchRef, ReadOnlyStore):
         return  # what the store lists counts, by its own rules
     except RemoteUnavailable as error:  # what is here may do
-        warn(f"{name} was not asked for {ref}: {error.message}")
+        warn(f"{name} was not queried for {ref}: {error.message}")

@@ -30,7 +30,7 @@ def given_up(layout: Layout, meeting: FileRendezvous) -> Document:
     """Return the outcome of a try whose deadline passed before all parts were staged."""
     others = elsewhere(layout, meeting.who)
     if others:
-        return {"mismatch": f"the ranks do not save the same: {'; '.join(others)}"}
+        return {"mismatch": f"the ranks disagree about the checkpoint: {'; '.join(others)}"}
     behind, became = meeting.behind("part"), meeting.became()
     said = [text.replace("is not done", became.get(rank, "is not done")) for rank, text in sorted(behind.items())]
     return {"missing": sorted(behind), "said": "; ".join(said)}
@@ -54,7 +54,7 @@ def lost(layout: Layout, meeting: FileRendezvous) -> Document | None:
     if not all(dirfd_stat.is_directory(layout.staging / part["staging"]) for part in meeting.hear("part").values()):
         return None  # who joins the parts finds that, and says which is gone
     said = [
-        f"{named(rank, document)} stopped while it published, and its checkpoint is gone or was replaced since"
+        f"{named(rank, document)} stopped while it published, and its checkpoint was since deleted or replaced"
         for rank, document in sorted(meeting.hear("publishing").items())
         if not _is_unpublished(layout, meeting.who, document["staging"])
     ]
@@ -126,7 +126,7 @@ def error_of(meeting: FileRendezvous, outcome: Document) -> CkstoreError:
     if "stuck" in outcome:
         return RankFailed(f"{who.name} was not published: {outcome['stuck']}", hint=again)
     if "lost" in outcome:
-        return RankFailed(f"{who.name} is not there: {outcome['lost']}", hint=again)
+        return RankFailed(f"{who.name} does not exist: {outcome['lost']}", hint=again)
     if "failed" in outcome:
         failed = sorted(meeting.hear("failed").items())
         causes = {rank: CkstoreError(document["why"]) for rank, document in failed}
@@ -135,4 +135,4 @@ def error_of(meeting: FileRendezvous, outcome: Document) -> CkstoreError:
             error.of_storage = all(document.get("of_storage") for _, document in failed)
         return error
     msg = f"{who.name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"
-    return MissingRanks(msg, hint=f"{again}; timeout_s= says how long to wait", missing=tuple(outcome["missing"]))
+    return MissingRanks(msg, hint=f"{again}; timeout_s= sets how long to wait", missing=tuple(outcome["missing"]))

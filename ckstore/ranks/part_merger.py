@@ -84,7 +84,7 @@ class PartMerger:
         pieces = pieces_of(shape, offsets, leaf.shape, TORCH_ITEMSIZE[leaf.dtype], self._chunk_bytes)
         extents = part.storages[leaf.storage].extents
         if [piece.nbytes for piece in pieces] != [extent.length for extent in extents]:
-            msg = f"{name} of rank {part.description.metadata['rank']} is cut otherwise than this ckstore cuts it"
+            msg = f"{name} of rank {part.description.metadata['rank']} is cut into other chunks than this ckstore cuts"
             raise RankMismatch(msg, hint="use one version of ckstore on all ranks")
         tensor.pieces += [
             (piece, extent._replace(blob=blobs[extent.blob])) for piece, extent in zip(pieces, extents, strict=True)
@@ -107,7 +107,7 @@ class PartMerger:
                 continue
             there, (other, same) = self.files[file.path], self._file_pieces[file.path]
             if (there.kind, there.target) != (file.kind, file.target) or pieces != same:
-                msg = f"{file.path} of rank {rank} is not the file that rank {other} has there"
+                msg = f"{file.path} of rank {rank} differs from the file of rank {other} at the same path"
                 raise RankMismatch(msg, hint="give each rank paths of its own below the directory")
         place = self._take_storages(part, (i for file in new for i in file.storages))
         for file in new:
@@ -194,12 +194,12 @@ def _whole(name: str, tensor: _Tensor) -> StorageRecord:
     pieces = sorted(tensor.pieces, key=lambda pair: pair[0].offsets)
     blocks = [block for block, _ in pieces]
     if len(kinds) > 1:
-        raise CannotStore(name, "some of its shards are rows of bytes of the whole, and some are not")
+        raise CannotStore(name, "some of its shards are flat ranges of the tensor, and others are blocks of it")
     if len(shape) > 1 and kinds == {1}:
         shape = (nbytes,)
     if not fill_exactly(shape, blocks):
         covered = sum(block.nbytes for block in blocks)
-        msg = f"{name}: the shards of all ranks have {covered} of its {nbytes} bytes, or not each of them once"
+        msg = f"{name}: the shards of all ranks have {covered} bytes of {nbytes}, or some bytes twice"
         raise SaveFailed(f"{msg}; nothing was published", hint="each rank must save its shard, with its own offsets")
     tiling = Tiling(shape, tuple(blocks)) if len(shape) > 1 else None
     return StorageRecord(nbytes, tuple(extent for _, extent in pieces), tiling)
@@ -245,7 +245,7 @@ def beside(join: PartMerger, parts: Sequence[Manifest]) -> Node:
         with_state = [rank for rank, part in enumerate(parts) if not part.files]
         if with_state:
             ranks = ", ".join(map(str, with_state))
-            msg = f"of the ranks some commit files, and others save a state: rank {ranks}"
+            msg = f"some ranks commit files, but others save a state: rank {ranks}"
             raise RankMismatch(msg, hint="let all ranks do the same")
     take = join.files_of if with_files else join.whole
     return ["dict", [pair for part in parts for pair in take(part)[1]]]

@@ -115,6 +115,6 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
 
 def _refuse_duplicate(context: Context, who: RankIdentity) -> None:
     if any(is_of_try(found.manifest, who) for found in published_of_step(context.layout, who.run, who.step)):
-        msg = f"{who.name} was saved by all ranks of this try already"
-        came = f"{who} came a second time, or too late; a new try needs another"
+        msg = f"all ranks of this attempt have already saved {who.name}"
+        came = f"{who} called save twice or too late; a new attempt needs another"
         raise RankMismatch(msg, hint=f"{came} attempt=")

@@ -183,11 +183,11 @@ class RankWork:
         since = f"{self.who} {self._doing} {quiet_s:.0f} s ago, and the disk of the store has not answered it since"
         name = self.who.name
         if self._offered or self._publishing:
-            msg = f"whether {name} was published is not known: {since}"
-            self._stopped = UnknownOutcome(msg, hint="look at the disk; ckstore log says whether it is there")
+            msg = f"it is unknown whether {name} was published: {since}"
+            self._stopped = UnknownOutcome(msg, hint="check the disk; ckstore log shows whether the checkpoint exists")
         else:
             msg = f"{name} was not published: {since}"
-            self._stopped = RankFailed(msg, hint="look at the disk, then save again")
+            self._stopped = RankFailed(msg, hint="check the disk, then save again")
         raise self._stopped
 
 

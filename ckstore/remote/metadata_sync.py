@@ -229,4 +229,4 @@ def take_names(
             said += (one for one in (*tags_of(context, infos), *pins_of(context, infos)) if one.key in taken)
         note_taken(context.layout, source.name, {one.key: one.digest for one in said})
     except (CkstoreError, OSError) as error:
-        warnings.append(f"tags and notes of {source.name} were taken, but this could not be recorded: {why_of(error)}")
+        warnings.append(f"tags and notes of {source.name} were copied, but this could not be recorded: {why_of(error)}")

@@ -366,5 +366,5 @@ class Remotes:
             raise BadInput(f"{target} is this store itself", hint="name another store")
         if other.settings.hash != mine.hash:
             msg = f"{target} names its blobs by {other.settings.hash}, and this store names them by {mine.hash}"
-            raise BadInput(msg, hint="a store and its remote have the same hash")
+            raise BadInput(msg, hint="a store and its remote must use the same hash")
         return other.settings.uuid

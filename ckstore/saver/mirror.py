@@ -66,7 +66,7 @@ def wake(context: Context, remote: str, why: Why) -> None:
             _start_one(context, last)
     except (CkstoreError, OSError, MemoryError) as error:
         with suppress(CkstoreError, OSError):  # that it is behind is seen without that, too
-            note_problem(context.layout, remote, f"the process that mirrors could not be started: {error!r}")
+            note_problem(context.layout, remote, f"the mirror process could not be started: {error!r}")
 
 
 def _start_one(context: Context, last: _Start | None) -> None:
@@ -82,7 +82,7 @@ def _start_one(context: Context, last: _Start | None) -> None:
     if last is not None and last.has_failed:
         begun = begun._replace(pause_s=min(2 * last.pause_s, _LONGEST_S))
         if last.child is not None:
-            died = f"the process that mirrors ended with status {last.child.returncode}"
+            died = f"the mirror process ended with status {last.child.returncode}"
             note_problem(context.layout, setting_of(context.layout, MIRROR) or "", died)
     _starts[_key(context)] = begun
     _starts[_key(context)] = begun._replace(child=start_beside(ENTRY, context))

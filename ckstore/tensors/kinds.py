@@ -86,8 +86,8 @@ def state_of(value: Stateful, path: str) -> object:
     state = value.state_dict()
     # Else an object whose state is itself would be asked for ever.
     if is_stateful(state):
-        reason = f"state_dict() of {type_name(type(value))} gave a {type_name(type(state))}"
-        raise CannotStore(path, reason, hint="let it give a dict of values")
+        reason = f"state_dict() of {type_name(type(value))} returned a {type_name(type(state))}"
+        raise CannotStore(path, reason, hint="let it return a dict of values")
     return state
 
 

@@ -335,11 +335,11 @@ class Walk:
         before, refused = self.leaf_count, len(self.refused)
         extra = self.node(apart.extra, path, depth + 1)
         for i, error in enumerate(self.refused[refused:], refused):  # by the name that the tensor has in the state
-            reason = f"a {apart.kind}, which is put together with {error.message.partition(': ')[2]}"
+            reason = f"a {apart.kind}, which is built from {error.message.partition(': ')[2]}"
             self.refused[i] = CannotStore(path, reason, hint=error.hint)
         if self.leaf_count > before:
-            reason = f"a {apart.kind}, which says by tensors or long values how it is put together, cannot be stored"
-            raise CannotStore(path, reason, hint="store the plain tensors that it is made of")
+            reason = f"a {apart.kind}, whose structure contains tensors or long values, cannot be stored"
+            raise CannotStore(path, reason, hint="store the plain tensors that it consists of")
         return ["parts", pairs, apart.kind, extra]
 
     def _array(self, value: Any, path: str) -> Node:

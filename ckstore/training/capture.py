@@ -135,7 +135,7 @@ def _by_place(name: str) -> int:
 def warn_of_place(loader: Any, instead: str) -> None:
     """Warn once for each class of data loaders without a position. `instead` is advice about a loader that has one."""
     kind = type_name(type(loader))
-    msg = f"{kind} keeps no place in its data, so a run that is resumed within an epoch begins it again; {instead}"
+    msg = f"{kind} does not save its position, so a run that is resumed within an epoch begins it again; {instead}"
     warn_once(kind, msg)
 
 

@@ -68,10 +68,10 @@ def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rn
     else:
         for kind in now.rng_kinds:
             if kind not in before.rng_kinds:
-                yield f"the checkpoint holds no random state of {kind}, which is in use now"
+                yield f"the checkpoint holds no random state of {kind}, which this process uses"
     yield from _other_settings(before, now)
     if before.dataloader and not before.dataloader_resumes:
-        yield "the data loader keeps no place in the data, so it begins an epoch"
+        yield "the data loader does not save its position in the data, so it begins an epoch"
     yield from before.lost
 
 

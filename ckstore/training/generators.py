@@ -172,13 +172,13 @@ def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> 
         if kind == _SYSTEM_RANDOM:
             differing.append(f"{name} draws from the system and has no state; use random.Random(seed)")
         elif saved is None:
-            differing.append(f"the checkpoint has no state of {name}, which was left as it is")
+            differing.append(f"the checkpoint has no state of {name}, which was not changed")
         elif saved["kind"] != kind:
-            differing.append(f"{name} is {kind}, and was {saved['kind']} in the checkpoint: it was left as it is")
+            differing.append(f"{name} is {kind}, but was {saved['kind']} in the checkpoint, and was not changed")
         else:
             _set(generator, saved["state"])
     gone = [path for path in states if path not in generators]
-    absent = (f"the checkpoint has a state of the random generator {path}, which is not there now" for path in gone)
+    absent = (f"the checkpoint has a state of the random generator {path}, which does not exist now" for path in gone)
     return (*differing, *absent)
 
 

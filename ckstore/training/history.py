@@ -93,8 +93,8 @@ class ImportReport:
 
 def lines(report: ImportReport) -> Iterator[str]:
     """Yield a line for each skipped name, and a line about the import."""
-    yield from (printable(f"left alone {name}: {reason}") for name, reason in report.skipped.items())
-    present = f", {len(report.present)} already there" if report.present else ""
+    yield from (printable(f"skipped {name}: {reason}") for name, reason in report.skipped.items())
+    present = f", {len(report.present)} already imported" if report.present else ""
     deleted = f", {counted(len(report.deleted), 'source')} deleted" if report.deleted else ""
     sizes = new_text(report.source_bytes, report.new_bytes)
     yield f"imported {counted(len(report.imported), 'checkpoint')}{present}{deleted}: {sizes}"
@@ -240,7 +240,7 @@ def import_history(
         for name, mode in _listed(base):
             # A killed import renamed this source and did not delete it.
             if name.startswith(_DELETING) and not _delete(base / name, mode):
-                skipped[name] = f"{kind_of(mode)}: no import left it"
+                skipped[name] = f"{kind_of(mode)}, not left by an import"
     wanted = [source for source in sources if not source.incomplete]
     imported: list[CheckpointInfo] = []
     present: list[CheckpointInfo] = []

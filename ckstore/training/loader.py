@@ -96,7 +96,7 @@ def place_misfit(loader: Any, saved: Mapping[str, Any]) -> str:
     if not _is_of(_TORCHDATA, "StatefulDataLoader", loader) or saved.get("num_workers") == now:
         return ""
     # Its position consists of the positions of its workers. It would raise an AssertionError at the next batch.
-    return f"the data loader has {now} workers, and its place was saved with {saved.get('num_workers')}"
+    return f"the data loader has {now} workers, but its position was saved with {saved.get('num_workers')}"
 
 
 def reading(loader: Any, place: Mapping[str, Any], before_world_size: int, world_size: int) -> Iterator[str]:
@@ -167,25 +167,25 @@ def losses(loader: Any) -> Iterator[str]:
         # A loader that is not of torch does not report its position.
         if is_inside_epoch(loader) or not _is_of("torch.utils.data", "DataLoader", loader):
             yield (
-                "the data loader keeps no place in the data, so it begins an epoch, and was saved inside one; "
-                f"save after the loop over it, or use {STATEFUL}"
+                "the data loader does not save its position in the data, so it begins an epoch, but was saved inside "
+                f"one; save after the loop over it, or use {STATEFUL}"
             )
         if _has_persistent_workers(loader) and place(loader)["begun"] and not _draws_nothing(loader.dataset):
             yield (
-                "the worker processes of the data loader go on through all epochs, and new ones begin with other "
+                "the worker processes of the data loader persist through all epochs, and new ones begin with other "
                 "random numbers; use persistent_workers=False"
             )
 
 
 def _losses_of_torchdata(loader: Any) -> Iterator[str]:
     if loader.num_workers > 0 and not loader.in_order:
-        yield "the data loader has in_order=False, and does not know which batches it gave; use in_order=True"
+        yield "the data loader has in_order=False, and does not know which batches it returned; use in_order=True"
     is_inside = is_inside_epoch(loader)
     placeless = _placeless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
     if is_inside and placeless is not None:
         yield (
-            f"{type_name(type(placeless))} does not know which samples it gave, so the rest of the epoch has another "
-            "order; use shuffle=True instead, or a sampler with state_dict"
+            f"{type_name(type(placeless))} does not know which samples it returned, so the rest of the epoch has "
+            "another order; use shuffle=True instead, or a sampler with state_dict"
         )
     has_new_workers = loader.num_workers > 0 and (is_inside or loader.persistent_workers)
     if has_new_workers and not is_stateful(loader.dataset) and not _draws_nothing(loader.dataset):
@@ -211,8 +211,8 @@ def _losses_of_nodes(loader: Any) -> Iterator[str]:
         # It skips the samples that it already returned, in a new order of the sampler.
         if sampler is not None and not hasattr(sampler, "set_epoch") and _draws_order(sampler):
             yield (
-                f"{type_name(type(sampler))} in a SamplerWrapper gives the rest of the epoch in another order, so that "
-                "samples are read a second time and others never; use ckstore.training.ElasticSampler"
+                f"{type_name(type(sampler))} in a SamplerWrapper returns the rest of the epoch in another order, so "
+                "that samples are read a second time and others never; use ckstore.training.ElasticSampler"
             )
 
 

@@ -40,7 +40,7 @@ def test_a_history_comes_in_and_one_that_is_incomplete_is_left_alone(run: Run, s
     again = run("import-history", files.parent, "--json", "--store", store)
 
     assert done.exit_code == 1
-    assert "left alone checkpoint-600: incomplete: " in done.stdout
+    assert "skipped checkpoint-600: incomplete: " in done.stdout
     assert "\nimported 1 checkpoint: " in done.stdout
     assert "checkpoint-600: incomplete, not imported" in done.stderr
     document = json.loads(again.stdout)

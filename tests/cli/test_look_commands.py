@@ -297,7 +297,7 @@ def test_verify_repairs_from_a_copy_and_says_from_where(run: Run, path: Path, tm
 
     shown = run("verify", "--repair", "--store", path)
     assert shown.exit_code == 3
-    assert f"not repaired  {victim.name}  no right copy exists\n" in shown.stdout
+    assert f"not repaired  {victim.name}  no intact copy exists\n" in shown.stdout
     assert f"moved aside: quarantine/{victim.name}" in shown.stdout
     assert "0 of 2 checkpoints intact, as far as they were read\n" in shown.stdout
 

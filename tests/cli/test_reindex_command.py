@@ -65,7 +65,7 @@ def test_an_incomplete_directory_is_named_and_the_exit_status_says_so(run: Run, 
     assert first.startswith("incomplete  main@2  ")
     assert first.endswith("manifest.json is missing")
     assert second == "1 checkpoint, 1 blob of 1.5 MiB, 2 tags, 1 pin"
-    assert third == "gave 1 blob its name in blobs/ again, so that new saves can share it"
+    assert third == "restored the name of 1 blob in blobs/, so that new saves can share it"
     assert shown.stderr == "warning: the tag t2 names main@2, which does not exist\n"
     assert (told["ok"], [one["step"] for one in told["incomplete"]], len(told["problems"])) == (False, [2], 1)
 

@@ -136,7 +136,7 @@ def test_a_small_frame_of_many_bytes_is_refused() -> None:
 def test_more_gaps_than_elements_are_refused() -> None:
     head = b"".join(n.to_bytes(4, "little") for n in (2**31, 2**31, 0))
 
-    with pytest.raises(DamagedBlob, match="do not fit a tile"):
+    with pytest.raises(DamagedBlob, match="do not fit into a tile"):
         decode(StoredTile(Codec.GAPS, head), 2, memoryview(bytearray(16)))
 
 

@@ -144,7 +144,10 @@ def test_what_is_not_its_bytes_has_no_name() -> None:
 
     assert [tensor.name for tensor in found.tensors] == ["real"]
     assert found.warnings == (
-        "'x.pt': 2 of its tensors' records have no name: they are parts of sparse tensors, which load with file= gives",
+        (
+            "'x.pt': 2 of its tensors' records have no name: they are parts of sparse tensors, "
+            "which load with file= returns"
+        ),
         "'x.pt': 3 of its tensors' records have no name: they belong to objects that ckstore does not read",
     )
 

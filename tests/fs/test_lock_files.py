@@ -61,7 +61,7 @@ def test_a_lock_that_another_has_now_is_lost(place: StorePath, *, exclusive: boo
     lost = take(place, exclusive=exclusive)
     forgotten(lost)
     other = take(place)
-    with pytest.raises(InUse, match="was lost: another process has it now, and nothing was changed"):
+    with pytest.raises(InUse, match="was lost: another process holds it, and nothing was changed"):
         lost.check()
     lost.close()
     other.check()
@@ -73,7 +73,7 @@ def test_a_lock_that_another_had_meanwhile_is_lost(place: StorePath, *, exclusiv
     lost = take(place, exclusive=exclusive)
     forgotten(lost)
     take(place).close()
-    with pytest.raises(InUse, match="was lost: another process had it meanwhile"):
+    with pytest.raises(InUse, match="was lost: another process held it meanwhile"):
         lost.check()
     lost.close()
 

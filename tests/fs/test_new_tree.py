@@ -290,9 +290,7 @@ def test_what_is_there_but_may_not_survive_a_power_cut_is_said_to_be_there(
         with tree.create_file("file"):
             pass
         monkeypatch.setattr(files, "sync_name", fails)
-        with pytest.raises(
-            CkstoreError, match=r"out is there, and whole, but may not survive a power cut: Input/output"
-        ):
+        with pytest.raises(CkstoreError, match=r"out is complete, but may not survive a power cut: Input/output"):
             (tree.publish_file if as_file else lambda _: tree.publish())("file")
 
     assert (tmp_path / "out" if as_file else tmp_path / "out" / "file").is_file()

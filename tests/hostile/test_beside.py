@@ -226,7 +226,7 @@ def test_looking_at_a_journal_releases_no_lock_of_this_process(root: Path, victi
         after = locks_of(root / "catalog.db-shm")
 
     assert before == after != []
-    with pytest.raises(CatalogUnavailable, match="lies beside a database that uses a write-ahead log"):
+    with pytest.raises(CatalogUnavailable, match="exists next to a database that uses a write-ahead log"):
         Catalog(root).listing()
 
 

@@ -109,7 +109,9 @@ def test_a_loader_that_keeps_no_place_is_named_at_the_first_save_inside_an_epoch
 
     batches = iter(loader)
     next(batches)
-    with pytest.warns(CkstoreWarning, match=r"DataLoaderShard keeps no place.*use_stateful_dataloader=True"):
+    with pytest.warns(
+        CkstoreWarning, match=r"DataLoaderShard does not save its position.*use_stateful_dataloader=True"
+    ):
         accelerator.save_state(str(tmp_path / "state-1"))
     with warnings.catch_warnings():
         warnings.simplefilter("error", CkstoreWarning)
@@ -119,7 +121,7 @@ def test_a_loader_that_keeps_no_place_is_named_at_the_first_save_inside_an_epoch
         accelerator.load_state("ckstore:3")
 
     assert kept.resumed_inexactly == ()
-    with pytest.warns(CkstoreWarning, match="keeps no place in the data, so it begins an epoch"):
+    with pytest.warns(CkstoreWarning, match="does not save its position in the data, so it begins an epoch"):
         accelerator.load_state("ckstore:2")
 
 

@@ -23,7 +23,7 @@ LATE_S = 120.0
     "victim, what, said",
     representatives(
         [
-            (1, "does not come", "did not come"),
+            (1, "does not come", "did not arrive"),
             (2, "hangs", "has not returned from its state_dict()"),
             (0, "is stopped", "is stopped (SIGSTOP, or Ctrl-Z)"),
         ],

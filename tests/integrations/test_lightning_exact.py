@@ -61,7 +61,7 @@ def test_a_save_without_the_callback_warns_once(folder: Path) -> None:
         (
             {"every": 2, "stop_at": 2},
             {},
-            "the data loader keeps no place in the data, so it begins an epoch",
+            "the data loader does not save its position in the data, so it begins an epoch",
         ),
     ],
     ids=[

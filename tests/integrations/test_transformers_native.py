@@ -274,7 +274,7 @@ def test_what_cannot_be_saved_natively_is_refused_before_training(tmp_path: Path
         trainer.train()
     trainer.args.push_to_hub = False
     store.save({"something": 1}, step=2)
-    with pytest.raises(BadInput, match="main@2 is a state, but not of the Trainer"):
+    with pytest.raises(BadInput, match="main@2 is a saved state, but not of a Trainer"):
         trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 0
 

@@ -304,7 +304,8 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
         (
             GcReport(trash_left=("a",), waits_for_grace=True),
             (
-                "1 entry of trash/ waits for the grace (config.grace_s), since other hosts may be using the store; "
+                "1 entry of trash/ waits for the grace period (config.grace_s), since other hosts may be using the "
+                "store; "
                 "if none does, ckstore gc --exclusive frees at once"
             ),
         ),
@@ -312,7 +313,7 @@ WAITING = Waiting("main", 3, "xxh3-aa", "2026-11-27T07:17:49.5Z", "2026-11-28T07
             GcReport(trash_left=("a",)),
             (
                 "1 in trash/ left for a later gc: another process is using them, "
-                "or on a shared filesystem they wait for the grace"
+                "or on a shared filesystem they wait for the grace period"
             ),
         ),
         (

@@ -131,7 +131,7 @@ RANKS = [
         "a rank that cannot fence the others does not report that nothing was published",
         "unfenced-says-failed",
         "Coordinator._stop_publishers",
-        'raise UnknownOutcome(msg, hint="look at the disk; ckstore log says whether it is there") from error',
+        'raise UnknownOutcome(msg, hint="check the disk; ckstore log shows whether the checkpoint exists") from error',
         "raise error",
         f"{_HOSTS}::test_a_rank_that_cannot_fence_the_other_host_does_not_say_that_nothing_was_published",
         "assert",

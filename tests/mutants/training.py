@@ -113,7 +113,7 @@ TRAINING = [
         "a generator without a state in the checkpoint is reported",
         "generator-without-a-state-not-named",
         "set_generators",
-        'differing.append(f"the checkpoint has no state of {name}, which was left as it is")',
+        'differing.append(f"the checkpoint has no state of {name}, which was not changed")',
         "pass",
         f"{_GENERATORS}test_generators_that_differ_or_have_no_state_are_named",
         "assert",

@@ -79,7 +79,7 @@ VALUES = [
         "                _check_free(destination.parent / name, or_empty=False)\n",
         "                pass\n",
         f"{_SUMS}::test_names_that_are_taken_are_refused_before_anything_is_written",
-        "is there, and whole",
+        "is complete, but",
     ),
     Mutant(
         "an existing torch file without its sums is reported as existing",

@@ -247,7 +247,7 @@ def test_what_a_member_holds_is_not_freed_by_the_other(both: Members) -> None:
         assert json.loads(reader.stdout.readline()) == [1]
         held = one.do("store.delete(1); r = store.gc(); tell(r.freed_count, r.held_bytes, r.explanation)")
         assert held[:2] == [0, MIB]
-        assert "a process that is not visible from here" in held[2]
+        assert "a process that is not visible to this one" in held[2]
         reader.communicate("\n")
 
     assert one.do("tell(store.gc().freed_bytes)") == [MIB]

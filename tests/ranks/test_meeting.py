@@ -109,7 +109,7 @@ def test_what_is_left_of_another_step_does_not_hide_that_a_rank_is_missing(store
         path.unlink()
         path.write_text("")
 
-        with pytest.raises(MissingRanks, match="rank 1 did not come"):
+        with pytest.raises(MissingRanks, match="rank 1 did not arrive"):
             save(store, 0, 2, timeout=0.1)
 
 

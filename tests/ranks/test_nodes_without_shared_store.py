@@ -138,7 +138,7 @@ def test_stores_without_a_common_mirror_are_refused_before_anything_is_staged(
     (first,) = nodes(1)
     alone = Store.init(tmp_path / "alone", chunk_bytes=MIB)
 
-    with pytest.raises(RankMismatch, match="do not mean the same checkpoint: rank") as raised:
+    with pytest.raises(RankMismatch, match="disagree about the checkpoint: rank") as raised:
         save([first, alone], 1)
     assert "the same mirror" in raised.value.hint
     assert not keys(service, "blobs")
@@ -149,7 +149,7 @@ def test_nodes_with_different_remotes_are_refused(nodes: Nodes, service: Service
     (first,) = nodes(1)
     other = Store.open_or_init(tmp_path / "other", chunk_bytes=MIB, mirror=f"s3://{BUCKET}/another")
 
-    with pytest.raises(RankMismatch, match="means remote"):
+    with pytest.raises(RankMismatch, match="has remote"):
         save([first, other], 1)
     nothing_is_listed([first, other], service, 1)
     assert not keys(service, "intents")
@@ -312,7 +312,7 @@ def test_a_part_whose_blob_was_removed_meanwhile_fails_the_save(nodes: Nodes, se
             for key in keys(service, "blobs"):
                 service.objects.pop(key)
 
-    with pytest.raises(CkstoreError, match="is only at a remote"):
+    with pytest.raises(CkstoreError, match="is stored only on a remote"):
         save(stores, 1, at=at)
 
     nothing_is_listed(stores, service, 1)

@@ -134,7 +134,7 @@ def test_a_late_rank_does_not_put_an_older_try_in_the_place_of_a_newer_one(racer
 
     assert store.info(5).id == newer.id != older.id
     assert late["error"] == "RankFailed"
-    assert f"main@5 is not there: {named} stopped while it published" in late["message"]
+    assert f"main@5 does not exist: {named} stopped while it published" in late["message"]
     assert left_over(store) == []
 
 

@@ -108,7 +108,7 @@ def test_a_rank_that_does_not_come_is_named_and_nothing_is_visible(racers: Racer
     answers = [racers.answer(rank) for rank in range(RANKS - 1)]
 
     assert {answer["error"] for answer in answers} == {"MissingRanks"}
-    assert f"rank {RANKS - 1} did not come" in answers[0]["message"]
+    assert f"rank {RANKS - 1} did not arrive" in answers[0]["message"]
     assert store.checkpoints() == []
     assert left_over(store) == []
     together(racers, store, 3, attempt="a")
@@ -282,7 +282,7 @@ def test_arguments_that_make_no_rank_are_refused(store: Store, monkeypatch: pyte
             store.save({}, 1, ranks=Ranks(0, 1, "a", timeout_s=wrong_timeout))
     with pytest.raises(BadInput, match="step"):
         store.save({}, ranks=Ranks(0, 1, "a"))
-    with pytest.raises(BadInput, match="name for this try"):
+    with pytest.raises(BadInput, match="name for this attempt"):
         store.save({}, 1, ranks=Ranks(0, 1))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     assert store.save({"a": 1}, 1, ranks=Ranks(0, 1)).step == 1

@@ -135,7 +135,7 @@ def test_verify_names_the_remote_of_evicted_bytes_and_reports_no_damage(evicted:
     report = store.verify()
     assert report.ok
     assert [(one.name, one.remotes) for one in report.elsewhere] == [("main@1", ("away",))]
-    assert "main@1  its bytes are elsewhere, at away, and were not read" in str(report)
+    assert "main@1  its data is only on away, and was not read" in str(report)
     info = store.info(1)
     assert info.remotes == ("away",)
     assert "elsewhere at away" in str(info)

@@ -359,7 +359,7 @@ def test_bytes_corrupted_in_transfer_are_read_again_and_never_mark_the_checkpoin
     objects.fault = flip_once  # type: ignore[assignment]
     assert same(store.load(1), state(1))
     objects.fault = lambda call, key: "flip" if call == "read" else None
-    with pytest.raises(RemoteError, match="damaged there") as raised:
+    with pytest.raises(RemoteError, match="damaged on the remote") as raised:
         store.load(1)
     assert raised.value.hint == f"{mending_there()}; a store repairs it with store.verify(repair=True)"
     assert not (checkpoint_dir(store.path, "main", 1) / "damaged.json").exists()
@@ -383,7 +383,7 @@ def test_an_unavailable_remote_is_reported(evicted: tuple[Store, Double], tmp_pa
 
     with (
         ckstore.open_checkpoint(checkpoint_dir(store.path, "main", 1)) as ckpt,
-        pytest.raises(BytesElsewhere, match="only at a remote"),
+        pytest.raises(BytesElsewhere, match="stored only on a remote"),
     ):
         ckpt.load()
 

@@ -75,7 +75,7 @@ def test_verify_lists_the_remote_and_names_missing_objects(mirroring: tuple[Stor
     report = store.verify()
     assert report.ok
     assert [one.step for one in report.elsewhere] == [1]
-    assert "listed there as of 20" in str(report)
+    assert "listed as of 20" in str(report)
 
     objects.delete(own_blobs(store, objects, 1)[:1])
     objects.forget_requests()
@@ -108,7 +108,7 @@ def test_verify_reports_a_remote_that_was_not_asked(mirroring: tuple[Store, Doub
     objects.fault = lambda call, key: "fail" if call == "list" else None
     report = store.verify()
     assert report.ok
-    assert report.elsewhere[0].unasked.startswith(f"{name} was not asked")
+    assert report.elsewhere[0].unasked.startswith(f"{name} was not queried")
     assert "not checked" in str(report)
 
 

@@ -599,7 +599,7 @@ def test_another_remote_under_the_name_of_the_mirror_starts_empty(tmp_path: Path
         store.save({"x": 3}, step=3)
         problem = all_steps(store).problem
         assert isinstance(problem, RemoteError)
-        assert "another remote is at mirror" in str(problem)
+        assert "another remote is now at mirror" in str(problem)
         assert "ckstore remote rm mirror, then add it again" in str(problem)
         assert not (tmp_path / "m" / "runs").exists()
     store.remotes.remove("mirror")
@@ -828,7 +828,7 @@ def test_failing_mirror_processes_are_started_ever_more_rarely(
     assert pauses == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0, 300.0]
     finding = next(one for one in store.doctor().findings if one.what == "mirror")
     assert finding.level == "warning"
-    assert "the process that mirrors" in finding.found
+    assert "the mirror process" in finding.found
 
     # Once one has worked, all is as before.
     monkeypatch.setattr(starting, "start", lambda entry, *_: _told(tried, entry, Ended(0)))

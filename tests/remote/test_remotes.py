@@ -163,7 +163,7 @@ def test_another_remote_at_the_place_is_noticed(store: Store, memory: Target) ->
         store.remotes.probe("a")
     store.remotes.add("b", memory.address)
 
-    with pytest.raises(RemoteError, match="another remote is at"):
+    with pytest.raises(RemoteError, match="another remote is now at"):
         store.remotes.probe("a")
 
 

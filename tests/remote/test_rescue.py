@@ -186,7 +186,7 @@ def test_damage_marked_by_a_failed_load_is_repaired_once_the_remote_answers(stor
     objects.delete([keys.INFO])
     flip(shared_blob(store), keep_time=True)
     with pytest.raises(
-        DamagedBlob, match=r"base of main@3 is damaged.*No remote has it right: m: .*remote.json is missing"
+        DamagedBlob, match=r"base of main@3 is damaged.*No remote has an intact copy: m: .*remote.json is missing"
     ):
         store.load(3)
     assert store.info(3).damaged
@@ -367,7 +367,7 @@ def test_a_load_waits_only_once_for_a_remote_that_does_not_answer(
         begun_s = time.monotonic()
 
         for _ in range(3):
-            with pytest.raises(DamagedBlob, match=r"is damaged: .*No remote has it right: slow: "):
+            with pytest.raises(DamagedBlob, match=r"is damaged: .*No remote has an intact copy: slow: "):
                 far.load(3)
 
         assert time.monotonic() - begun_s < 5
@@ -413,7 +413,7 @@ def test_the_error_for_a_blob_without_a_copy_has_the_answer_of_each_remote(store
     report = store.verify(repair=True)
 
     assert not report.ok
-    assert [one.why for one in report.unrepaired] == ["no right copy exists; m does not have it"]
+    assert [one.why for one in report.unrepaired] == ["no intact copy exists; m does not have it"]
 
 
 def drifting(count: int) -> list[np.ndarray]:

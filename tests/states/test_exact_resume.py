@@ -96,7 +96,7 @@ def test_a_sampler_of_torch_in_a_stateful_loader_goes_on_exactly_or_the_report_n
     is_same = resumed == batches[of_epoch + 2 :]
     assert is_same == (name == "DistributedSampler")
     assert is_same == (report.inexact == ())
-    assert is_same or f"{name} does not know which samples it gave" in report.inexact[0]
+    assert is_same or f"{name} does not know which samples it returned" in report.inexact[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -130,7 +130,7 @@ def test_a_loader_without_order_and_one_of_another_class_are_named(tmp_path: Pat
     assert len(epochs(other, 0, 1)) == 16
     assert report.inexact == (
         "the data loader has another class: 'DataLoader' now, 'StatefulDataLoader' in the checkpoint",
-        "the data loader has in_order=False, and does not know which batches it gave; use in_order=True",
+        "the data loader has in_order=False, and does not know which batches it returned; use in_order=True",
     )
 
 
@@ -144,7 +144,9 @@ def test_a_place_of_another_number_of_workers_is_refused_before_anything_is_load
     weight = other.weight.item()
     without = stateful(range(16))
 
-    with pytest.raises(DoesNotFit, match="the data loader has 0 workers, and its place was saved with 2; nothing was"):
+    with pytest.raises(
+        DoesNotFit, match="the data loader has 0 workers, but its position was saved with 2; nothing was"
+    ):
         restore(store, model=other, dataloader=without)
     assert other.weight.item() == weight
     report = restore(store, model=other, dataloader=without, strict=False)

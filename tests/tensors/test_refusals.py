@@ -300,7 +300,7 @@ def test_an_object_whose_state_is_an_object_is_refused() -> None:
         def load_state_dict(self, state: dict[str, Any]) -> None:
             raise NotImplementedError
 
-    with pytest.raises(CannotStore, match=r"^a: state_dict\(\) of .*Wrapper gave a .*Linear \(let it give a dict"):
+    with pytest.raises(CannotStore, match=r"^a: state_dict\(\) of .*Wrapper returned a .*\(let it return a dict"):
         capture({"a": Wrapper()})
 
 

@@ -161,10 +161,10 @@ def test_generators_that_differ_or_have_no_state_are_named(store: Store) -> None
     assert new.bit_generator.state == state
     assert report.inexact == (
         "the checkpoint has a part teacher, which was not passed to restore",
-        "the random generator ema.held.other is NumPy PCG64, and was Python in the checkpoint: it was left as it is",
+        "the random generator ema.held.other is NumPy PCG64, but was Python in the checkpoint, and was not changed",
         "the random generator ema.held.system draws from the system and has no state; use random.Random(seed)",
-        "the checkpoint has no state of the random generator ema.held.new, which was left as it is",
-        "the checkpoint has a state of the random generator ema.held.gone, which is not there now",
+        "the checkpoint has no state of the random generator ema.held.new, which was not changed",
+        "the checkpoint has a state of the random generator ema.held.gone, which does not exist now",
     )
 
 
@@ -243,7 +243,7 @@ def test_a_checkpoint_of_the_first_version_gives_a_loader_its_state(store: Store
 
     assert [next(again) for _ in range(4)] == expected
     assert report.inexact == (
-        "the checkpoint has no state of the random generator dataloader.rng, which was left as it is",
+        "the checkpoint has no state of the random generator dataloader.rng, which was not changed",
     )
 
 
@@ -262,4 +262,4 @@ def test_a_checkpoint_of_the_first_version_gives_a_plain_loader_its_generator(st
     report = restore(store, model=torch.nn.Linear(1, 1), dataloader=again)
 
     assert [batch.tolist() for batch in again] == expected
-    assert report.inexact == ("the data loader keeps no place in the data, so it begins an epoch",)
+    assert report.inexact == ("the data loader does not save its position in the data, so it begins an epoch",)

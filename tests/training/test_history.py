@@ -163,7 +163,7 @@ def test_only_what_a_stopped_deletion_left_is_deleted(folder: Path, store: Store
     assert len(report.deleted) == 3
     assert (kept / "data").read_text() == "mine"
     assert sorted(os.listdir(folder)) == [".ckstore-deleting-x", "runs"]
-    assert report.skipped[".ckstore-deleting-x"] == "a symlink: no import left it"
+    assert report.skipped[".ckstore-deleting-x"] == "a symlink, not left by an import"
 
 
 def test_a_number_of_a_million_digits_in_a_log_costs_nothing(folder: Path, store: Store) -> None:

@@ -126,7 +126,7 @@ def test_a_loader_of_other_workers_is_refused_before_anything_is_loaded(tmp_path
     weight = other.weight.item()
     again.num_workers = 2
 
-    with pytest.raises(DoesNotFit, match="the data loader has 2 workers, and its place was saved with 0"):
+    with pytest.raises(DoesNotFit, match="the data loader has 2 workers, but its position was saved with 0"):
         restore(store, model=other, dataloader=again)
     assert other.weight.item() == weight
     report = restore(store, model=other, dataloader=again, strict=False)

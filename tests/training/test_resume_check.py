@@ -25,7 +25,7 @@ from tests.training import loops_to_check
 Check = Callable[..., CheckReport]
 ROOT = Path(__file__).resolve().parents[2]
 _MODULE = "tests.training.loops_to_check"
-_REASON = "the data loader keeps no place in the data, so it begins an epoch, and was saved inside one"
+_REASON = "the data loader does not save its position in the data, so it begins an epoch, but was saved inside one"
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,8 @@ def test_a_loader_that_keeps_no_place_is_named_at_the_first_capture_inside_an_ep
     batches = iter(run.loader)
     next(batches)
     with pytest.warns(
-        CkstoreWarning, match=r"will differ: the data loader keeps no place.*stateful_dataloader.StatefulDataLoader"
+        CkstoreWarning,
+        match=r"will differ: the data loader does not save its position.*stateful_dataloader.StatefulDataLoader",
     ) as caught:
         capture(dataloader=run.loader, rng=False)
     assert caught[0].filename == __file__  # the line that a user looks for
@@ -297,7 +298,8 @@ def test_another_world_size_and_a_rank_without_a_random_state_are_named() -> Non
         "the checkpoint holds no random state of rank 3, only of 0, 1",
     ]
     assert (
-        list(differences(before, now, (1,)))[1] == "the checkpoint holds no random state of cuda, which is in use now"
+        list(differences(before, now, (1,)))[1]
+        == "the checkpoint holds no random state of cuda, which this process uses"
     )
     assert list(differences(before, now, range(4)))[1] == (
         "the checkpoint holds no random states of ranks 2, 3, only of 0, 1"

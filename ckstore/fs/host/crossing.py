@@ -14,7 +14,7 @@ from ckstore.fs.store_path import AnyPath
 
 _FS_IOC_FSGETXATTR = 0x801C581F  # linux/fs.h
 _FSXATTR = struct.Struct("IIIII8x")
-ONE_PROJECT = "give the whole store one project id; xfs_io -c lsproj DIRECTORY shows that of a directory"
+ONE_PROJECT = "give the whole store one project id; xfs_io -c lsproj DIRECTORY shows the id of a directory"
 _OVERLAY = (
     "overlayfs moves no directory of a lower layer, such as that of a container image; copy the store to a volume, "
     "or mount the overlay with redirect_dir=on"

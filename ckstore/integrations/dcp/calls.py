@@ -106,7 +106,7 @@ def save(
             ``"error"`` refuses the save. ``"warn"`` saves one, and a warning lists the names. Plain tensors of at most
             1 MiB and all values that are not tensors are compared.
         on_failure: As in `Store.save`. It must be the same on all ranks.
-        about: As in `CkstoreWriter`, such as metrics, metadata, message, tags, parent, if_exists and retries.
+        about: The options of `CkstoreWriter`, such as metrics, metadata, message, tags, parent, if_exists and retries.
 
     Returns:
         The new checkpoint, on every rank. With ``on_failure="warn"``, `NotSaved` on every rank if the save failed.
@@ -235,7 +235,7 @@ def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> A
             if found is None:
                 followed.set_exception(raised)
             else:
-                log(_WARNING, f"{found}; the program goes on ({found.in_a_row} in a row)")
+                log(_WARNING, f"{found}; the program continues ({found.in_a_row} in a row)")
                 followed.set_result(found)
         except BaseException as error:  # noqa: BLE001 - the caller's `result` raises it
             followed.set_exception(error)
@@ -279,9 +279,9 @@ def load(
         state: As in `dcp.load`.
         ref: Which checkpoint. With ``latest-valid``, the previous checkpoint is loaded if a rank detects damage. This
             needs `strict` and no `planner`, because otherwise values of the damaged checkpoint may remain in `state`.
-        strict: If True, names that the checkpoint lacks, names that only the checkpoint has, and other shapes and kinds
-            of values are refused before any data is read. If False, these values remain unchanged, and the report lists
-            them. If globs, such as ``["model"]``, they are refused only in these parts. The optimizer state of a
+        strict: If True, the load is refused before any data is read if the names, shapes or kinds of values differ
+            between `state` and the checkpoint. If False, such values remain unchanged, and the report lists them. If
+            globs, such as ``["model"]``, only differences in these parts are refused. The optimizer state of a
             parameter that had no gradient at the save does not count as missing. The report lists it in `fresh`.
         planner: As in `dcp.load`. If given, `strict` has no effect, and the report does not list differences.
         process_group: The ranks. If None, all of them.

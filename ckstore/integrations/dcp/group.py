@@ -60,7 +60,7 @@ class GroupMeeting(Meeting):
     """The ranks of one call, or all ranks without a `group`. `act` names the operation in messages."""
 
     UNSAID: ClassVar[Mapping[str, str]] = {
-        "rank": "did not come",
+        "rank": "did not arrive",
         "ready": "has not returned from its state_dict()",
         "part": "has not staged its part",
     }
@@ -190,11 +190,9 @@ class GroupMeeting(Meeting):
         lost = {rank: f"{named(rank, known[rank])} {what}" for rank, what in became.items()}
         if not lost and self._heard:  # without the entries of the ranks, blame none of them
             lost = self.behind(self._said)
-        said = (
-            ", ".join(lost.values()) or "no rank of this host has ended or stands still, see the errors of other ranks"
-        )
+        said = ", ".join(lost.values()) or "no rank of this host has ended or is stopped, see the errors of other ranks"
         return RankFailed(
-            f"{self.act}: the ranks lost one another, {said} ({error})",
+            f"{self.act}: the connection between the ranks was lost, {said} ({error})",
             hint="start all ranks again; ckstore log says whether the checkpoint was published before",
             causes={rank: CkstoreError(text) for rank, text in lost.items()},
         )

@@ -80,7 +80,7 @@ class ComparingPlanner(DefaultLoadPlanner):
         return super().finish_plan(new_plan)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Set a value under the keys of the state. torch would add a key of text in addition to a number."""
+        """Set a value under the keys of the state. For a key that is a number, torch would add a second key as text."""
         path = self.mappings[read_item.dest_index.fqn]
         # No bytes of the store are unpickled. The reader pickled a value that it built from the manifest.
         set_at(self.original_state_dict, path, torch.load(value, weights_only=False))

@@ -176,7 +176,7 @@ class CkstoreWriter(StorageWriter):
         elif values := differing(digests):
             warn(values)
         if are_apart and not all("manifest" in part for part in parts.values()):
-            msg = f"the ranks of {self.checkpoint_id} changed to stores of their own, and a planner kept older plans"
+            msg = f"the ranks of {self.checkpoint_id} now use separate stores, but a planner kept its older plans"
             raise RankMismatch(f"{msg}; nothing was published", hint="use a planner without enable_plan_caching")
         paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
         entries = tuple(DcpValue(name, tuple(paths.get(name, (name,)))) for name in metadata.state_dict_metadata)

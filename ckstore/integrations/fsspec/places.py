@@ -62,7 +62,7 @@ def place_of(path: str | os.PathLike[str]) -> StoreLocation:
         if os.path.lexists(f"{store}/store.json"):
             run, name, *inner = (*whole.relative_to(store).parts, "", "")
             return StoreLocation(resolved(store), str(store), run, name, "/".join(filter(None, inner)))
-    msg = f"there is no store on the way to {whole}"
+    msg = f"no directory in the path {whole} is a store"
     raise StoreNotFound(msg, hint="ckstore:///path/to/store/RUN/STEP/FILE; ckstore init PATH makes a store")
 
 

@@ -44,7 +44,7 @@ def check_links(facts: AbilityFacts) -> DoctorFinding:
         do = "keep the whole store on one filesystem with hardlinks: ext4, XFS or btrfs"
         return DoctorFinding("error", "links", facts.links, do)
     if facts.projects:
-        do = "give the whole store one project id; xfs_io -c lsproj DIRECTORY shows that of a directory"
+        do = "give the whole store one project id; xfs_io -c lsproj DIRECTORY shows the id of a directory"
         return DoctorFinding("error", "links", facts.projects, do)
     return ok("links", "hardlinks and renames between directories work")
 

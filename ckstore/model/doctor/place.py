@@ -176,7 +176,7 @@ def why_unknown(facts: PlaceFacts) -> str:
         return f"a program provides it ({kind})"
     if kind in NETWORK:
         return f"it depends on other machines ({kind})"
-    return f"power cuts are tested on ext4, XFS and btrfs, not on {kind}"
+    return f"power cuts are tested on ext4 and XFS, not on {kind}"
 
 
 def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
@@ -214,7 +214,7 @@ def _filesystem(facts: PlaceFacts) -> DoctorFinding:
     where = f"{kind} on {facts.source}, mounted at {facts.mount}"
     if kind in TRIED:
         return ok("filesystem", where)
-    do = "it may keep every promise, but power cuts are only tested on ext4 and XFS; prefer those"
+    do = "it may keep all guarantees, but power cuts are only tested on ext4 and XFS; prefer those"
     return DoctorFinding("note", "filesystem", where, do)
 
 

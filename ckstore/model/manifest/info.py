@@ -60,7 +60,7 @@ class SaveCounters:
     retry_count: int = 0
 
     def __str__(self) -> str:
-        kept = f", {size_text(self.kept_bytes)} taken over unread" if self.kept_bytes else ""
+        kept = f", {size_text(self.kept_bytes)} reused unread" if self.kept_bytes else ""
         took_s = self.staging_s + self.storing_s + self.sealing_s + self.publishing_s + self.finishing_s
         blobs = f"{counted(self.written_count, 'blob')} written, {self.reused_count} reused"
         return f"{size_text(self.hashed_bytes)} hashed{kept}, {blobs}, in {took_s:.2f} s"
@@ -91,8 +91,8 @@ class CheckpointInfo:
         id: Digest of its manifest.
         run, step: The run that it belongs to, and its training step.
         sequence: Position in the order of commits. The greatest number is the latest checkpoint.
-        out_of_order: Whether its sequence number is ignored because it is far beyond all others (`model.order`). Such
-            a checkpoint is ordered before all others and can be loaded by its step or id.
+        out_of_order: Whether its sequence number is ignored because it is far beyond all others (docs/format/v1.md).
+            Such a checkpoint is ordered before all others and can be loaded by its step or id.
         created: Time of the save in UTC, ``YYYY-MM-DDTHH:MM:SS.ffffffZ``.
         logical_bytes: Size of all its data. A copy without any sharing would take this much.
         new_bytes: Bytes of the blobs that the save wrote.
@@ -118,7 +118,7 @@ class CheckpointInfo:
         directory: The name of its directory in ``checkpoints/RUN/``. If empty, its step and the first digits of its id.
         superseded: Whether the store has a newer checkpoint of its step.
         unhealthy: Names the tensors with NaN, or with infinite values that they did not always have. Empty if it is
-            healthy, or was saved with `StoreConfig.health` off. `OpenCheckpoint.health` has the counts.
+            healthy, or was saved with `StoreConfig.health_share` 0. `OpenCheckpoint.health` has the counts.
         unchanged: The parts of its state that stopped changing while the step advances.
         training: The id of the training that it belongs to, from the save that returned this. Empty from other calls,
             or if an older ckstore started the training.

@@ -21,7 +21,8 @@ class CompactionEntry:
         place: Its position in the chain of its run.
         base: The checkpoint that it is encoded against, as ``RUN@STEP``. Empty if it remains plain.
         reason: Why it is not compacted. Empty if it is compacted.
-        shares: Whether old packs of which it needs little are also encoded in its directory, although it remains plain.
+        shares: Whether the checkpoint remains plain, but old packs of which it uses only a small part are encoded in
+            its directory.
         gone_bytes: Bytes of deleted checkpoints that this one is decoded with.
         again: Whether it is already compacted and is only checked again.
     """

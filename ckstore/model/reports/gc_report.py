@@ -14,7 +14,7 @@ from ckstore.model.words import counted, first_of, printable, some_of
 
 _WAITING = {
     False: "can be restored (ckstore undo)",
-    True: "cannot be restored (ckstore undo gives the reason), and stays",
+    True: "cannot be restored (ckstore undo gives the reason), and is kept",
 }
 _AT_ONCE = "ckstore gc --now frees that at once"
 _NEEDED = "other checkpoints have the same blobs, or were compacted and are decoded with them"
@@ -132,19 +132,19 @@ class GcReport:
         trash_left: Names that are still in ``trash/``.
         catalog_bytes: Size of the index, ``catalog.db``.
         unseen_processes: Number of processes that could not be checked for open blobs. None if it is unknown, because
-            ``/proc`` is missing or does not list other users' processes. The kernel's own answer about a blob does not
-            depend on it.
+            ``/proc`` is missing or does not list other users' processes. gc also queries the kernel about each blob,
+            which works without ``/proc``.
         retention: The retention plan, and the checkpoints that it dropped before the gc. None without a policy. A dry
             run drops none.
         dry_run: Whether this was a dry run. Then nothing was changed, and the numbers are those of a real run.
         next_to_free: The space that deleting the oldest deletable checkpoint would free. None if blobs were freed or
             kept, no checkpoint may be deleted, or the catalog cannot be read.
-        waits_for_grace: Whether entries wait in ``trash/`` for the grace, because other hosts may be using the store.
+        waits_for_grace: Whether entries wait in ``trash/`` for the grace period, because other hosts may use the store.
         plan: The plan that was carried out, or would be. It was made after the retention.
         waiting: Dropped checkpoints that keep their bytes for a while. Those without a `problem` can be restored.
-        differences: Differences of the result from the plan with their reasons, one sentence each. With a grace
-            there is no comparison.
-        cached_bytes: Bytes removed from the cache of fetched bytes (`StoreConfig.cache_bytes`).
+        differences: Differences of the result from the plan with their reasons, one sentence each. Empty if dropped
+            data waits for a grace period.
+        cached_bytes: Bytes removed from the download cache (`StoreConfig.cache_bytes`).
     """
 
     freed_bytes: int = 0
@@ -240,7 +240,7 @@ def _kept(blobs: Sequence[HeldBlob | LinkedBlob]) -> str:
 def _waiting(count: int) -> str:
     wait = "1 entry of trash/ waits" if count == 1 else f"{count} entries of trash/ wait"
     return (
-        f"{wait} for the grace (config.grace_s), since other hosts may be using the store; "
+        f"{wait} for the grace period (config.grace_s), since other hosts may be using the store; "
         "if none does, ckstore gc --exclusive frees at once"
     )
 
@@ -248,7 +248,7 @@ def _waiting(count: int) -> str:
 def _left(count: int) -> str:
     return (
         f"{count} in trash/ left for a later gc: another process is using them, "
-        "or on a shared filesystem they wait for the grace"
+        "or on a shared filesystem they wait for the grace period"
     )
 
 
@@ -279,7 +279,7 @@ def lines(report: GcReport, table: Callable[[Sequence[HeldBlob]], Iterable[str]]
     if is_idle:
         yield printable(report.explanation)
     if report.cached_bytes:
-        yield f"{'would remove' if report.dry_run else 'removed'} {size_text(report.cached_bytes)} of fetched bytes"
+        yield f"{'would remove' if report.dry_run else 'removed'} {size_text(report.cached_bytes)} of downloaded data"
     yield from _waiting_lines(report.waiting)
     if report.differences:
         said = [some_of(report.differences, 1)] if table is None else report.differences

@@ -10,7 +10,7 @@ from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, printable, some_of
 
 _NAMED_HOLDERS = 3
-_UNSEEN = "a process that is not visible from here"
+_UNSEEN = "a process that is not visible to this one"
 
 
 @brief()

@@ -20,7 +20,7 @@ class NotSaved:
     This value is false, and a `CheckpointInfo` is true: ``if info := store.save(state, on_failure="warn"): …``.
 
     Attributes:
-        run, step: Run and step of the failed save. A step of None means that the store was to choose it.
+        run, step: Run and step of the failed save. A step of None means that the store would have chosen it.
         error: The error of the save.
         in_a_row: Number of saves that failed since the last success, including this one.
     """

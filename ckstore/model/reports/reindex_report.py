@@ -114,9 +114,9 @@ def summary(report: ReindexReport) -> Iterator[str]:
     tags, pins = counted(report.tag_count, "tag"), counted(report.pin_count, "pin")
     yield f"{counted(report.checkpoint_count, 'checkpoint')}, {held}, {tags}, {pins}"
     if report.restored_count:
-        its, it = ("its name", "it") if report.restored_count == 1 else ("their names", "them")
+        names, them = ("name", "it") if report.restored_count == 1 else ("names", "them")
         blobs = counted(report.restored_count, "blob")
-        yield f"gave {blobs} {its} in blobs/ again, so that new saves can share {it}"
+        yield f"restored the {names} of {blobs} in blobs/, so that new saves can share {them}"
     if report.orphan_count:
         blobs = counted(report.orphan_count, "blob")
         yield f"{blobs} of {size_text(report.orphan_bytes)} unused: ckstore gc frees them"

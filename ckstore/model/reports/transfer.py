@@ -17,7 +17,7 @@ from ckstore.model.words import counted, in_lines, printable
 @brief("direction", "remote", "checkpoints", "new", "all_bytes")
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """The data that a push or a pull is to move.
+    """The data that a push or a pull will move.
 
     Attributes:
         direction: ``push`` (from this store to the remote) or ``pull`` (from the remote to this store).
@@ -117,7 +117,7 @@ class MirrorStatus:
             Empty if `problem` is.
         looked: When the mirror last listed all its content, in the format of `CheckpointInfo.created`. Empty if it has
             not yet.
-        missing: Checkpoints without local bytes of which that listing lacked some. The mirror cannot provide them.
+        missing: Evicted checkpoints of which that listing lacked some blobs. The mirror cannot provide these blobs.
     """
 
     remote: str

@@ -29,8 +29,8 @@ class CheckpointUsage:
             open.
         shared_bytes: Its share of the blobs that it has in common with other checkpoints, a save in flight, or names
             outside the store. Each of three checkpoints with the same blob counts a third, so the shares add up.
-        dead_bytes: Upper bound of the dead part of its packs. Dead are the bytes beyond the most that any single
-            checkpoint uses.
+        dead_bytes: Upper bound of the dead bytes in its packs. In each pack, these are the bytes beyond the largest
+            number that a single checkpoint uses.
         packed_bytes: Growth of the dead bytes when it is dropped. These are the bytes that only it uses, in packs that
             other checkpoints also use.
         id: Its id.
@@ -104,11 +104,11 @@ class Usage:
         alone_bytes: Blobs that a single checkpoint has.
         shared_bytes: Blobs that several checkpoints have, each once.
         unused_bytes: Blobs that no checkpoint has, which gc frees.
-        waiting_bytes: Blobs that only dropped checkpoints (`Store.dropped`) have. They are freed later.
+        waiting_bytes: Blobs that only dropped checkpoints (`Store.undoable`) have. They are freed later.
         dead_bytes: The dead part of all packs, each pack once. `CheckpointUsage` defines it.
         saved_bytes: Bytes that compaction saved on blobs that are encoded and that no file holds plain any more.
         encoded_bytes: The part of `disk_bytes` in encoded forms of blobs.
-        cached_bytes: Fetched bytes of remote checkpoints that the cache keeps. They are not part of `disk_bytes`.
+        cached_bytes: Downloaded bytes of remote checkpoints in the cache. They are not part of `disk_bytes`.
         elsewhere_bytes: The part of `logical_bytes` in checkpoints with bytes that only a remote has.
         bytes_by_user: User id -> the part of `disk_bytes` in files of that user. Only this user or root can free it.
     """

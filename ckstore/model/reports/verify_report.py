@@ -177,11 +177,11 @@ class Away:
         return f"{self.run}@{self.step}"
 
     def __str__(self) -> str:
-        at = f", at {' and '.join(self.remotes)}" if self.remotes else ""
+        where = " and ".join(self.remotes) or "a remote"
         if self.missing:
             return printable(f"{self.name}  cannot be fetched: {self.missing} (as of {minute(self.as_of)})")
-        known = f"listed there as of {minute(self.as_of)}" if self.as_of else f"not checked: {self.unasked}"
-        return printable(f"{self.name}  its bytes are elsewhere{at}, and were not read; {known}")
+        known = f"listed as of {minute(self.as_of)}" if self.as_of else f"not checked: {self.unasked}"
+        return printable(f"{self.name}  its data is only on {where}, and was not read; {known}")
 
 
 @brief()

@@ -73,13 +73,13 @@ class AskedPatience:
                 raise BadInput(f"{name} must be seconds from 0 to {PATIENCE_MOST_S:.0f}, got {shown(value)}")
 
     def until(self, end_s: float) -> AskedPatience:
-        """Return the patience in a process that will be killed in `end_s` seconds (`math.inf` if it will not)."""
+        """Return the retry limits of a process that will be killed in `end_s` seconds (`math.inf` if it will not)."""
         if end_s == math.inf or self.try_for_s is not None:
             return self
         return replace(self, try_for_s=max(0.0, end_s))
 
     def over(self, settings: SavePatience) -> SavePatience:
-        """Return the resulting patience, with missing values from `settings`."""
+        """Return the retry limits of the save: these values, with those of `settings` in place of None."""
         return SavePatience(
             settings.retries if self.retries is None else self.retries,
             settings.wait_for_space_s if self.wait_for_space_s is None else self.wait_for_space_s,
@@ -88,7 +88,7 @@ class AskedPatience:
 
 
 AS_SET = AskedPatience()
-"""The patience of a caller that leaves all values to the settings."""
+"""The retry limits of a caller that takes all values from the settings."""
 
 
 def check_on_failure(on_failure: object) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LEAST_BYTES = 2**18
-"""The bytes that every save rereads at least, so that small states are read completely."""
+"""The minimum number of bytes that a save rereads, so that small states are read completely."""
 _RANDOM = random.SystemRandom()
 """A separate generator, so that a save takes no number from the generator of the training."""
 

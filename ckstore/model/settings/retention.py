@@ -30,7 +30,7 @@ class RetentionPolicy:
         keep_nearest: Keep the checkpoint nearest to each multiple of this step, for saves that are not on multiples.
         keep_hourly, keep_daily, keep_weekly: Keep the newest checkpoint of each hour, day or week (UTC, weeks start on
             Monday), for this number of the newest hours, days or weeks that have a checkpoint.
-        max_bytes: Most bytes that the blobs of a run may take on the disk, each blob counted once. A number, or a size
+        max_bytes: Maximum bytes that the blobs of a run may take on disk, each blob counted once. A number, or a size
             such as ``500GB``. Above it, the oldest checkpoints are dropped, even if a rule keeps them. The best by
             `keep_best` are dropped last. Without another rule, all checkpoints are kept up to this size.
         low_bytes: Size down to which checkpoints are dropped once `max_bytes` is exceeded. If None, `max_bytes`.

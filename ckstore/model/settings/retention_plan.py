@@ -190,7 +190,7 @@ def over_budget(
         entries: The plan before the budget.
         blobs: Name of a checkpoint -> digest -> size of each blob.
         budget: The budget.
-        whose: The owner of the budget, for the reason.
+        whose: The name of the run or store that has the budget, for the reasons.
         staying: Digest -> size of kept blobs of checkpoints without an entry.
     """
     uses: Counter[str] = Counter(staying.keys())
@@ -291,7 +291,7 @@ class _Run:
         return over.entries
 
     def _keep_all(self, policy: RetentionPolicy | None) -> None:
-        why = "no rule of the store is for its run" if policy is None else "the run is within its budget"
+        why = "no rule of the store applies to its run" if policy is None else "the run is within its budget"
         for candidate in self._history:
             self._kept[candidate.info.name].append(why)
 
@@ -398,11 +398,11 @@ class _Run:
     def _keep_unjudged(self, metric: str) -> None:
         """Keep all checkpoints, because a metric that no checkpoint has may be misspelt."""
         lacking = f"no checkpoint of the run {self._history[0].info.run} has a number for the metric {metric}"
-        but = " but by the budget" if self._budget is not None else ""
+        but = ", except by the budget" if self._budget is not None else ""
         metrics = metrics_there((candidate.info.metrics for candidate in self._history), metric)
         for candidate in self._history:
             self._kept[candidate.info.name].append(lacking)
-        self.notes.append(f"{lacking}, so nothing of it is dropped{but}; {metrics}")
+        self.notes.append(f"{lacking}, so none of its checkpoints is dropped{but}; {metrics}")
 
     def _within(self, within: str | float, now: datetime) -> None:
         text = within if isinstance(within, str) else f"{within} s"

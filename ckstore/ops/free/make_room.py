@@ -117,7 +117,7 @@ def _let_go(
         with reserve.given_up(context.layout):  # on a full disk there is no space to record where the data is
             report = context.evict(going)
     except CkstoreError as error:  # an unreachable mirror must not keep the policy from making room
-        return (f"nothing that {mirror} has was evicted: {error.message}",)
+        return (f"no checkpoint on {mirror} was evicted locally: {error.message}",)
     collect(context)
     if not report.evicted:
         return ()

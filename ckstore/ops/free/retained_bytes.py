@@ -42,7 +42,9 @@ def _with_reason(
     nbytes = sum(file.nbytes for file in manifest.stored if file.digest in staying)
     first, *others = dict.fromkeys(name for digest in sorted(staying) for name in needing[digest])
     who = f"{first} and {counted(len(others), 'other')} are" if others else f"{first} is"
-    return replace(entry, reasons=(*entry.reasons, f"{size_text(nbytes)} of it is kept, since {who} decoded with it"))
+    return replace(
+        entry, reasons=(*entry.reasons, f"{size_text(nbytes)} of its data is kept, since {who} decoded with it")
+    )
 
 
 def _own_files(manifest: Manifest) -> set[str]:

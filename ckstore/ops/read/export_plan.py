@@ -146,7 +146,7 @@ def _check_sizes(manifest: Manifest, unheld: Iterable[LeafRecord]) -> None:
         more = f"; and {len(large) - _SHOWN} more" if len(large) > _SHOWN else ""
         listed = "; ".join(large[:_SHOWN])
         msg = f"safetensors cannot hold these, and they are too large for a JSON file: {listed}{more}"
-        raise BadInput(msg, hint="select what to export without them, such as select='model'")
+        raise BadInput(msg, hint="leave them out with select=, such as select='model'")
 
 
 def _untie(

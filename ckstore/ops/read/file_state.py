@@ -31,7 +31,7 @@ _TIMES = 64  # two bytes of a pickle can repeat a remembered value at another pl
 _ALIGN_BYTES = 64
 _SHOWN_MOST = 20
 _NAME_CHARS_SHOWN = 300
-_HINT = "ckstore checkout REF DEST writes the file, for torch.load where you trust who wrote it"
+_HINT = "ckstore checkout REF DEST writes the file; use torch.load on it only if you trust its author"
 
 
 @contextmanager

@@ -176,7 +176,7 @@ def _runs(page: ReportPage) -> str:
     ]
     if not rows:
         return _section("Runs", "<p>The store has no checkpoint yet.</p>")
-    caption = "Space of each run: alone (deleting it frees that), and its share of blobs with other users"
+    caption = "Space of each run: blobs that only it uses (deleting it frees them), and its share of other blobs"
     return _section("Runs", _table(caption, ("Run", "Checkpoints", "Logical", "Alone", "Shared"), rows, " >>>>"))
 
 
@@ -238,7 +238,7 @@ def _map(one: ChangeMap) -> str:
     body = "".join(f'<tr><th scope="row">{_text(name)}</th>{cells}</tr>\n' for name, cells in rows)
     more = f", {counted(one.left_out, 'more tensor')} left out" if one.left_out else ""
     unchanged = f"{counted(one.unchanged_count, 'value')} did not change in the last step{more}"
-    note = f"<p>An empty cell: the tensor did not change, or does not exist. {unchanged}.</p>"
+    note = f"<p>An empty cell means that the tensor did not change or does not exist. {unchanged}.</p>"
     caption = f"Share of each tensor that changed at each step of {one.run}"
     table = (
         f'<table class="map"><caption>{_text(caption)}</caption><thead><tr><th scope="col">Tensor</th>{head}</tr>'

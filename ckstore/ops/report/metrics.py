@@ -89,16 +89,16 @@ def store_metrics(context: Context) -> list[Metric]:
     }
     by_run: tuple[tuple[str, str, Callable[[str], float]], ...] = (
         ("run_newest_step", "Step of the newest checkpoint", lambda run: newest[run].step),
-        ("run_newest_timestamp_seconds", "When the newest was saved", lambda run: _seconds(newest[run].created)),
+        ("run_newest_timestamp_seconds", "Time of the newest checkpoint", lambda run: _seconds(newest[run].created)),
         ("run_damaged", "Checkpoints that are marked as damaged", lambda run: damaged[run]),
     )
     held = (
         ("run_checkpoints", "Complete checkpoints", "checkpoint_count"),
-        ("run_logical_bytes", "Space that copies of them would take", "logical_bytes"),
+        ("run_logical_bytes", "Size of the checkpoints without sharing", "logical_bytes"),
         ("run_alone_bytes", "Space that deleting the run would free", "alone_bytes"),
-        ("run_shared_bytes", "Its share of the space that other runs also use", "shared_bytes"),
+        ("run_shared_bytes", "Share of the blobs that other runs also use", "shared_bytes"),
     )
-    metrics = [gauge("store_bytes", "Bytes of blobs by use, and free on the filesystem", "kind", kinds)]
+    metrics = [gauge("store_bytes", "Bytes of blobs by use, and free bytes of the filesystem", "kind", kinds)]
     metrics += [gauge(name, about, "run", {run: of(run) for run in newest}) for name, about, of in by_run]
     metrics += [
         gauge(name, about, "run", {one.run: getattr(one, field) for one in used.runs}) for name, about, field in held
@@ -106,10 +106,14 @@ def store_metrics(context: Context) -> list[Metric]:
     if (status := status_of(context, listed)) is not None:
         of_mirror = (
             ("mirror_behind", "Checkpoints that the mirror lacks", len(status.behind)),
-            ("mirror_oldest_seconds", "How long the oldest of them has existed only locally", status.oldest_s),
-            ("mirror_age_seconds", "How long one may exist only locally, by the settings", status.age_s),
+            ("mirror_oldest_seconds", "Age of the oldest checkpoint that the mirror lacks", status.oldest_s),
+            ("mirror_age_seconds", "How long a checkpoint may exist only locally (setting)", status.age_s),
             ("mirror_missing", "Evicted checkpoints whose data is missing on the mirror", len(status.missing)),
-            ("mirror_listed_timestamp_seconds", "When it was last listed for them; 0 if never", _seconds_of(status)),
+            (
+                "mirror_listed_timestamp_seconds",
+                "Time of the last complete listing of the mirror, 0 if never",
+                _seconds_of(status),
+            ),
         )
         metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
     return metrics

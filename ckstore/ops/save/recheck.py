@@ -225,7 +225,7 @@ class Recheck:
             reason = why_of(error)
             marked = f"; the checkpoints that use it could not be marked: {reason}"
         return (
-            f"{problem}. The save wrote what it needs from it to another blob{marked}. Run ckstore "
+            f"{problem}. The save wrote the bytes that it needs to another blob{marked}. Run ckstore "
             "verify and check the disk"
         )
 

@@ -86,7 +86,7 @@ class RecordedSource:
         # One chunk in 32 is available, another one each time, so 32 saves compare all (docs/explanation/async.md).
         if data is None or algorithm.digest(data) == chunk.piece:
             return
-        since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may hold old bytes of it"
+        since = "" if self.copied_in == self.base else f"; checkpoints after {self.copied_in} may have old bytes of it"
         said = "was named in unchanged=" if self._is_named else "has an unchanged fingerprint on its device"
         msg = f"{self.name} {said}, but differs from {self.base}; nothing was published{since}"
         raise NotUnchanged(msg, hint=f"do not name it as unchanged; {NEXT}" if self._is_named else NEXT)

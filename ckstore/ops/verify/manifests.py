@@ -40,7 +40,7 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
     # By the id of the checkpoint: a manifest with only the same run and step may belong to another training.
     # The name of the directory has the first digits of the id, except in stores of drafts.
     ids = [id for id in _ids_of(context, run, step, path) if key.fits(run, step, id)]
-    reason = "no right manifest exists"
+    reason = "no intact manifest exists"
     remote = copies.remote_manifest(key)
     if remote is not None and remote[0] not in ids:
         ids.append(remote[0])

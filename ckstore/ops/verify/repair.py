@@ -29,7 +29,7 @@ from ckstore.ops.verify.manifests import repair_manifest
 from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
 
 _FRESH = ".plain-new"
-_NOWHERE = "no right copy exists"
+_NOWHERE = "no intact copy exists"
 
 
 @dataclass(slots=True)

@@ -82,7 +82,8 @@ class Rescue:
         # The bytes that were downloaded for the repair also serve the load.
         answer = answers.get(blob.digest) or self._remotes.blob(blob, [_place_of(directory)])
         if answer.data is None:
-            error.args = (f"{error.message}. No remote has it right: {'; '.join(answer.problems)}", *error.args[1:])
+            problems = "; ".join(answer.problems)
+            error.args = (f"{error.message}. No remote has an intact copy: {problems}", *error.args[1:])
             raise error
         directory.rescued.setdefault(blob.digest, Rescued(f"the remote {answer.source}", problem))
         return memoryview(answer.data)

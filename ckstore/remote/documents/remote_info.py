@@ -103,7 +103,7 @@ def check_uuid_is(found: str, wanted: str, name: str) -> None:
     The store's records about the added remote do not apply to the other one.
     """
     if wanted and found != wanted:
-        msg = f"another remote is at {name}: it has the uuid {found}, and {wanted} was added"
+        msg = f"another remote is now at {name}: its uuid is {found}, expected {wanted}"
         raise RemoteError(msg, hint=f"to use the other one: ckstore remote rm {name}, then add it again")
 
 
@@ -124,4 +124,6 @@ def check_hash(info: RemoteInfo, settings: StoreSettings, name: str) -> None:
     """Raise `BadInput` if a store and a remote name their blobs by different algorithms."""
     if info.hash != settings.hash:
         msg = f"{name} has blobs that are named by {info.hash}, and this store names them by {settings.hash}"
-        raise BadInput(msg, hint="a store and its remote have the same hash: make another remote, or another store")
+        raise BadInput(
+            msg, hint="a store and its remote must use the same hash: create another remote, or another store"
+        )

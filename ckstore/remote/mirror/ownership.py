@@ -74,7 +74,7 @@ class Ownership:
             else:
                 written = self._take_over_run(remote, *found, sequence, by_name=by_name)
         if written is None:
-            msg = f"another store is just taking over the run {run} on {remote.name}"
+            msg = f"another store is taking over the run {run} on {remote.name}"
             raise RemoteUnavailable(msg, hint="the next attempt names the store that has the run")
         self._owned[run] = written
 
@@ -129,7 +129,7 @@ class Ownership:
         if remote.cas and age_s > there.life_s:
             return
         who = f"the store {there.path} on {there.host} ({there.store})"
-        msg = f"{who} mirrors the run {there.run} to {remote.name}, and did so {max(0.0, age_s):.0f} s ago"
+        msg = f"{who} mirrors the run {there.run} to {remote.name}, most recently {max(0.0, age_s):.0f} s ago"
         when = f"{there.life_s:.0f} s after it stopped" if remote.cas else "only on request with this service"
         hint = f"this store takes the run over {when}, or now by: ckstore remote take-over {remote.name} {there.run}"
         raise RunIsOwned(msg, hint=f"{hint}; if both trainings continue, save one of them to another run")
@@ -153,7 +153,9 @@ def raise_order(context: Context, sequence: int, name: str) -> None:
     own = max(setting_of(context.layout, LEAST_SEQUENCE), sequence_limit(context))
     if sequence > own + WIDEST_GAP:
         msg = f"{name} has a checkpoint with the number {sequence} in the order of commits"
-        raise RemoteError(f"{msg}, more than 2^32 beyond all numbers in this store", hint="which program wrote it?")
+        raise RemoteError(
+            f"{msg}, more than 2^32 beyond all numbers in this store", hint="check which program wrote the checkpoint"
+        )
     if sequence > own:
         edit(context.layout, LEAST_SEQUENCE.name, lambda found: max(found or 0, sequence))
 

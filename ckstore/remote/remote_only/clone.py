@@ -251,5 +251,5 @@ class News:
                     warn(text)
             self._seen = places
         except RemoteUnavailable as error:  # a temporary network failure must not end an evaluator
-            warn(f"{self._source.name} was not asked for new checkpoints: {error.message}")
+            warn(f"{self._source.name} was not queried for new checkpoints: {error.message}")
         self._again_s = time.monotonic() + self._poll_s

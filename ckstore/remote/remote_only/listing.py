@@ -66,7 +66,7 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
             break
     for id, blobs in needed.items():
         if gone := [blob.digest for blob in blobs if blob.digest in lacking]:
-            found[id] = f"{len(gone)} of {counted(len(blobs), 'blob')} are not there, such as {gone[0]}"
+            found[id] = f"{len(gone)} of {counted(len(blobs), 'blob')} are missing, such as {gone[0]}"
     return found
 
 
@@ -85,7 +85,7 @@ def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
         try:
             missing = _missing_at_holder(context, holder, listed)
         except (CkstoreError, OSError) as error:
-            unasked |= {info.id: f"{holder.name} was not asked: {why_of(error)}" for info in listed}
+            unasked |= {info.id: f"{holder.name} was not queried: {why_of(error)}" for info in listed}
             continue
         whole |= {info.id for info in listed} - missing.keys()
         for id, why in missing.items():

@@ -28,7 +28,7 @@ _READS = 2
 CONTACT_S = 30.0
 """The time to wait for the first response of a remote."""
 AGAIN_S = 60.0
-"""A remote that did not answer is not asked again for this long: a load waits for it once, and not once per blob."""
+"""How long a remote that did not answer is not queried again, so that a load waits once and not for each blob."""
 
 
 class _LazySource:
@@ -164,7 +164,7 @@ def _open_entry(context: Context, entry: RemoteEntry) -> Source:
         found = remote_opener.uuid_of(remote)
     # Another remote of the same name may have other checkpoints of the same run and step.
     if found != entry.uuid:
-        raise RemoteError(f"another remote is at its place: its uuid is {found}, wanted {entry.uuid}")
+        raise RemoteError(f"another remote is now at its address: its uuid is {found}, expected {entry.uuid}")
     return source
 
 

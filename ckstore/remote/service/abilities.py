@@ -44,17 +44,19 @@ class Abilities:
         if not self.writes:
             return ["cannot be written with these credentials: only pulls are possible"]
         bodies = {
-            True: "refuses a body that was changed on the way",
-            False: "takes a body that was changed on the way: pushed bytes count as safe only after they are read back",
-            None: "not tried whether it refuses a body that was changed on the way",
+            True: "rejects uploads that were corrupted in transit",
+            False: "accepts uploads that were corrupted in transit: pushed data is trusted only after it is read back",
+            None: "not tested whether it rejects uploads that were corrupted in transit",
         }
         return [
-            "refuses to create an object twice" if self.create else "creates an object over another one",
-            "changes only the expected version of an object: prune may run at the same time as pushes"
+            "refuses to create an object twice"
+            if self.create
+            else "overwrites an object instead of refusing to create it twice",
+            "supports compare-and-swap: prune may run at the same time as pushes"
             if self.cas != "no"
-            else "changes any version of an object: prune needs --exclusive",
+            else "does not support compare-and-swap: prune needs --exclusive",
             "reads ranges of objects" if self.ranges else "does not read ranges of objects: whole objects are read",
-            "lists each write at once" if self.lists_writes else "lists writes late: pushes are not possible",
+            "lists each write immediately" if self.lists_writes else "lists writes late: pushes are not possible",
             bodies[self.checks_bodies],
         ]
 

@@ -191,7 +191,7 @@ class DirectoryObjects:
 
     def head(self, key: str) -> ObjectEntry | None:
         """Return the entry of an object; see `Objects`."""
-        return self._call(lambda top: self._find(top, key), f"looking at {key}")
+        return self._call(lambda top: self._find(top, key), f"examining {key}")
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; see `Objects`."""

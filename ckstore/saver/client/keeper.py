@@ -89,7 +89,7 @@ class SaverKeeper:
         # memory.
         self.given_up = [process for process in self.given_up if not process.ended(0.0)]
         if len(self.given_up) >= _MOST_GIVEN_UP:
-            msg = f"{len(self.given_up)} savers of {self._path} that were killed have not ended: the disk holds them"
+            msg = f"{len(self.given_up)} savers of {self._path} that were killed have not ended: they wait for the disk"
             raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
         # The thread first, then `Open`: a saver whose words nothing reads could only be noticed by its stall.
         self.process = process = self._watched()
@@ -199,7 +199,7 @@ class SaverKeeper:
         if begun.tries == _TRIES:
             self._queue.end(begun, failed(begun, reason))
         if saves:
-            self._queue.say(logging.WARNING, f"{reason}; going on with another saver")
+            self._queue.say(logging.WARNING, f"{reason}; continuing with another saver")
             self._go_on(was_closing=was_closing)
 
     def _give_up(self, process: SaverProcess, idle_s: float) -> None:

@@ -45,7 +45,7 @@ class PendingSave:
         self._not_saved: NotSaved | None = None
         if skipped:
             self._error = InUse(
-                f"the save of {self.name} was skipped: as many others as max_in_flight were under way",
+                f"the save of {self.name} was skipped, since max_in_flight other saves were unfinished",
                 hint="when_busy='wait' waits for one of them",
             )
 
@@ -82,8 +82,8 @@ class PendingSave:
         """Wait until the saver has the snapshot. From then on the save completes even if this process ends.
 
         Returns:
-            False if the saver does not have it after `timeout_s`. If None, it waits as long as the saver makes
-                progress.
+            False if the saver does not have it after `timeout_s`. Without `timeout_s`, this waits as long as the saver
+                makes progress.
 
         Raises:
             SaveFailed: The save has failed. `result` raises the cause.

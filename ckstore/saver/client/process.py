@@ -117,7 +117,7 @@ class SaverProcess:
         else:
             how = f"exited with status {status}"
         said = self._last_lines()
-        return f"the saver process {self.pid} {how}{self._failure}" + (f"; it said last: {said}" if said else "")
+        return f"the saver process {self.pid} {how}{self._failure}" + (f"; its last output: {said}" if said else "")
 
     def _last_lines(self) -> str:
         if self._said < 0:

@@ -117,7 +117,7 @@ class SaveQueue:
                 if self.changed.wait_for(is_free, limits.timeout_s):
                     return True
             waited = f" after {limits.timeout_s} s" if limits.when_busy == "wait" else ""
-            msg = f"{len(self.saves)} saves are still under way{waited}: {busy.name} is {busy.state}"
+            msg = f"{len(self.saves)} saves are still unfinished{waited}: {busy.name} is {busy.state}"
             raise InUse(msg, hint="save less often, or give a longer timeout_s or a larger max_in_flight")
 
     def wait(self, timeout_s: float | None, run: str | None) -> bool:

@@ -77,7 +77,7 @@ def given_up(save: Save, reason: str) -> CheckpointInfo | CkstoreError:
     # The kill may come too late: the kernel finishes a rename that it has begun when the disk answers.
     if save.granted or save.maybe_published:
         return _unknown(save, reason)
-    return SaveAbandoned(f"{reason}; the save of {pending.name}, which was {pending.state}, is given up", hint=_NEXT)
+    return SaveAbandoned(f"{reason}; the save of {pending.name}, which was {pending.state}, is abandoned", hint=_NEXT)
 
 
 def refused(save: Save, error: CkstoreError) -> CheckpointInfo | CkstoreError:
@@ -92,15 +92,13 @@ def refused(save: Save, error: CkstoreError) -> CheckpointInfo | CkstoreError:
 
 def _unknown(save: Save, reason: str) -> UnknownOutcome:
     name = save.pending.name
-    msg = (
-        f"{reason}; a saver was in the middle of publishing {name}: it is there, or not, when the storage answers again"
-    )
+    msg = f"{reason}; a saver was publishing {name}, so it may or may not exist when the storage answers again"
     return UnknownOutcome(msg, hint=_NEXT)
 
 
 def with_warning(info: CheckpointInfo, reason: str) -> CheckpointInfo:
     """Return the checkpoint with a warning about unfinished steps."""
-    note = f"{info.name} is saved, but its tags and retention may be left undone: {reason}"
+    note = f"{info.name} is saved, but its tags and retention may not have been applied: {reason}"
     return replace(info, catalogued=False, warnings=(*info.warnings, note))
 
 

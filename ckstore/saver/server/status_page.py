@@ -218,7 +218,7 @@ class Reporter(SaveWatch):
         self.at(self._number, "committing")
         self.say(Publishing(self._number, step))
         if not self._inbox.allows(self._number):
-            raise SaveAbandoned("the trainer gave the save up before it was published; nothing was published")
+            raise SaveAbandoned("the trainer abandoned the save before it was published")
 
     def committed(self, info: CheckpointInfo) -> None:
         """Report as `SaveWatch` describes."""
@@ -240,7 +240,7 @@ class Reporter(SaveWatch):
 
         pause(seconds, is_over_or_refused)
         if self._inbox.is_refused(number):
-            raise SaveAbandoned("the trainer gave the save up before it was tried again; nothing was published")
+            raise SaveAbandoned("the trainer abandoned the save before it was retried; nothing was published")
 
     def _tell(self, *, by_socket: bool = True) -> None:
         self._told_at = time.monotonic()

@@ -26,7 +26,7 @@ _IN_CONTEXTS = {
     "QuantizeTensorToNVFP4Kwargs",
 }
 _PLAIN = json.dumps({"_type": "Tensor"})
-_HINT = "export as torch or dcp: format='torch' keeps it as it is; or select what to export without it"
+_HINT = "export as torch or dcp, which keep it unchanged (format='torch'), or leave it out with select="
 
 
 class QuantizedNames:
@@ -53,9 +53,9 @@ class QuantizedNames:
         package, kind = node[2].partition(".")[0], node[2].rpartition(".")[2]
         direct = all(item[0] == "leaf" for _, item in node[1])
         if package != "torchao" or kind not in _TENSORS or not direct:
-            raise _refused(name, f"is a {node[2]}, which no loader of safetensors files puts together")
+            raise _refused(name, f"is a {node[2]}, which no loader of safetensors files can build")
         if not dot:
-            raise _refused(name, f"is a {node[2]}, of which torchao finds only those with a dot in their name")
+            raise _refused(name, f"is a {node[2]}, which torchao finds only by a name with a dot")
         try:
             context = _json_value(node[3][1][0])
         except ValueError as error:

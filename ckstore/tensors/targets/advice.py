@@ -95,17 +95,17 @@ def _of_values(found: Differences, terms: LoadRules) -> Iterator[str]:
     if found.dtypes and not terms.cast:
         yield "cast=True converts to the dtype of the target"
     if found.meta and not terms.assign:
-        yield "assign=True gives memory to what has none"
+        yield "assign=True allocates memory for tensors that have none"
     elif found.replaceable and not terms.assign:
-        yield "assign=True puts the tensors of the checkpoint in the place of those that are made up otherwise"
+        yield "assign=True replaces tensors that have another structure by those of the checkpoint"
     elif found.meta:
-        yield "load the module first, then make its optimizer, and load that"
+        yield "load the module first, then create its optimizer and load it"
 
 
 def _of_parts(load: Load, found: Differences) -> Iterator[str]:
     """Yield how to build tensors whose parts the target module does not accept."""
     for name, kind in list(found.partial.items())[:1]:
-        how = "make the weight of what load() returns"
+        how = "create the weight from the result of load()"
         if kind.endswith("Params4bit"):
             how += ": module.weight = Params4bit.from_prequantized(weight, parts, device=…, module=module)"
         rest = "load the rest with strict=False, then " if load.strict and load.fits_somewhere else ""

@@ -19,7 +19,7 @@ def check_rename(rename: object) -> Rename:
         return {}
     pairs = rename.items() if isinstance(rename, Mapping) else None
     if pairs is None or any(not isinstance(old, str) or not isinstance(new, str) for old, new in pairs):
-        msg = f"rename must map beginnings of names to what replaces them, got {rename!r}"
+        msg = f"rename must map prefixes of names to their replacements, got {rename!r}"
         raise BadInput(msg, hint='for example rename={"_orig_mod.": "", "module.": ""}')
     return dict(pairs)
 

@@ -382,7 +382,7 @@ def test_a_metric_that_a_run_has_no_number_for_keeps_the_whole_run(
 
     assert dropped(result) == set()
     runs = {candidate.info.run for candidate in history}
-    assert sum("the metric los, so nothing of it is dropped" in note for note in result.notes) == len(runs)
+    assert sum("the metric los, so none of its checkpoints is dropped" in note for note in result.notes) == len(runs)
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,10 @@ def test_a_metric_that_is_nowhere_is_said_with_what_there_is(metrics: dict[str, 
     )
 
     assert result.notes == (
-        f"no checkpoint of the run main has a number for the metric {wanted}, so nothing of it is dropped; {said}",
+        (
+            f"no checkpoint of the run main has a number for the metric {wanted}, "
+            f"so none of its checkpoints is dropped; {said}"
+        ),
     )
 
 

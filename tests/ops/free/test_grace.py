@@ -267,7 +267,7 @@ def test_gc_says_that_something_waits_and_what_frees_it(one: Store, later: Any) 
     one.delete(1)
 
     assert one.gc().explanation == (
-        "1 entry of trash/ waits for the grace (config.grace_s), since other hosts may be using the store; "
+        "1 entry of trash/ waits for the grace period (config.grace_s), since other hosts may be using the store; "
         "if none does, ckstore gc --exclusive frees at once"
     )
     assert one.gc(dry_run=True).explanation == "would free 1 blob, 1.0 MiB; all of it at once only with --exclusive"

@@ -133,7 +133,7 @@ def test_a_held_blob_is_not_freed_its_holder_is_named_and_it_goes_after_release(
             assert f"PID {process.pid}" in report.explanation
         else:
             assert named == ()
-            assert "is not visible from here" in report.explanation
+            assert "is not visible to this one" in report.explanation
         check_kept(store, blob, store.gc())
 
     report = store.gc()

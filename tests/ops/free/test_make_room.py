@@ -309,5 +309,5 @@ def test_a_mirror_that_is_away_keeps_nothing_from_making_room(
 
     info = store.save(state(9, mib=4), run="c")
 
-    assert "nothing that cold has was evicted" in info.warnings[0]
+    assert "no checkpoint on cold was evicted locally" in info.warnings[0]
     assert info.warnings[1] == "dropped b@0 to make room for this save"

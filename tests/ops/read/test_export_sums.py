@@ -302,7 +302,7 @@ def test_a_torch_file_whose_sums_get_no_name_is_reported_as_there(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", failing)
-        with pytest.raises(CkstoreError, match=r"out is there, and whole, but .*out\.sha256 cannot be made") as raised:
+        with pytest.raises(CkstoreError, match=r"out is complete, but .*out\.sha256 cannot be created") as raised:
             store.export(1, tmp_path / "out", format="torch", sums=True)
 
     assert raised.type is CkstoreError

@@ -354,7 +354,7 @@ def test_where_all_names_fit_none_are_to_be_listed(store: Store) -> None:
         empty = linear(2, 3)
 
     assert refused(store, linear(2, 3).half()).hint == "cast=True converts to the dtype of the target"
-    assert refused(store, empty).hint == "assign=True gives memory to what has none"
+    assert refused(store, empty).hint == "assign=True allocates memory for tensors that have none"
 
 
 def test_renaming_is_for_the_keys_of_tensors_and_modules_only(store: Store) -> None:
@@ -559,7 +559,7 @@ def test_an_optimizer_of_parameters_without_memory_is_refused(store: Store) -> N
 
     error = refused(store, {"model": target, "optimizer": optimizer}, assign=True)
 
-    assert "make its optimizer" in error.hint
+    assert "create its optimizer" in error.hint
     assert target[0].weight.is_meta
 
 

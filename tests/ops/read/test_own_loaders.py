@@ -212,7 +212,7 @@ def test_a_weight_of_four_bits_is_never_loaded_without_its_quantization(store: S
     store.save({"model": saved}, step=1)
     before = held(target)
 
-    with pytest.raises(DoesNotFit, match="its parts: make the weight of what load") as caught:
+    with pytest.raises(DoesNotFit, match="its parts: create the weight from the result of load") as caught:
         store.load_into({"model": target}, 1)
     with pytest.raises(DoesNotFit):
         store.load_into({"model": target}, 1, strict=False)

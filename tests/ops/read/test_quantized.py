@@ -133,7 +133,7 @@ def test_torchaos_tensors_are_in_safetensors_files_as_its_own_loader_reads_them(
         ),
         (
             {"b": Int8Tensor.of(X)},
-            r"^b is a torchao.*Int8Tensor, of which torchao finds only those with a dot",
+            r"^b is a torchao.*Int8Tensor, which torchao finds only by a name with a dot",
         ),
         (
             {"a.b": Int8Tensor.of(X)},

@@ -59,7 +59,7 @@ def test_a_process_in_doubt_writes_no_more(store: Store, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "sync_open_directory", failing)
-        with pytest.raises(UnknownOutcome, match="may or may not be there after a restart"):
+        with pytest.raises(UnknownOutcome, match="may or may not exist after a restart"):
             store.save(drawn(1), step=1)
 
     with pytest.raises(SaveFailed, match="accepts no more writes from this process"):

@@ -59,7 +59,7 @@ def test_verify_and_doctor_say_it(store: Store) -> None:
     (told,) = [found for found in store.doctor().findings if found.what == "order of commits"]
 
     assert finding.subject == "main@1"
-    assert f"the sequence number of main@1, {FAR}, is more than 2^32 beyond the greatest that counts, 3" in finding.what
+    assert f"the sequence number of main@1, {FAR}, is more than 2^32 above the greatest valid one, 3" in finding.what
     assert not report.ok
     assert told.level == "warning"
     store.delete("main@1")

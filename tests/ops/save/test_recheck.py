@@ -201,7 +201,7 @@ def test_a_pack_of_which_other_bytes_are_needed_is_marked_and_left_and_the_save_
     assert equal(store.load("new@latest"), less)
     assert victim.name not in {path.name for path in blobs_by_size(store, "new@latest")}
     (warning,) = info.warnings
-    assert "wrote what it needs from it to another blob; marked as damaged: old@0" in warning
+    assert "wrote the bytes that it needs to another blob; marked as damaged: old@0" in warning
     mark = next(marks.marked(store._context.layout))
     assert marks.blobs_of(mark) == [victim.name]
     with pytest.raises(NoWholeCheckpoint, match="is damaged"):

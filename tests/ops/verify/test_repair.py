@@ -113,7 +113,7 @@ def test_without_another_copy_the_damaged_one_is_put_aside_and_named(shared: Sto
     report = shared.verify(repair=True)
 
     assert not report.ok
-    assert [(lost.digest, lost.why) for lost in report.unrepaired] == [(victim.name, "no right copy exists")]
+    assert [(lost.digest, lost.why) for lost in report.unrepaired] == [(victim.name, "no intact copy exists")]
     assert report.quarantined == (f"quarantine/{victim.name}.{inode}",)
     assert (shared.path / report.quarantined[0]).stat().st_ino == inode
     assert not canonical(shared, victim.name).exists(), "no save links it any more"

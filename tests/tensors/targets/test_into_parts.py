@@ -166,7 +166,7 @@ def test_an_error_in_a_context_names_the_tensor(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(BadInput, match=r"^model.0.weight needs tests.support.subclasses.Rounding, "):
         saved.load()
-    with pytest.raises(BadInput, match=r"^a: .*Rounded, which is put together with .*Rounding cannot.*\[Rounding\]"):
+    with pytest.raises(BadInput, match=r"^a: .*Rounded, which is built from .*Rounding cannot.*\[Rounding\]"):
         Saved({"a": Rounded.of(X)})
 
 

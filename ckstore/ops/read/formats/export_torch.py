@@ -209,8 +209,8 @@ def refuse_large(manifest: Manifest, leaves: Sequence[LeafRecord]) -> None:
     )
     raise BadInput(
         msg,
-        hint="select what to export without them, such as select='model'; or torch.save the result of load",
-        command_hint="select what to export without them, such as --select model",
+        hint="leave them out with select=, such as select='model'; or torch.save the result of load",
+        command_hint="leave them out with --select, such as --select model",
     )
 
 

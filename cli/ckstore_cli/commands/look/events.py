@@ -37,8 +37,8 @@ def events(frame: Frame, since: str | None, run: str | None, follow: bool) -> No
 
     Each line has the time (UTC), the event, the checkpoint, the bytes added or
     freed, and the rule that dropped the checkpoint or the reason of a failure. An
-    event of another user also has the id of that user. The journal holds at least
-    the last 20,000 events, and may lack single events. ckstore log lists the
+    event of another user also has the id of that user. The journal usually holds
+    the last 20,000 events or more, and may lack some of them. ckstore log lists the
     existing checkpoints.
 
     \b

@@ -23,10 +23,10 @@ from ckstore_cli._frame import Frame, UserPath, framed
 def metrics(frame: Frame, output: Path | None) -> None:
     """Print metrics of the store and of each run in the OpenMetrics format.
 
-    The metrics of the store are the bytes used by one checkpoint, shared by several,
-    freed by the next gc and kept for undo, the free space, and the state of the
-    mirror. The metrics of a run are its checkpoints and bytes, its damaged
-    checkpoints, and the step and time of its newest checkpoint. Run the command from
+    The metrics of the store are the bytes of blobs by use (alone for one checkpoint,
+    shared by several, unused until the next gc, waiting for undo), the free space,
+    and the state of the mirror. The metrics of a run are its number of checkpoints,
+    their size, the number of damaged ones, and the step and time of the newest. Run the command from
     cron or a timer for the textfile collector of node_exporter. With --json, each
     sample is a line of JSON.
 

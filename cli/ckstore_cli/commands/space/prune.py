@@ -24,7 +24,7 @@ from ckstore_cli._retention import policy_of, print_freed, rule_options
 )
 @framed
 def prune(frame: Frame, /, run: str | None, dry_run: bool, now: bool, **rules: Any) -> None:
-    """Drop the checkpoints that no rule keeps, with the reasons, and free the space.
+    """Drop the checkpoints that no rule keeps, show the reasons, and free the space.
 
     A checkpoint is kept if any rule keeps it. Checkpoints that are tagged,
     pinned or open are never dropped, and neither is the newest complete checkpoint

@@ -80,10 +80,10 @@ def check_resume(
     """Check that a training continues exactly after a resume.
 
     FUNCTION returns a ckstore.training.Loop. MODULE is a module that Python can
-    import from the current directory, or a file such as train.py. Fresh processes
-    run the training twice without a stop, save it to a temporary store, resume it,
-    and compare each step. The command reports the first difference. It requires
-    torch, but no store.
+    import from the current directory, or a file such as train.py. The
+    command runs the training in fresh processes: twice without interruption, once
+    with saves to a temporary store, and once resumed from each save. It compares all
+    steps, and reports the first difference. It requires torch, but no store.
 
     \b
     Example:

@@ -160,11 +160,11 @@ def config(frame: Frame, /, key: str | None, value: str | None, run: str | None,
 
     \b
     The settings are
-      retention RULES      rules that are applied to a run after each save to it, and
-                           that drop and free its other checkpoints (with --run, rules
-                           of one run or of the runs that match a glob)
-      budget SIZE          maximum size of all checkpoints, above which a save drops
-                           the oldest, until --low-bytes are left
+      retention RULES      the checkpoints of each run to keep. After a save, the other
+                           checkpoints of its run are dropped and freed (with --run,
+                           for one run or for the runs that match a glob)
+      budget SIZE          maximum size of all checkpoints. Above it, a save drops the
+                           oldest until --low-bytes are left
       make-room RULES      the checkpoints that a save must keep when it drops the
                            oldest because it does not fit
       read-back on         whether a save reads its data back from the disk before it
@@ -199,7 +199,7 @@ def config(frame: Frame, /, key: str | None, value: str | None, run: str | None,
       push-deltas on       whether pushes to object storage send differences to earlier
                            checkpoints
       compact-after TIME   age at which checkpoints are compacted in the background
-      compact-share SHARE  share of one processor that this may use
+      compact-share SHARE  share of one processor that background compaction may use
       compact-keep N       how many of the newest checkpoints of each run stay plain
 
     \b

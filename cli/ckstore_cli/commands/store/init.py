@@ -43,7 +43,7 @@ def init(frame: Frame, path: Path | None, hash_name: str, chunk_bytes: int | Non
 
     PATH defaults to --store, CKSTORE_PATH, or .ckstore in the current directory,
     which is where the other commands look. The command tests the filesystem. It
-    warns about each promise that the filesystem cannot keep, and fails if the
+    warns about each guarantee that the filesystem cannot give, and fails if the
     filesystem cannot hold a store.
 
     \b
