@@ -193,7 +193,8 @@ def _listed(layout: Layout, run: str, before: RunListing) -> RunListing:
     begun_ns, stamp = time.time_ns(), layout.run_stamp(run)
     listed = layout.listed(run)
     # A change in the same tick of the kernel's clock would not change the times.
-    if stamp != layout.run_stamp(run) or not _is_settled(stamp, begun_ns):
+    is_settled = stamp is not None and max(stamp.mtime_ns, stamp.ctime_ns) + _TICK_NS < begun_ns
+    if stamp != layout.run_stamp(run) or not is_settled:
         stamp = None
     names = {name: inode for name, inode, _ in listed}
     # Only times have changed, so no directory must be checked.
@@ -224,11 +225,6 @@ def _trusted(stamp: RunStamp | None, published: Collection[CheckpointKey]) -> Ru
     if stamp is None or stamp.link_count != len(published) + 2 or stamp.ctime_ns % _SECOND_NS == 0:
         return None
     return stamp
-
-
-def _is_settled(stamp: RunStamp | None, now_ns: int) -> bool:
-    """Whether any later change will have other times: the kernel's clock has advanced since the last one."""
-    return stamp is not None and max(stamp.mtime_ns, stamp.ctime_ns) + _TICK_NS < now_ns
 
 
 class HighWaterMark:

@@ -96,7 +96,12 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
         if trash.in_use(layout.checkpoint(info.key)):
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
         check_not_evaluated(context, info)
-    _check_free(context, found, new)
+    # The new name must be free, or have only copies that an earlier try made.
+    taken = {key for key, _ in layout.published(new)}
+    copies = {info.id: copy.key for info in found if (copy := _copied(context, info, new)) is not None}
+    others = {key.step for key in taken - {*copies.values()}}
+    if others and (found[-1].id not in copies or others & {info.step for info in found}):
+        raise StepExists(f"the run {new} exists and has its own checkpoints", hint="choose another name for the run")
     if {old, new} <= config_file.policies_by_run(layout).keys():  # one of the rules would be lost
         raise BadInput(
             f"the runs {old} and {new} both have rules in {config_file.BY_RUN}",
@@ -112,15 +117,6 @@ def _damaged(message: str) -> DamagedBlob:
         hint="repair it with store.verify(repair=True), or delete it",
         command_hint="repair it with ckstore verify --repair, or delete it",
     )
-
-
-def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) -> None:
-    """Raise unless the new name is free, or has only copies that an earlier try made."""
-    there = {key for key, _ in context.layout.published(new)}
-    copies = {info.id: copy.key for info in moving if (copy := _copied(context, info, new)) is not None}
-    others = {key.step for key in there - {*copies.values()}}
-    if others and (moving[-1].id not in copies or others & {info.step for info in moving}):
-        raise StepExists(f"the run {new} exists and has its own checkpoints", hint="choose another name for the run")
 
 
 def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo | None:

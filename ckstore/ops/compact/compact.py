@@ -102,7 +102,9 @@ class _Compaction:
                     manifest = directory.manifest
                     self._orphans.note(manifest)
                     if key in shares:
-                        self._keep_own(manifest)
+                        # Of these blobs the checkpoint needs a good part; the rest is stored as in older ones.
+                        encoded = {} if manifest.encoding is None else manifest.encoding.encoded
+                        self._forms.keep_plain(blob for blob in own_blobs(manifest) if blob.digest not in encoded)
                     else:
                         self._forms.adopt(manifest)
             except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse, PermissionError):
@@ -115,11 +117,6 @@ class _Compaction:
             with unread, opened(self._context, entry.info) as directory:
                 self._owners.note(entry.info.key, directory.manifest)
                 self._orphans.note(directory.manifest)
-
-    def _keep_own(self, manifest: Manifest) -> None:
-        """Settle as plain the blobs of which a checkpoint needs a good part; the rest is stored as in older ones."""
-        encoded = {} if manifest.encoding is None else manifest.encoding.encoded
-        self._forms.keep_plain(blob for blob in own_blobs(manifest) if blob.digest not in encoded)
 
     def one(self, entry: CompactionEntry) -> None:
         """Compact one checkpoint, or record why it was skipped."""

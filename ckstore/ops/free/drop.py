@@ -208,7 +208,12 @@ def drop(
     with ExitStack() as held:
         # Lock the run first, as savers do: a saver that inspects the checkpoints of a step sees them unchanged until
         # its rename.
-        run_lock = held.enter_context(_run_locked(layout, info))
+        try:
+            run_lock = held.enter_context(
+                store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
+            )
+        except FileNotFoundError:
+            raise gone(info) from None
         lock = held.enter_context(_taken(info, path))
         if not is_former_form:
             check_unprotected(context, info.key, info)
@@ -265,13 +270,6 @@ def _others_taken(
         with suppress(NoSuchRef):  # another process dropped it
             found.append((key, held.enter_context(_taken(info, layout.checkpoint(key)))))
     return found
-
-
-def _run_locked(layout: Layout, info: CheckpointInfo) -> locks.DirectoryLock:
-    try:
-        return store_locks.lock_run(layout, info.run, exclusive=True, timeout_s=_RUN_TIMEOUT_S)
-    except FileNotFoundError:
-        raise gone(info) from None
 
 
 def _taken(info: CheckpointInfo, path: StorePath) -> locks.DirectoryLock:

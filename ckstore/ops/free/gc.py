@@ -27,7 +27,7 @@ from ckstore.fs.lock_holders import lock_holders, named_holders
 from ckstore.fs.store_path import NotInStore
 from ckstore.model.digest import short_id
 from ckstore.model.names import SHORT_DIGITS, CheckpointKey, parse_directory
-from ckstore.model.reports.gc_report import GcPlan, GcReport, Waiting
+from ckstore.model.reports.gc_report import GcPlan, GcReport
 from ckstore.model.reports.retention_report import RetentionReport
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import RetentionPlan
@@ -124,13 +124,12 @@ def planned(context: Context, dropping: Collection[CheckpointKey] = (), *, purge
 def gc_dry(context: Context, dropping: Collection[CheckpointKey] = (), *, purge: bool = False) -> GcReport:
     """Return what `collect` would free now, or after the checkpoints `dropping` were dropped."""
     report = GcReport.of_plan(planned(context, dropping, purge=purge))
-    return replace(report, catalog_bytes=catalog_bytes(context), waiting=_left_waiting(context, purge=purge))
-
-
-def _left_waiting(context: Context, *, purge: bool) -> tuple[Waiting, ...]:
-    """Return the dropped checkpoints that can still be restored after gc; with `purge`, only those of other users."""
     trashed = context.layout.trash
-    return tuple(one for one in waiting(context) if not (purge and trash.may_purge(trashed / one.entry)))
+    return replace(
+        report,
+        catalog_bytes=catalog_bytes(context),
+        waiting=tuple(one for one in waiting(context) if not (purge and trash.may_purge(trashed / one.entry))),
+    )
 
 
 def collect(context: Context, *, settle: bool = True, exclusive: bool = False, purge: bool = False) -> GcReport:
@@ -206,7 +205,11 @@ def _make_current(context: Context, *, settle: bool) -> None:
     catch_up(context, "all" if thorough else "counts")
     if not context.view.sees_changes:
         if settle:  # too expensive after each save, and what it finds can wait
-            _look_at_everything(context)
+            # Regardless of its rows: other hosts may have saved, dropped and collected, and an inode number may now
+            # belong to another directory.
+            keys = {key for key, _ in context.layout.published()} | context.catalog.listing().keys()
+            reconcile_all(context, sorted(keys))
+            list_blobs(context, timeout_s=TIMEOUT_S)
     elif thorough:  # others may have unlinked names, so that this user can now free the last one
         list_blobs(context, timeout_s=_CATALOG_TIMEOUT_S)
 
@@ -320,11 +323,3 @@ def _grace_for(context: Context, *, exclusive: bool) -> Grace | None:
             raise
     with reserve.given_up(context.layout):
         return graces.begin(context.layout, seconds)
-
-
-def _look_at_everything(context: Context) -> None:
-    """Make the catalog of this host match all directories, regardless of its rows, and list all blobs."""
-    # Other hosts may have saved, dropped and collected, and an inode number may now belong to another directory.
-    keys = {key for key, _ in context.layout.published()} | context.catalog.listing().keys()
-    reconcile_all(context, sorted(keys))
-    list_blobs(context, timeout_s=TIMEOUT_S)

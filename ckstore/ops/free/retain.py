@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import NoReturn
 
 from ckstore.errors import BadInput, DamagedBlob, InUse, NoSuchRef
 from ckstore.fs import dirfd_stat, locks, owner
@@ -71,7 +70,12 @@ def plan_retention(
         budget = stored.budget if run is None else None
         own_budget, own_rules = budget is not None and BUDGET in stored.own_only, stored
         if not stored.by_run and not stored.default and stored.budget is None:
-            _refuse_no_policy(context)
+            msg = f"{context.layout.root} has no retention policy"
+            raise BadInput(
+                msg,
+                hint="give one, or set store.config.retention",
+                command_hint="give a rule, such as --keep-last 3, or set them: ckstore config retention --keep-last 3",
+            )
     now = datetime.now(UTC)
     every = infos(context, run, superseded=True)
     # A rule set by a user who is not the owner of the store applies to that user's checkpoints.
@@ -98,15 +102,6 @@ def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> Retent
     for info in behind(context.layout, remote, here):
         history[info.name] = replace(history[info.name], wanted_by=not_yet(remote))
     return _plan(context, policy, datetime.now(UTC), history, sure=False)
-
-
-def _refuse_no_policy(context: Context) -> NoReturn:
-    msg = f"{context.layout.root} has no retention policy"
-    raise BadInput(
-        msg,
-        hint="give one, or set store.config.retention",
-        command_hint="give a rule, such as --keep-last 3, or set them: ckstore config retention --keep-last 3",
-    )
 
 
 def plan_asked(context: Context, policy: RetentionPolicy | None, run: str | None) -> RetentionPlan:

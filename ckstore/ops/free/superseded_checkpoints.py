@@ -66,7 +66,10 @@ def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newe
     try:
         older = facts_at(context, key)
     except (DamagedBlob, FileNotFoundError):
-        _discard_unreadable(context, new, key)
+        # A complete checkpoint that was moved there from another step, or with another hash, is kept.
+        found = look(context.layout, key)
+        if found.problem and not found.is_another and not found.is_closed:
+            drop_torn(context, key, protected=key.any_generation != new.key.any_generation, by_hand=False)
         return
     if older.order >= new.order and not newer:  # another save of the step was newer
         return
@@ -82,16 +85,6 @@ def _drop_one(context: Context, new: CheckpointInfo, key: CheckpointKey, *, newe
         pins = pins_by_id(context, datetime.now(UTC)).get(older.id, ())
         if tags_by_checkpoint(context.layout).get(key.any_generation) or not all(pin.is_of_a_file for pin in pins):
             raise
-
-
-def _discard_unreadable(context: Context, new: CheckpointInfo, key: CheckpointKey) -> None:
-    """Move a directory without a readable manifest to trash, unless it is tagged, pinned or open.
-
-    A complete checkpoint that was moved there from another step, or with another hash, is kept.
-    """
-    found = look(context.layout, key)
-    if found.problem and not found.is_another and not found.is_closed:
-        drop_torn(context, key, protected=key.any_generation != new.key.any_generation, by_hand=False)
 
 
 class Due(NamedTuple):

@@ -55,7 +55,12 @@ def catalog_of(place: PlaceFacts, root: Path, uuid: str, wanted: Path | None) ->
     reason = why_of_several_hosts(place, root) or why_of_several_users(root)
     if wanted is not None:
         path = _wanted(wanted, root)
-        _refuse_other_hosts(path)
+        existing = next(folder for folder in path.parents if folder.is_dir())
+        # By the filesystem: a test of SQLite's locks on one host is not valid for others.
+        found = examine(existing)
+        if found.other_hosts:
+            msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
+            raise UnsafePlace(msg, hint=_HINT)
         if path == root / _NAME and reason:
             msg = f"the catalog cannot be in the store: {reason}"
             raise BadInput(msg, hint="omit catalog_path, and the catalog is in this user's cache")
@@ -104,15 +109,6 @@ def _default(reason: str, uuid: str) -> Path:
         raise UnsafePlace(msg, hint=_HINT)
     # By the uuid and not the path: a store that was moved keeps its index, and two stores never share one.
     return folder / uuid / _NAME
-
-
-def _refuse_other_hosts(path: Path) -> None:
-    existing = next(folder for folder in path.parents if folder.is_dir())
-    # By the filesystem: a test of SQLite's locks on one host is not valid for others.
-    found = examine(existing)
-    if found.other_hosts:
-        msg = f"the catalog cannot be at {path}: {found.kind} is a shared filesystem, which SQLite cannot use"
-        raise UnsafePlace(msg, hint=_HINT)
 
 
 def is_private(catalog: Catalog, root: Path) -> bool:

@@ -117,7 +117,9 @@ def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]
             continue
         key = renamed.get(target.key)
         if key is None and layout.inode(target.key) is None:
-            key = _oldest(layout, target.key)
+            # The directory of a draft belonged to the first checkpoint that was saved of its step.
+            complete = published_of_step(layout, *target.key.run_step)
+            key = complete[0].key if complete else next(iter(layout.of_step(*target.key.run_step)), None)
         if key is None:  # its checkpoint keeps its name, or the tag dangles as before
             continue
         try:
@@ -132,9 +134,3 @@ def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]
         except (CkstoreError, OSError) as error:
             left.append(f"refs/{name}: {why_of(error)}")
     return done, left
-
-
-def _oldest(layout: Layout, draft: CheckpointKey) -> CheckpointKey | None:
-    """Return the checkpoint that had the directory of a draft: the first that was saved of its step."""
-    complete = published_of_step(layout, *draft.run_step)
-    return complete[0].key if complete else next(iter(layout.of_step(*draft.run_step)), None)

@@ -50,14 +50,11 @@ class StoredFile:
             at = bisect_right(self._starts, offset + done) - 1
             low, high = self._starts[at], self._starts[at + 1]
             stop = min(offset + len(out), high)
-            self._reader_of(self._record.storages[at]).bytes(offset + done - low, stop - low, out[done : stop - offset])
+            storage = self._record.storages[at]
+            if self._last is None or self._last.storage != storage:
+                self._last = RegionReader(self.directory, storage, self._record.path, verify=self._verify)
+            self._last.bytes(offset + done - low, stop - low, out[done : stop - offset])
             done = stop - offset
-
-    def _reader_of(self, storage: int) -> RegionReader:
-        """Return a reader of a storage; the last reader is kept with its last piece."""
-        if self._last is None or self._last.storage != storage:
-            self._last = RegionReader(self.directory, storage, self._record.path, verify=self._verify)
-        return self._last
 
 
 def find_file(manifest: Manifest, path: str) -> FileRecord:

@@ -31,7 +31,10 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
             for directory, path in zip((first, second), paths, strict=True)
         )
         found = diff_manifests(one.manifest, other.manifest)
-        names = _told_apart((found.before, found.after), [short_id(each.manifest_id) for each in (first, second)])
+        names = [found.before, found.after]
+        ids = [short_id(each.manifest_id) for each in (first, second)]
+        if names[0] == names[1] and ids[0] != ids[1]:
+            names = [f"{name} ({id})" for name, id in zip(names, ids, strict=True)]
         found = replace(found, before=_named(names[0], paths[0]), after=_named(names[1], paths[1]))
         # Digests show which tensors differ. Bytes are read only to measure by how much.
         if not values:
@@ -41,13 +44,6 @@ def diff(context: Context, before: AnyRef, after: AnyRef, *, values: bool, file:
         new = {spelling[leaf.name]: leaf for leaf in other.manifest.leaves}
         changed = [_measured(change, one, old[change.name], other, new[change.name]) for change in found.changed]
         return replace(found, changed=tuple(changed))
-
-
-def _told_apart(names: Sequence[str], ids: Sequence[str]) -> Sequence[str]:
-    """Return the names of two checkpoints, with the digits of their ids if both have the same step."""
-    if names[0] != names[1] or ids[0] == ids[1]:
-        return names
-    return [f"{name} ({id})" for name, id in zip(names, ids, strict=True)]
 
 
 def _paths(file: Files, directories: Sequence[CheckpointDirectory]) -> tuple[str | None, ...]:

@@ -98,13 +98,15 @@ def export_open(
             written.append(work.small(STATE_NAME, work.state_parts(plan)))
         written += work.write_sums()
         tree.publish()
+    # In the order of state.json.
+    names = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values]
     return ExportReport(
         name=directory.manifest.name,
         checkpoint_id=directory.manifest_id,
         destination=path,
         files=tuple(written),
         tied=plan.tied,
-        state_names=_state_names(plan),
+        state_names=(*names, *(f"{name} (attribute)" for name, _ in plan.values.attributes)),
         left_out=versions_left_out(plan),
     )
 
@@ -148,19 +150,6 @@ def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list
     return sum(shard.layout.nbytes for shard in shards) + index + unheld + values + MARGIN_BYTES
 
 
-def _regions(shard: ShardFile) -> list[FileRegion]:
-    """Return the regions of the tensors of a file, in its order."""
-    lie = zip(shard.layout.starts, shard.tensors, strict=True)
-    regions = (FileRegion(tensor.name, start, start + tensor.nbytes) for start, tensor in lie if tensor.nbytes)
-    return sorted(regions, key=lambda region: region.start)
-
-
-def _state_names(plan: ExportPlan) -> tuple[str, ...]:
-    """Return the names of the values in ``state.json``, in its order."""
-    names = [leaf.name for leaf in plan.unheld] + [name for name, _ in plan.values.values]
-    return (*names, *(f"{name} (attribute)" for name, _ in plan.values.attributes))
-
-
 class TensorWork(Work):
     """Writes files of tensors, and ``state.json``."""
 
@@ -173,7 +162,9 @@ class TensorWork(Work):
                 for runs, data in gathered(self.directory, self.reader, shard.leaves[i]):
                     parts.append(write_runs(fd, shard.layout.starts[i], runs, data))
                     self.meter.add(len(data))
-            self.read_back(fd, shard.name, shard.layout.nbytes, parts, _regions(shard))
+            placed = zip(shard.layout.starts, shard.tensors, strict=True)
+            regions = (FileRegion(one.name, start, start + one.nbytes) for start, one in placed if one.nbytes)
+            self.read_back(fd, shard.name, shard.layout.nbytes, parts, sorted(regions, key=lambda region: region.start))
         return ExportedFile(shard.name, shard.layout.nbytes, len(shard.tensors))
 
     def state_parts(self, plan: ExportPlan) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from ckstore.containers.file_value import FileValue, read_value
+from ckstore.containers.file_value import read_value
 from ckstore.containers.parsed_values import Refused
 from ckstore.errors import BadInput, CannotLoad, CannotStore
 from ckstore.fs.memory_file import memory_file
@@ -121,7 +121,9 @@ def _view(
         stored = StoredFile(directory, find_file(directory.manifest, path), verify=verify)
         try:
             found = read_value(stored)
-            captured, refused = _captured(found, stored)
+            n = found.pickle_bytes
+            most = Most(min(_VALUES_MOST, 2**12 + _TIMES * n), _CHARS_MOST, min(_CHARS_MOST, _CHARS_LEAST + _TIMES * n))
+            captured, refused = capture_described(found.value, places_of(found, stored.storages), most)
         except (Refused, TooMuchDescribed) as error:
             raise CannotLoad(f"{path} of {name} cannot be loaded as a state: {error}", hint=_HINT, file=path) from error
     # The rest of a state is usable if only one object cannot be loaded.
@@ -135,12 +137,6 @@ def _view(
         view.close()
         raise
     return view
-
-
-def _captured(found: FileValue, stored: StoredFile) -> tuple[Captured, list[CannotStore]]:
-    n = found.pickle_bytes
-    most = Most(min(_VALUES_MOST, 2**12 + _TIMES * n), _CHARS_MOST, min(_CHARS_MOST, _CHARS_LEAST + _TIMES * n))
-    return capture_described(found.value, places_of(found, stored.storages), most)
 
 
 def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> CannotLoad:

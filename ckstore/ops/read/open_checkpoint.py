@@ -299,17 +299,15 @@ class LeafSlice:
         leaf = self._leaf
         # Rows are contiguous only in a row-major tensor; any other is read as a whole and indexed by torch.
         if not isinstance(first, slice) or first.step not in (None, 1) or not leaf.shape or leaf.strides is not None:
-            return self._whole()[index]
+            memories = self._checkpoint._read([leaf.storage], leaf.name, _FEWER_ROWS)  # noqa: SLF001
+            whole: Any = make_leaf(leaf, memories[leaf.storage])
+            return whole[index]
         start, stop, _ = first.indices(leaf.shape[0])
         rows = self._rows(start, max(start, stop))
         return rows[(slice(None), *rest)] if rest else rows
 
     def _act_places(self) -> tuple[object, ...]:
         return (self._checkpoint,)
-
-    def _whole(self) -> Any:
-        memories = self._checkpoint._read([self._leaf.storage], self._leaf.name, _FEWER_ROWS)  # noqa: SLF001
-        return make_leaf(self._leaf, memories[self._leaf.storage])
 
     def _rows(self, start: int, stop: int) -> Any:
         leaf = self._leaf

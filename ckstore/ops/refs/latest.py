@@ -113,18 +113,15 @@ def _refuse_several(context: Context, ref: Ref) -> None:
     if len(found) < 2:
         return
     found.sort(key=lambda info: info.order, reverse=True)
-    msg = f"{ref}: the store has {len(found)} runs, so it may be {_listed(found)}"
+    more = len(found) - _SHOWN
+    listed = " or ".join(info.name for info in found[:_SHOWN]) + (f" or {more} more" if more > 0 else "")
+    msg = f"{ref}: the store has {len(found)} runs, so it may be {listed}"
     example = f"{found[0].run}@{ref.value}"
     raise AmbiguousRef(
         msg,
         hint=f"write {example}, or bind the store to a run: Store.open(path, run={found[0].run!r})",
         command_hint=f"write {example}",
     )
-
-
-def _listed(found: list[CheckpointInfo]) -> str:
-    more = len(found) - _SHOWN
-    return " or ".join(info.name for info in found[:_SHOWN]) + (f" or {more} more" if more > 0 else "")
 
 
 def run_summaries(context: Context) -> list[RunSummary]:

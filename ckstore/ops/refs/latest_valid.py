@@ -52,7 +52,10 @@ def take_newest_valid(context: Context, ref: str, take: Take[T], *, read_touched
         NoSuchRef: There are no checkpoints.
         NoWholeCheckpoint: No checkpoint is complete. The message has the problem of each.
     """
-    run, kind = _run_and_kind(context, ref)
+    parsed = in_one_run(context, parse_ref(ref))
+    if parsed.kind not in VERIFIED_KINDS:
+        raise BadInput(f"{ref!r} is not a ref to the newest valid checkpoint")
+    run, kind = parsed.run, parsed.kind
     if kind == "latest-healthy":
         take = partial(_take_healthy, take)
     unhealthy: list[CheckpointInfo] = []
@@ -167,14 +170,6 @@ def fill_from_newest_valid(
             raise BadInput(msg, hint="create the target again before you use it") from error
 
     return take_newest_valid(context, ref, take, read_touched=not verify)
-
-
-def _run_and_kind(context: Context, ref: str) -> tuple[str | None, str]:
-    """Return the run and the kind of a ref to the newest valid checkpoint. In a store of one run it may be None."""
-    parsed = in_one_run(context, parse_ref(ref))
-    if parsed.kind not in VERIFIED_KINDS:
-        raise BadInput(f"{ref!r} is not a ref to the newest valid checkpoint")
-    return parsed.run, parsed.kind
 
 
 def _current(context: Context, info: CheckpointInfo, directory: CheckpointDirectory) -> CheckpointInfo:

@@ -71,7 +71,12 @@ def repair(
     copies = Copies(context, sources, remotes)
     damage = list(damage)
     # Manifests first: without one it is not known which blobs the checkpoint needs.
-    _repair_manifests(context, copies, damage, done)
+    for place in dict.fromkeys(found.key for found in damage if not found.blob):
+        repaired, reason = repair_manifest(context, copies, place)
+        if repaired is not None:
+            done.repaired.append(repaired)
+        elif reason:
+            done.unrepaired.append(Unrepaired("", 0, reason))
     wanted = _wanted(context, damage, done.held)
     for digest in canonical:
         try:
@@ -97,15 +102,6 @@ def repair(
     finally:
         reclaim.discard(context, staging)
     return done
-
-
-def _repair_manifests(context: Context, copies: Copies, damage: Iterable[Damage], done: RepairOutcome) -> None:
-    for place in dict.fromkeys(found.key for found in damage if not found.blob):
-        repaired, reason = repair_manifest(context, copies, place)
-        if repaired is not None:
-            done.repaired.append(repaired)
-        elif reason:
-            done.unrepaired.append(Unrepaired("", 0, reason))
 
 
 def could_heal(context: Context, damage: Iterable[Damage]) -> tuple[str, ...]:

@@ -78,7 +78,11 @@ class Rescue:
             problem = self._repair(directory, error, answers)
             if not problem:
                 return None
-            self._distrust(directory, error.blob)
+            # Saves must not reuse the damaged file. The checkpoint is not marked: the load continues with bytes of a
+            # remote, and `latest-valid` needs no older checkpoint.
+            if error.blob and not self._context.readonly:
+                with suppress(OSError):  # it belongs to another user, or is missing
+                    blobs.distrust(directory.lock.inside / BLOBS / error.blob)
         # The bytes that were downloaded for the repair also serve the load.
         answer = answers.get(blob.digest) or self._remotes.blob(blob, [_place_of(directory)])
         if answer.data is None:
@@ -147,13 +151,6 @@ class Rescue:
         said = [f"repaired damaged or missing blobs: {_some(healed)}"] if healed else []
         said += [f"read damaged or missing blobs without a repair: {_some(read)}"] if read else []
         warn(f"{name}: {'; '.join(said)}. Check the disk; ckstore verify reads everything")
-
-    def _distrust(self, directory: CheckpointDirectory, digest: str) -> None:
-        """Keep saves from reusing a damaged file that was not repaired."""
-        # It is not marked: the load continues with bytes of a remote, and `latest-valid` needs no older checkpoint.
-        if digest and not self._context.readonly:
-            with suppress(OSError):  # it belongs to another user, or is missing
-                blobs.distrust(directory.lock.inside / BLOBS / digest)
 
     def _repair(self, directory: CheckpointDirectory, error: DamagedBlob, answers: dict[str, RemoteAnswer]) -> str:
         """Repair a file of a checkpoint; return why that failed, or an empty string.

@@ -124,7 +124,13 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
         plan.paths[name] = found.path
         if leaf is None:
             held = [manifest.leaves[i] for i in leaf_numbers(found.node)]
-            if _is_streamed(found.node) and all(keep is None or keep(one.name) for one in held):
+            # A tensor that only holds others may be large, and is streamed.
+            if (
+                isinstance(found.node, list)
+                and found.node[0] == "parts"
+                and found.node[2] not in SPARSE_KINDS
+                and all(keep is None or keep(one.name) for one in held)
+            ):
                 plan.items.append(_Item(name, found, held_bytes=sum(leaf_bytes(manifest, one) for one in held)))
                 continue
             values += [one for one in held if keep is None or keep(one.name)]
@@ -146,11 +152,6 @@ def _refuse_parts_of_lists(entries: Mapping[str, StateValue], wanted: Mapping[st
                 where = ".".join(map(str, found.path[:i])) or "the state itself"
                 msg = f"{where} is a list, and a directory of torch.distributed.checkpoint has all of it or nothing"
                 raise BadInput(msg, hint=f"select all of it, or export as torch: {found.name} was not selected")
-
-
-def _is_streamed(node: Node) -> bool:
-    """Whether a value is a tensor that only holds others: it may be large, and is streamed."""
-    return isinstance(node, list) and node[0] == "parts" and node[2] not in SPARSE_KINDS
 
 
 def _places_in_lists(path: tuple[str | int, ...]) -> list[int]:

@@ -37,7 +37,6 @@ from ckstore.ops.read.formats.model_files import (
     PEFT,
     PRETRAINED,
     ModelForm,
-    ModelSelection,
     UserFile,
     added_files,
     choose,
@@ -134,22 +133,17 @@ def _of_files(
     (first, *more) = chosen.weights
     nbytes = _bytes_of(directory, first)
     if more or (first.path.endswith(".safetensors") and (nbytes <= most_bytes or not form.is_cut)):
-        _check_shards(directory, chosen, most_bytes)
+        large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
+        if most_bytes != MAX_SHARD_BYTES and large:
+            found = f"{large[0]} has more than {exact_size(most_bytes)}"
+            msg = f"{found}, and weights that were committed in several files are not split again"
+            raise BadInput(msg, hint="leave max_shard_bytes= out")
         return _Plan((*chosen.weights, *beside), added, left_out, None)
     view = opened.enter_context(state_of(directory, first.path, chunk_bytes=chunk_bytes, can_select=False))
     plan = plan_export(view.manifest, ties=form.is_cut)
     _check_state_dict(plan, form)
     shards = shards_of(plan, most_bytes if form.is_cut else None, form.stem)
     return _Plan(beside, added, left_out + versions_left_out(plan), (view, plan, tuple(shards)))
-
-
-def _check_shards(directory: CheckpointDirectory, chosen: ModelSelection, most_bytes: int) -> None:
-    """Raise if weights that were committed in several files would have to be split further."""
-    large = [file.path for file in chosen.weights if _bytes_of(directory, file) > most_bytes]
-    if most_bytes != MAX_SHARD_BYTES and large:
-        found = f"{large[0]} has more than {exact_size(most_bytes)}"
-        msg = f"{found}, and weights that were committed in several files are not split again"
-        raise BadInput(msg, hint="leave max_shard_bytes= out")
 
 
 def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
