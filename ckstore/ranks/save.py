@@ -92,7 +92,10 @@ def _fail(context: Context, work: RankWork, error: BaseException) -> None:
 
 def _save(context: Context, work: RankWork, request: Request, captured: Captured) -> CheckpointInfo:
     who = work.who
-    _refuse_duplicate(context, who)
+    if any(is_of_try(found.manifest, who) for found in published_of_step(context.layout, who.run, who.step)):
+        msg = f"all ranks of this attempt have already saved {who.name}"
+        came = f"{who} called save twice or too late; a new attempt needs another"
+        raise RankMismatch(msg, hint=f"{came} attempt=")
     with (
         failing_as_save(context, f"saving {request.run}@{request.step} at {who}"),
         FileRendezvous.enter(context.layout, who) as meeting,
@@ -111,10 +114,3 @@ def _save(context: Context, work: RankWork, request: Request, captured: Captured
             return deciding.wait(staging)
         finally:
             reclaim.discard(context, staging)  # the whole has links of its own to all that was staged
-
-
-def _refuse_duplicate(context: Context, who: RankIdentity) -> None:
-    if any(is_of_try(found.manifest, who) for found in published_of_step(context.layout, who.run, who.step)):
-        msg = f"all ranks of this attempt have already saved {who.name}"
-        came = f"{who} called save twice or too late; a new attempt needs another"
-        raise RankMismatch(msg, hint=f"{came} attempt=")

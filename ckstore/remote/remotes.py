@@ -90,7 +90,10 @@ class Remotes:
         self._context.check_writable()
         check_name(name)
         wanted = target_at(parse_target(target, endpoint=endpoint, region=region))
-        self._refuse_taken(name, wanted)
+        taken = entries(self._context.layout).get(name)
+        if taken is not None and taken.target != wanted:
+            hint = f"remove it first with ckstore remote rm {name}, or choose another name"
+            raise BadInput(f"{name} is the remote at {taken.target}", hint=hint)
         entry = self._probed_entry(name, wanted, make=True)
         self._keep(entry)
         return entry
@@ -325,12 +328,6 @@ class Remotes:
             raise BadInput(f"{name} is already a remote, at {target}; there is nothing to convert")
         self._add(new, directory)
         return convert(self._context, old, open_remote(self._context, new, writing=True))
-
-    def _refuse_taken(self, name: str, target: Target) -> None:
-        taken = entries(self._context.layout).get(name)
-        if taken is not None and taken.target != target:
-            hint = f"remove it first with ckstore remote rm {name}, or choose another name"
-            raise BadInput(f"{name} is the remote at {taken.target}", hint=hint)
 
     def _keep(self, entry: RemoteEntry) -> None:
         config_file.edit(self._context.layout, MEMBER, lambda found: {**(found or {}), entry.name: entry.setting()})

@@ -24,7 +24,7 @@ from ckstore.remote.objects import Remote
 from ckstore.remote.pull import Pull
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.remote_only import evict as evicting
-from ckstore.remote.remote_opener import OtherStore, RemoteLike, named_remote, near, open_source, source_of
+from ckstore.remote.remote_opener import RemoteLike, named_remote, near, open_source, source_of
 from ckstore.remote.remote_refs import find_on_remote, newest_of_steps
 from ckstore.remote.source import Source
 
@@ -80,7 +80,9 @@ def pull(
     if not dry_run:
         context.check_writable()
     there = open_source(context, remote)
-    _check_is_remote(there)
+    # Check that the remote is still there: an empty place would look like a remote without checkpoints.
+    if isinstance(there, Remote):
+        read_info(there.objects, there.name)
     if dry_run:
         source = source_of(there)
         return pulling.plan_pull(context, source, _places(context, source, Choice(refs, options))).report()
@@ -105,12 +107,6 @@ def evict(
         raise BadInput("no checkpoint was named", **HINT)
     infos = choice.of(context)
     return evicting.evict(context, infos, named_remote(context, remote, writing=not dry_run), dry_run=dry_run)
-
-
-def _check_is_remote(there: Remote | OtherStore) -> None:
-    """Raise if a remote is no longer at its place: an empty place would look like a remote without checkpoints."""
-    if isinstance(there, Remote):
-        read_info(there.objects, there.name)
 
 
 def _places(context: Context, source: Source, choice: Choice) -> list[Place]:

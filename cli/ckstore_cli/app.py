@@ -234,21 +234,17 @@ def app() -> None:
     """
 
 
-def _open_closed_streams() -> None:
-    """Open the standard streams that are closed, before the store is opened, so that errors can be printed."""
-    from ckstore.fs.dirfd_stat import open_closed_streams  # each command imports it anyway
-
-    open_closed_streams()
-    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
-    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
 def main() -> NoReturn:
     """Run ``ckstore`` with the arguments of the process, and exit."""
+    from ckstore.fs.dirfd_stat import open_closed_streams  # each command imports it anyway
+
     # Commands make few reference cycles, and the search for them takes a tenth of the time of `log`.
     # So it runs rarely, and not at exit.
     gc.set_threshold(100_000)
-    _open_closed_streams()
+    # Before the store is opened, so that errors can be printed.
+    open_closed_streams()
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     try:
         app.main()
     except KeyboardInterrupt:  # before click started; afterwards click reports it

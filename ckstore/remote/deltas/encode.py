@@ -157,7 +157,9 @@ class _Encoder:
             return None, False
         masters = {s.base for s in segments if s.prediction != "same"}
         is_allowed = self._forms.allows(blob.digest, blob.nbytes, len(data), header.bases, masters)
-        return self._spool_form(blob, header, data), is_allowed
+        digest = algorithm_of(blob.digest).digest(data)
+        self.spool.put(digest, data)
+        return Form(blob.nbytes, BlobRecord(digest, len(data)), header.bases), is_allowed
 
     def _shorter_chain_matchers(self) -> Iterator[Matcher]:
         """Yield matchers for other local checkpoints on the chains, those with the shortest chains first."""
@@ -209,11 +211,6 @@ class _Encoder:
         of_tile = replace(header, nbytes=nbytes, runs=(run._replace(nbytes=nbytes),))
         tile = container.encode_blob(sample, of_tile, self._source.part)
         return len(tile) <= 1.25 * _MOST_SHARE * nbytes
-
-    def _spool_form(self, blob: BlobRecord, header: Header, data: bytes) -> Form:
-        digest = algorithm_of(blob.digest).digest(data)
-        self.spool.put(digest, data)
-        return Form(blob.nbytes, BlobRecord(digest, len(data)), header.bases)
 
     def result(self) -> Delta | None:
         """Return the encoded form of the checkpoint, or None if it is pushed as it is stored locally."""

@@ -154,7 +154,11 @@ class _Prune:
                 if version is None:
                     return None
                 said = new
-            self._remove_batch(batch)
+            for at in range(0, len(batch), REQUEST_NAMES):
+                self._sent = batch[at : at + REQUEST_NAMES]
+                self.remote.objects.delete([keys.blob(name) for name in self._sent])
+                self._count_removed(self._sent)
+            self._sent = ()
         return said
 
     def alone(self) -> None:
@@ -239,13 +243,6 @@ class _Prune:
         since = self.survey.now + timedelta(seconds=time.monotonic() - self._begun_s)
         new.deleting[batch_id] = Batch(batch, text_of_time(since))
         return new
-
-    def _remove_batch(self, names: tuple[str, ...]) -> None:
-        for start in range(0, len(names), REQUEST_NAMES):
-            self._sent = names[start : start + REQUEST_NAMES]
-            self.remote.objects.delete([keys.blob(name) for name in self._sent])
-            self._count_removed(self._sent)
-        self._sent = ()
 
     def _end_batches(self) -> None:
         """Remove the batches of this call from the object, after an error."""

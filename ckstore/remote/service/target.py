@@ -48,7 +48,10 @@ class Target:
 
     def __post_init__(self) -> None:
         if self.kind != "url":
-            _check_directory(self)
+            if not self.address.startswith("/") or "\0" in self.address:
+                raise BadInput(f"a directory is given by its absolute path, got {self.address!r}")
+            if self.endpoint or self.region:
+                raise BadInput("a directory has neither an endpoint nor a region", hint=f"give a URL: {_URL_HOW}")
         else:
             _check_url(self.address)
             if self.endpoint:
@@ -122,13 +125,6 @@ def parse_target(text: str | os.PathLike[str], *, endpoint: str | None = None, r
     if isinstance(text, str) and _ONE_SLASH.match(text):
         raise BadInput(f"{text!r} is neither a URL nor a directory", hint=f"write {_URL_HOW}, with two slashes")
     return Target("directory", str(expanded(text).absolute()))
-
-
-def _check_directory(target: Target) -> None:
-    if not target.address.startswith("/") or "\0" in target.address:
-        raise BadInput(f"a directory is given by its absolute path, got {target.address!r}")
-    if target.endpoint or target.region:
-        raise BadInput("a directory has neither an endpoint nor a region", hint=f"give a URL: {_URL_HOW}")
 
 
 def _check_url(address: str) -> None:

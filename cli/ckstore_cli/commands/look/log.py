@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 
 import click
 
@@ -113,7 +112,9 @@ def log(  # noqa: PLR0917 - one for each option
     elif not shown:
         out.note(f"no checkpoint was saved in the last {printable(since or '')}")
     elif out.width is not None and len(shown) == count:
-        total = _count(store.path, run, superseded=superseded)
+        # By the names of their directories, since reading each is as slow as listing it.
+        listed = checkpoints if superseded else steps
+        total = sum(len(listed(store.path, name)) for name in (runs(store.path) if run is None else [run]))
         if total > count:
             out.note(f"{total - count} older; -n {total} shows them all")
 
@@ -131,12 +132,6 @@ def _show_lacking(
         out.note(f"no checkpoint lacks {printable(metric)}")
     elif len(lacking) > len(shown):
         out.note(f"{len(lacking) - len(shown)} older; -n {len(lacking)} shows them all")
-
-
-def _count(store: Path, run: str | None, *, superseded: bool) -> int:
-    """Count the checkpoints by the names of their directories, since reading each is as slow as listing it."""
-    listed = checkpoints if superseded else steps
-    return sum(len(listed(store, name)) for name in (runs(store) if run is None else [run]))
 
 
 def _short(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
