@@ -193,7 +193,9 @@ def _compare_at_once(
     at, stop = everything[1], everything[1] + everything[2]
     while at < stop:
         try:
-            data = _read(file, at, stop, how)
+            if how.pace is not None:
+                how.pace(min(stop - at, READ_BYTES))
+            data = file.read(at, stop, how.buffer)
         except OSError as error:
             # Only EIO says that the medium lost the bytes; anything else is this process's or the server's trouble.
             if error.errno != errno.EIO:
@@ -210,12 +212,6 @@ def _compare_at_once(
         open_now = [running for running in open_now if running.stop > at]
     # An empty blob is never read, and still has a digest to be compared.
     return known if everything[2] else {everything: open_now[0].verdict()}
-
-
-def _read(file: direct.UncachedFile, start: int, stop: int, how: ReadMode) -> memoryview:
-    if how.pace is not None:
-        how.pace(min(stop - start, READ_BYTES))
-    return file.read(start, stop, how.buffer)
 
 
 def _compare(file: direct.UncachedFile, piece: Piece, how: ReadMode) -> str:

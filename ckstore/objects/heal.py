@@ -57,7 +57,8 @@ def relink_everywhere(
     def relink(path: StorePath, *, needs: bool = False) -> bool:
         name = path / BLOBS / digest
         try:
-            present = _inode_of(name)
+            found = dirfd_stat.find(name)
+            present = None if found is None else found.st_ino
             if present in right:
                 return False
             if present is None and not needs and not _has_lost(path, digest):
@@ -89,11 +90,6 @@ def relink_everywhere(
         except InUse as error:  # usually it is being taken apart, and needs nothing any more
             held[key] = error
     return Given(changed, held)
-
-
-def _inode_of(name: StorePath) -> int | None:
-    found = dirfd_stat.find(name)
-    return None if found is None else found.st_ino
 
 
 def _has_lost(path: StorePath, digest: str) -> bool:

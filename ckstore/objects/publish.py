@@ -273,14 +273,10 @@ def _existing(manifest: Manifest, rule: Rule, found: Sequence[Published]) -> Pub
         return newest if same and newest.manifest.description == manifest.description else None
     if (same and rule != "taken") or rule == "keep":
         return newest
-    raise _exists(newest)
-
-
-def _exists(other: Published) -> StepExists:
-    return StepExists(
-        f"run {other.key.run} has another checkpoint at step {other.key.step}, saved at {other.manifest.created}",
+    raise StepExists(
+        f"run {newest.key.run} has another checkpoint at step {newest.key.step}, saved at {newest.manifest.created}",
         hint="choose another step=, or if_exists='replace' to replace that one; if_exists='keep' skips this save",
-        id=other.manifest_id,
+        id=newest.manifest_id,
     )
 
 

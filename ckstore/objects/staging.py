@@ -205,17 +205,14 @@ class Staging:
         # stays.
         for checkpoint in checkpoints:
             try:
-                self._heal_marked(marks.blobs_of(checkpoint))
+                for digest in marks.blobs_of(checkpoint):
+                    mine = self._blobs / digest
+                    if dirfd_stat.exists(mine) and blobs.digest_of_file(mine, digest) == digest:
+                        relink_everywhere(self.layout, digest, mine, self._temporary)
             except OSError:  # as said above; the next save, or a repair, tries again
                 for name in os.listdir(self.lock.fd):
                     if name.startswith(_TEMPORARY):
                         links.unlink(self._own / name)
-
-    def _heal_marked(self, digests: Iterable[str]) -> None:
-        for digest in digests:
-            mine = self._blobs / digest
-            if dirfd_stat.exists(mine) and blobs.digest_of_file(mine, digest) == digest:
-                relink_everywhere(self.layout, digest, mine, self._temporary)
 
     def take(self, digest: str, good: StorePath) -> None:
         """Stage a good copy with a link or, if a link is not possible, by copying it."""

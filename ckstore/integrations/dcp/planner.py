@@ -55,7 +55,10 @@ class ComparingPlanner(DefaultLoadPlanner):
         self.missing = tuple(name for name in lacking if name not in self._first)
         self.unexpected = tuple(name for name in there if name not in self.state_dict)
         self._compare({name: there[name] for name in self.state_dict if name in there})
-        self._compare_orders(saved)
+        # An optimizer whose parameters have other names would get moments of other parameters.
+        for name, groups in own_groups(self.original_state_dict):
+            if said := saved.other_order(name, groups):
+                self.not_loaded[name or "the state itself"] = said
         fits = {name: mine for name, mine in self.state_dict.items() if name in there and not self._is_left_out(name)}
         differing = [*self.missing, *self.not_loaded]
         if any(map(self._must_fit, differing)) or (differing and not fits):
@@ -113,12 +116,6 @@ class ComparingPlanner(DefaultLoadPlanner):
                 self.not_loaded[name] = f"shape {list(mine.size())} wanted, found shape {list(stored.size)}"
             elif is_tensor and mine.dtype != stored.properties.dtype:
                 self.cast[name] = f"{_short(stored.properties.dtype)} to {_short(mine.dtype)}"
-
-    def _compare_orders(self, saved: SavedOptimizers) -> None:
-        """Omit an optimizer whose parameters have other names, because it would get moments of other parameters."""
-        for name, groups in own_groups(self.original_state_dict):
-            if said := saved.other_order(name, groups):
-                self.not_loaded[name or "the state itself"] = said
 
     def _is_left_out(self, name: str) -> bool:
         return any(name == one or name.startswith(f"{one}.") for one in self.not_loaded)

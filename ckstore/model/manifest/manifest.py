@@ -299,7 +299,10 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
     if requires := manifest.requires:
         plain["requires"] = list(requires)
     if manifest.ranks is not None:
-        plain["ranks"] = _ranks_json(manifest.ranks)
+        ranks = manifest.ranks
+        plain["ranks"] = {"world_size": ranks.world_size, "attempt": ranks.attempt, "hosts": list(ranks.hosts)}
+        if ranks.entries is not None:
+            plain["ranks"]["entries"] = [[entry.name, list(entry.path)] for entry in ranks.entries]
     if manifest.health is not None:
         plain["health"] = manifest.health.to_json()
     members = {name: canonical_text(value) for name, value in plain.items()}
@@ -325,10 +328,3 @@ def _tiling_text(storage: StorageRecord) -> str:
         return ""
     shape, blocks = storage.tiling
     return f",[{_numbers(shape)},{_list_of(f'[{_numbers(b.offsets)},{_numbers(b.sizes)}]' for b in blocks)}]"
-
-
-def _ranks_json(ranks: RankRecord) -> dict[str, Any]:
-    out: dict[str, Any] = {"world_size": ranks.world_size, "attempt": ranks.attempt, "hosts": list(ranks.hosts)}
-    if ranks.entries is not None:
-        out["entries"] = [[entry.name, list(entry.path)] for entry in ranks.entries]
-    return out

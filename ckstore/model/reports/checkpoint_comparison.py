@@ -153,13 +153,10 @@ def _shown(node: Node) -> object:
     if _is_container(node):
         return str(node[0])
     if isinstance(node, list) and node[0] == "numpy":
-        return _number(node[1], bytes_of_text(node[2]))
+        # A plain number, without NumPy, or text if it is no number.
+        dtype, data = node[1], bytes_of_text(node[2])
+        value = numpy_number(dtype, data)
+        return f"numpy {dtype} {data.hex()}" if value is None else value
     if isinstance(node, list) and node[0] in _SHOWN_AS_TEXT:
         return f"{node[0]} {' '.join(str(part) for part in node[1:] if part is not None)}"
     return decode_value(node)
-
-
-def _number(dtype: str, data: bytes) -> object:
-    """Return a NumPy scalar as a plain number, without NumPy, or as text if it is no number."""
-    value = numpy_number(dtype, data)
-    return f"numpy {dtype} {data.hex()}" if value is None else value

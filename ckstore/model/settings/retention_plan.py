@@ -254,7 +254,9 @@ class _Run:
         self._protect()
         self._protected = {name for name, reasons in self._kept.items() if reasons}
         if policy is None or not policy.has_keep_rule:
-            self._keep_all(policy)
+            why = "no rule of the store applies to its run" if policy is None else "the run is within its budget"
+            for candidate in self._history:
+                self._kept[candidate.info.name].append(why)
             return
         if policy.keep_last is not None:
             of = f"{policy.keep_last} newest" if policy.keep_last > 1 else "newest"
@@ -289,11 +291,6 @@ class _Run:
         over = over_budget(made, blobs, self._budget, f"the run {self._history[0].info.run}", self._beside)
         self.notes += over.notes
         return over.entries
-
-    def _keep_all(self, policy: RetentionPolicy | None) -> None:
-        why = "no rule of the store applies to its run" if policy is None else "the run is within its budget"
-        for candidate in self._history:
-            self._kept[candidate.info.name].append(why)
 
     def _nearest(self, every: int) -> None:
         groups: dict[int, list[Candidate]] = {}

@@ -113,7 +113,10 @@ def check(
     if IN_CHECK in os.environ:
         hint = 'call it below if __name__ == "__main__":'
         raise BadInput("check was called while one of its processes imported the module", hint=hint)
-    _check_profile(profile, rtol, atol)
+    if profile not in PROFILES:
+        raise BadInput(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
+    if not (rtol >= 0 and atol >= 0):
+        raise BadInput(f"rtol and atol must be at least 0, got {rtol!r} and {atol!r}")
     _check_length(steps, compare, points, timeout_s)
     for name, words in (("ignore", ignore), ("arguments", arguments)):
         if isinstance(words, str):
@@ -139,7 +142,9 @@ def check(
         try:
             points_found, verdict, difference = judged.judge(steps, compare, points)
         finally:
-            _forget_stores(Path(folder))
+            # The user's cache has notes and catalogs of the temporary stores.
+            for file in Path(folder).glob("*/store.json"):
+                forget(json.loads(file.read_text(encoding="utf-8"))["uuid"])
     reference = judged.reference
     return CheckReport(
         factory=str(factory),
@@ -156,19 +161,6 @@ def check(
         provenance=_provenance(factory),
         duration_s=time.monotonic() - begin_s,
     )
-
-
-def _forget_stores(folder: Path) -> None:
-    """Delete the notes and catalogs of the temporary stores in the user's cache."""
-    for file in folder.glob("*/store.json"):
-        forget(json.loads(file.read_text(encoding="utf-8"))["uuid"])
-
-
-def _check_profile(profile: str, rtol: float, atol: float) -> None:
-    if profile not in PROFILES:
-        raise BadInput(f"profile must be one of {', '.join(PROFILES)}, got {profile!r}")
-    if not (rtol >= 0 and atol >= 0):
-        raise BadInput(f"rtol and atol must be at least 0, got {rtol!r} and {atol!r}")
 
 
 def _check_length(steps: int, compare: int, points: Collection[str] | None, timeout_s: float) -> None:

@@ -106,7 +106,11 @@ class _Worker:
             index = str(self._task.first + len(self._records) - 1)
             if index in self._task.saves:
                 self._doing(f"while it was saved after step {step}")
-                _save(loop, self._task.saves[index], step)
+                with Store.init(self._task.saves[index]) as store:
+                    if loop.save is None:
+                        store.save(capture(**loop.parts, extra=loop.extra), step=step)
+                    else:
+                        loop.save(store)
                 saved = observer.record("saved", step, variables=variables)
                 self.result.setdefault("saved", {})[index] = saved.to_json()
             self._doing(f"in step {step + 1}")
@@ -172,14 +176,6 @@ def _restore(loop: Loop, store: Store) -> ResumeReport:
     loop.extra.clear()
     loop.extra.update(report.extra)
     return report
-
-
-def _save(loop: Loop, path: str, step: int) -> None:
-    with Store.init(path) as store:
-        if loop.save is None:
-            store.save(capture(**loop.parts, extra=loop.extra), step=step)
-        else:
-            loop.save(store)
 
 
 def _keep(tensors: Mapping[str, Any], path: str) -> None:

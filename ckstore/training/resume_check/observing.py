@@ -70,7 +70,8 @@ class Observer:
         values["batch"] = {str(at): text for at, text in enumerate(self._batches)}
         self._batches.clear()
         values["random state"] = self._random(variables)
-        owners = _names_of_parameters({**self._parts, **left_out})
+        modules, _ = find_objects({**self._parts, **left_out}, is_module)
+        owners = {id(one): name for module in modules.values() for name, one in module.named_parameters()}
         for name, part in {**self._parts, **left_out}.items():
             if name != "dataloader":
                 leaves = dict(flat(part, name, owners))
@@ -179,12 +180,6 @@ def _kind(name: str, part: Any) -> str:
         return "optimizer"
     is_scheduler = name == "scheduler" or type(part).__module__ == "torch.optim.lr_scheduler"
     return "scheduler" if is_scheduler else "part"
-
-
-def _names_of_parameters(parts: Mapping[str, Any]) -> dict[int, str]:
-    """Return the name of each parameter of the modules among parts, by its id."""
-    modules, _ = find_objects(parts, is_module)
-    return {id(one): name for module in modules.values() for name, one in module.named_parameters()}
 
 
 def _numbers(variables: Mapping[str, Any], loop: Loop) -> dict[str, str]:
