@@ -72,15 +72,7 @@ def publish_generation(
             _check(path, lock, checkpoint)
             take_annotations(lock, staging)
             run_lock.check()
-            key, _ = give_name(
-                layout,
-                staging.path,
-                staging.lock,
-                *former.run_step,
-                checkpoint,
-                generation=max(1, former.generation + 1),
-                digit_count=former.digit_count,
-            )
+            key, _ = give_name(layout, staging.path, staging.lock, *former.run_step, checkpoint, former=former)
             sync_parents(parents)
         except BaseException:  # also Ctrl-C, whose traceback would keep the lock
             lock.release()

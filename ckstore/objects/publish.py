@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ckstore.errors import InUse, SaveFailed, StepExists, UnknownOutcome
 from ckstore.fs import dirfd_stat, files, links, locks, statx
@@ -62,14 +62,21 @@ class Outcome:
     change: RunChange | None = None  # the run, while others could only add to it; None: they could do more
 
 
-def publish(  # noqa: PLR0917
-    layout: Layout,
+class KnownRuns(NamedTuple):
+    """The runs that a process knows, and neither syncs nor lists again."""
+
+    synced: dict[str, RunStamp | None]
+    """The stamp of each run when this process itself last made the name of the run durable. `publish` updates it."""
+    of_step: OfStep | None = None
+    """Returns the directories of a step. If None, the run is listed."""
+
+
+def publish(
     staging: Staging,
     manifest: Manifest,
     manifest_id: str,
     rule: Rule,
-    synced_runs: dict[str, RunStamp | None] | None = None,
-    of_step: OfStep | None = None,
+    runs: KnownRuns,
     *,
     as_newest: bool = False,
     may_publish: MayPublish | None = None,
@@ -79,14 +86,11 @@ def publish(  # noqa: PLR0917
     After `UnknownOutcome`, the checkpoint may have been published. After any other error, it was not.
 
     Args:
-        layout: The store.
         staging: The sealed directory.
         manifest: Its manifest.
         manifest_id: The id of the manifest.
         rule: Whether it may be published if its step has another checkpoint.
-        synced_runs: The stamp of each run when this process itself last made the name of the run durable. A run with
-            the same stamp is not synced again. This function updates the stamps.
-        of_step: Returns the directories of a step, for a caller that knows them. If None, the run is listed.
+        runs: The runs that the process knows. A run whose stamp has not changed is not synced again.
         as_newest: Whether it must come after all others of its step in the order of commits.
         may_publish: Called under the lock of the run with the checkpoints of the step that would be replaced. It raises
             if nothing must be published. It is not called if an equal checkpoint is returned instead.
@@ -96,6 +100,7 @@ def publish(  # noqa: PLR0917
         StepExists: The rule does not allow another checkpoint at its step.
         InUse: Another process has the run locked for too long, or is saving the same step.
     """
+    layout = staging.layout
     run = layout.checkpoints / manifest.run
     links.make_directory(run)
     # Opened before the rename: after it, only the sync itself may fail.
@@ -107,12 +112,11 @@ def publish(  # noqa: PLR0917
             raise SaveFailed(msg, hint="move them back, or choose another name for the run") from error
         try:
             outcome = _publish(
-                layout,
                 staging,
                 manifest,
                 manifest_id,
                 rule,
-                of_step or layout.of_step,
+                runs.of_step or layout.of_step,
                 as_newest=as_newest,
                 may_publish=may_publish,
             )
@@ -120,7 +124,7 @@ def publish(  # noqa: PLR0917
             raise_if_unknown(error, parents[0])
             raise
         change = outcome.change
-        known = {} if synced_runs is None else synced_runs
+        known = runs.synced
         # Not synced again where this process itself has synced checkpoints/ and the run is as it was then.
         if change is not None and change.before is not None and known.pop(manifest.run, None) == change.before:
             parents.pop(1)
@@ -131,8 +135,7 @@ def publish(  # noqa: PLR0917
         return outcome
 
 
-def _publish(  # noqa: PLR0917
-    layout: Layout,
+def _publish(
     staging: Staging,
     manifest: Manifest,
     manifest_id: str,
@@ -143,6 +146,7 @@ def _publish(  # noqa: PLR0917
     may_publish: MayPublish | None,
 ) -> Outcome:
     """Search for other checkpoints of the step and rename, in one step for all processes that do so under the lock."""
+    layout = staging.layout
     # The lock may not reach the other hosts of a shared filesystem: there a name does its work. It comes before the
     # lock, whose mark would tell a host that has the name that its own lock was lost.
     hides = not layout.view.sees_locks and rule not in ("replace", "beside")
@@ -301,8 +305,7 @@ def give_name(  # noqa: PLR0917
     step: int,
     id: str,
     *,
-    generation: int = 0,
-    digit_count: int = 0,
+    former: CheckpointKey | None = None,
 ) -> tuple[CheckpointKey, Published | None]:
     """Rename a whole directory, which is `opened`, to the name that the id of its checkpoint gives.
 
@@ -313,14 +316,15 @@ def give_name(  # noqa: PLR0917
         run: The run of the checkpoint.
         step: Its step.
         id: Its id.
-        generation: If not 0, it is another form of a published checkpoint, of this generation or a later one.
-        digit_count: The number of digits of the id in the names of its other forms. 0 without another form.
+        former: The published generation of this checkpoint that the directory replaces, or None if it is a new one.
 
     Returns:
         The key. If this checkpoint was published before and is sound, also that checkpoint. In this case nothing was
         renamed.
     """
-    is_form, digit_count = generation > 0, digit_count or SHORT_DIGITS
+    is_form, generation, digit_count = former is not None, 0, SHORT_DIGITS
+    if former is not None:
+        generation, digit_count = max(1, former.generation + 1), former.digit_count or SHORT_DIGITS
     for _ in range(_NAME_TRIES):
         key = CheckpointKey(run, step, directory_of(step, id, digit_count=digit_count, generation=generation))
         target = layout.checkpoint(key)

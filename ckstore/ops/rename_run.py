@@ -154,8 +154,8 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
                 files.create_file(staging.lock.inside / PLAIN, data, mode=0o444)
                 staging.seal(encoding.render(replace(present.encoding, checkpoint=checkpoint_id), context.algorithm))
             # "replace" publishes without dropping others: all checkpoints of a step that was saved again are moved.
-            synced = context.known.synced_runs
-            key = publish.publish(layout, staging, manifest, checkpoint_id, "replace", synced).key
+            runs = publish.KnownRuns(context.known.synced_runs)
+            key = publish.publish(staging, manifest, checkpoint_id, "replace", runs).key
         except BaseException as error:
             reclaim.abandon(context, staging, error, purge=False)
             raise

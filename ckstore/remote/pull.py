@@ -253,10 +253,8 @@ class Pull:
                 path = staging.lock.inside / ANNOTATIONS
                 files.create_file(path, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
             staging.seal(found.data)
-            synced = context.known.synced_runs
-            outcome = publishing.publish(
-                context.layout, staging, manifest, found.id, self._rule(place), synced, context.of_step
-            )
+            runs = publishing.KnownRuns(context.known.synced_runs, context.of_step)
+            outcome = publishing.publish(staging, manifest, found.id, self._rule(place), runs)
         except BaseException as error:
             # Downloaded blobs remain for the next attempt until the next gc, unless the disk is full.
             if not reclaim.is_full(error):

@@ -470,18 +470,10 @@ def _publish(  # noqa: PLR0917
             # The trainer is asked last: if it refuses or has given up, the rename must not happen (docs/adr/0014).
             watch.publishing(step)
             watch.sealed(staging, manifest, rule)
-            synced = context.known.synced_runs
+            runs = publishing.KnownRuns(context.known.synced_runs, context.of_step)
             guard = RunGuard(context, manifest, staged.parent, request.if_run_in_use, notes)
             outcome = publishing.publish(
-                context.layout,
-                staging,
-                manifest,
-                manifest_id,
-                rule,
-                synced,
-                context.of_step,
-                as_newest=True,
-                may_publish=guard.check,
+                staging, manifest, manifest_id, rule, runs, as_newest=True, may_publish=guard.check
             )
         except StepExists as error:
             if request.step is not None:

@@ -205,8 +205,8 @@ def publish_manifest(
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
         staging.seal(found.data)
-        synced = context.known.synced_runs
-        outcome = publishing.publish(context.layout, staging, manifest, found.id, rule, synced, context.of_step)
+        runs = publishing.KnownRuns(context.known.synced_runs, context.of_step)
+        outcome = publishing.publish(staging, manifest, found.id, rule, runs)
     except BaseException as error:
         reclaim.abandon(context, staging, error)
         raise
