@@ -12,7 +12,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ckstore.catalog.answers import Counted, PieceLocation
 from ckstore.errors import CatalogUnavailable, CkstoreError
@@ -62,8 +62,19 @@ WritePack = Callable[[Sequence[PackPiece], bool], Callable[[], str]]
 If the second argument says that the pack is the last one, it may be stored completely before the call returns.
 """
 
-HashSources = Callable[[Sequence[ByteSource]], list[str]]
-"""Returns the digests of sources that are not on a device."""
+
+class PackWriter(Protocol):
+    """The part of a save that hashes small sources and writes their packs, while its other threads write chunks."""
+
+    @property
+    def start_pack(self) -> WritePack:
+        """Start to store a pack."""
+
+    def digests(self, sources: Sequence[ByteSource]) -> list[str]:
+        """Return the digests of sources that are not on a device."""
+
+    def is_first(self, digest: str) -> bool:
+        """Whether no other thread of the save handles the blob, so that the caller may claim it."""
 
 
 def alignment_of(nbytes: int) -> int:
@@ -249,24 +260,21 @@ class SourceLocations(NamedTuple):
     counted: Counted | None  # the count of checkpoints from the catalog; None if it was not queried
 
 
-def place_small(  # noqa: PLR0917
+def place_small(
     context: Context,
     staging: Staging,
     sources: Sequence[ByteSource],
-    write_pack: WritePack,
-    hash_sources: HashSources,
-    is_mine: Callable[[str], bool],
+    writer: PackWriter,
     *,
     recheck: Recheck,
     compare: bool = False,
     devices: DeviceChunks | None = None,
 ) -> SourceLocations:
     """Store the bytes of small sources as pieces."""
-    # `is_mine` says whether a blob is this function's to claim: other threads of the save may be at work on it.
     # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.
     small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
     packs_in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
-    packer = Packer(write_pack, _small_pack_bytes(small_bytes), packs_in_flight)
+    packer = Packer(writer.start_pack, _small_pack_bytes(small_bytes), packs_in_flight)
     keys: list[str] = []
     hits: dict[str, tuple[PieceLocation, ByteSource]] = {}
     seen: dict[str, ByteSource] = {}
@@ -274,7 +282,7 @@ def place_small(  # noqa: PLR0917
 
     for batch in _batches(sources):
         with python_gc_paused():
-            digests = hash_sources(batch) if devices is None else _digests(context, batch, devices)
+            digests = writer.digests(batch) if devices is None else _digests(context, batch, devices)
             sizes = {digest: source.nbytes for digest, source in zip(digests, batch, strict=True) if digest not in seen}
             found, counted = find_pieces(context, sizes)
         for digest, source in zip(digests, batch, strict=True):
@@ -289,7 +297,7 @@ def place_small(  # noqa: PLR0917
                 hits[key] = (found[key], source)
             else:
                 packer.add(key, source, apart=key != digest)
-    places, again = _take_from_packs(context, staging, hits, is_mine, recheck=recheck, compare=compare)
+    places, again = _take_from_packs(context, staging, hits, writer.is_first, recheck=recheck, compare=compare)
     for key in again:
         packer.add(key, hits[key][1], apart=compare)
     packer.finish()
