@@ -82,7 +82,12 @@ class _Compaction:
         self._owners = Owners()
         # Checkpoints with old packs that an older one is going to encode -> the staging for them.
         self._later: dict[str, Staging | None] = {}
-        self._note_owners(plan)
+        for entry in plan.compacted:
+            # A checkpoint that cannot be opened is skipped at its turn, with the reason.
+            unread = suppress(CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError)
+            with unread, opened(self._context, entry.info) as directory:
+                self._owners.note(entry.info.key, directory.manifest)
+                self._orphans.note(directory.manifest)
         self._note_others(plan)
 
     def _note_others(self, plan: CompactionPlan) -> None:
@@ -109,14 +114,6 @@ class _Compaction:
                         self._forms.adopt(manifest)
             except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse, PermissionError):
                 continue  # it is removed, or cannot be read: it has its own links to every file that it needs
-
-    def _note_owners(self, plan: CompactionPlan) -> None:
-        for entry in plan.compacted:
-            # A checkpoint that cannot be opened is skipped at its turn, with the reason.
-            unread = suppress(CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError)
-            with unread, opened(self._context, entry.info) as directory:
-                self._owners.note(entry.info.key, directory.manifest)
-                self._orphans.note(directory.manifest)
 
     def one(self, entry: CompactionEntry) -> None:
         """Compact one checkpoint, or record why it was skipped."""

@@ -222,7 +222,12 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     all_failed = collector.collected.failed
     swept = trash.sweep_staging(layout, all_failed, grace, plan.dead_stagings)
     trash.sweep_locks(layout, grace)
-    _sweep_evaluations(context)
+    # The records of evaluations of checkpoints that no longer exist.
+    if evaluations.records(layout):  # most stores have none, and are not listed for it
+        published = (parse_directory(key.directory) for key, _ in layout.published())
+        digits = {name.digits[:SHORT_DIGITS] for name in published if name is not None}
+        # Directories of a draft have no digits; then every record is kept.
+        evaluations.sweep(layout, lambda id: short_id(id, SHORT_DIGITS) in digits or "" in digits)
     # (b) Before the blobs, which lose links by this.
     names = [*plan.trash, *swept.values()]
     failed = _empty(collector, names)
@@ -239,15 +244,6 @@ def carry_out(context: Context, plan: GcPlan, collector: Collector, grace: Grace
     if failures:
         warn(f"gc could not remove everything. The rest still uses space: {some_of(failures, 3)}")
     return swept
-
-
-def _sweep_evaluations(context: Context) -> None:
-    """Remove the records of evaluations of checkpoints that no longer exist."""
-    if evaluations.records(context.layout):  # most stores have none, and are not listed for it
-        names = (parse_directory(key.directory) for key, _ in context.layout.published())
-        digits = {name.digits[:SHORT_DIGITS] for name in names if name is not None}
-        # Directories of a draft have no digits; then every record is kept.
-        evaluations.sweep(context.layout, lambda id: short_id(id, SHORT_DIGITS) in digits or "" in digits)
 
 
 def _start(context: Context, grace: Grace | None, *, purge: bool) -> Collector:

@@ -73,7 +73,12 @@ def plan_export(
             unheld.append(leaf)
         else:
             held.append((leaf, tensor))
-    _check_names(held)
+    seen: dict[str, str] = {}
+    for leaf, tensor in held:
+        if tensor.name in seen:
+            msg = f"two tensors would both be named {tensor.name!r}: {seen[tensor.name]} and {leaf.name}"
+            raise BadInput(msg, hint="select one of them, with the backslashes in its name")
+        seen[tensor.name] = leaf.name
     _check_sizes(manifest, unheld)
     # torchao looks up every part by its own name, and ignores other names in the metadata.
     written, tied = _untie(held) if ties and not quantized.names else (held, {})
@@ -124,15 +129,6 @@ def _tensor(leaf: LeafRecord, name: str) -> TensorToWrite | None:
     if as_held is None or item_bytes is None or not can_be_name(name):
         return None
     return TensorToWrite(name, *as_held, item_bytes * math.prod(leaf.shape))
-
-
-def _check_names(held: list[tuple[LeafRecord, TensorToWrite]]) -> None:
-    seen: dict[str, str] = {}
-    for leaf, tensor in held:
-        if tensor.name in seen:
-            msg = f"two tensors would both be named {tensor.name!r}: {seen[tensor.name]} and {leaf.name}"
-            raise BadInput(msg, hint="select one of them, with the backslashes in its name")
-        seen[tensor.name] = leaf.name
 
 
 def _check_sizes(manifest: Manifest, unheld: Iterable[LeafRecord]) -> None:

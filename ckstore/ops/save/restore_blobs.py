@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from ckstore.fs import dirfd_stat, files, links
-from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
 from ckstore.objects.checkpoints import judge_blobs
@@ -26,8 +27,13 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
         own = lock.inside / BLOBS
         links.make_directory(own)
         for blob in manifest.blobs:
-            if dirfd_stat.exists(staging.path_of(blob.digest)):
-                _link(staging.path_of(blob.digest), own / blob.digest)
+            staged = staging.path_of(blob.digest)
+            if not dirfd_stat.exists(staged):
+                continue
+            with suppress(FileExistsError):  # the checkpoint has the blob
+                if not links.try_link(staged, own / blob.digest):  # the file cannot have more links: copy it
+                    data = files.read_file(staged, most_bytes=dirfd_stat.status(staged).st_size, is_blob=True)
+                    files.create_blob(own / blob.digest, memoryview(data))
         # Durable before elsewhere.json is removed: otherwise a power cut could leave neither the blobs nor the record
         # of the remote that has them.
         files.sync_directory(own)
@@ -38,13 +44,3 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
             remove_remote_only(lock)
             touch(lock)
     return is_local
-
-
-def _link(staged: StorePath, name: StorePath) -> None:
-    """Link a staged blob into a checkpoint, unless it has the blob."""
-    try:
-        if not links.try_link(staged, name):  # if the file cannot have more links, the checkpoint gets a copy
-            data = files.read_file(staged, most_bytes=dirfd_stat.status(staged).st_size, is_blob=True)
-            files.create_blob(name, memoryview(data))
-    except FileExistsError:
-        return

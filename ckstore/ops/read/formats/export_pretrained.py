@@ -157,20 +157,18 @@ def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     )
     path = others[0] if others else next(deep, None)
     if path is None and plan.tensors:
-        _check_names_of_peft(plan, form)
+        # Both calls would ignore the names of a model with adapters.
+        inside = (".base_layer.", ".lora_A.default.", ".modules_to_save.default.")
+        found = next((tensor.name for tensor in plan.tensors if any(part in tensor.name for part in inside)), None)
+        if found is not None:
+            msg = f"{form.call} does not know the name {found}, which belongs to a model with adapters in it"
+            raise BadInput(
+                msg, hint="save peft.get_peft_model_state_dict(model), or the state dict of the merged model"
+            )
         return
     msg = f"{form.call} reads the state dict of a model"
     msg += ", but there is no tensor" if path is None else f", but {plain(path) or 'the state'} is not a tensor of one"
     raise BadInput(msg, hint="select the state dict, such as select='model'")
-
-
-def _check_names_of_peft(plan: ExportPlan, form: ModelForm) -> None:
-    """Raise for names of a model with adapters, which both calls would ignore."""
-    inside = (".base_layer.", ".lora_A.default.", ".modules_to_save.default.")
-    found = next((tensor.name for tensor in plan.tensors if any(part in tensor.name for part in inside)), None)
-    if found is not None:
-        msg = f"{form.call} does not know the name {found}, which belongs to a model with adapters in it"
-        raise BadInput(msg, hint="save peft.get_peft_model_state_dict(model), or the state dict of the merged model")
 
 
 def _check_beside(plan: _Plan, form: ModelForm, name: str, *, sums: Sums) -> None:
