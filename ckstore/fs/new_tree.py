@@ -265,15 +265,11 @@ def _remove_dead(destination: Path) -> None:
         return
     for name in names:
         if name.startswith(_prefix(destination)):
-            with suppress(OSError, InUse):
-                _remove_if_dead(destination.parent / name)
-
-
-def _remove_if_dead(path: Path) -> None:
-    # The builder holds a shared lock as long as it lives: the process that gets this one knows that it died.
-    with locks.lock_exclusive(path, timeout_s=0.0) as lock:
-        if _is_ours(lock):
-            _remove(path, lock)
+            path = destination.parent / name
+            # The builder holds a shared lock as long as it lives: the process that gets this one knows that it died.
+            with suppress(OSError, InUse), locks.lock_exclusive(path, timeout_s=0.0) as lock:
+                if _is_ours(lock):
+                    _remove(path, lock)
 
 
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:

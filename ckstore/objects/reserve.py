@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.objects.layout import Layout
@@ -78,7 +78,8 @@ def given_up(layout: Layout, *, full: bool | None = None) -> Iterator[bool]:
         yield full
     finally:
         if gives:
-            _take_back(layout)
+            with suppress(OSError):  # what was freed is taken by others already; the next who finds room makes it
+                _make(layout, wanted_bytes(layout))
 
 
 def is_full(layout: Layout) -> bool:
@@ -118,13 +119,6 @@ def _wait_until_free(layout: Layout, before_bytes: int) -> None:
             is_synced = True
             files.sync_filesystem(layout.path)
         time.sleep(_PAUSE_S)
-
-
-def _take_back(layout: Layout) -> None:
-    try:
-        _make(layout, wanted_bytes(layout))
-    except OSError:  # what was freed is taken by others already; the next who finds room makes it
-        return
 
 
 def _make(layout: Layout, nbytes: int) -> None:

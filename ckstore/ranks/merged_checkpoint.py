@@ -11,7 +11,6 @@ from typing import Any
 
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
 from ckstore.fs import dirfd_stat, files
-from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.remote_only import RemoteOnly
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
@@ -94,20 +93,17 @@ class MergedCheckpoint:
                         staging.take(blob.digest, directory.lock.inside / BLOBS / blob.digest)
                         linked.add(blob.digest)
         except FileNotFoundError as error:
-            raise self._gone(paths) or error from error
+            # Ranks that ended after they had staged their parts: these were then swept as dead.
+            gone = [rank for rank, path in paths.items() if not dirfd_stat.is_directory(path)]
+            if not gone:
+                raise
+            said = ", ".join(named(rank, self.parts[rank]) for rank in gone)
+            msg = f"{said} ended or failed before all parts were joined, and its staged data is gone"
+            raise RankFailed(f"{msg}; nothing was published", hint="save again when all ranks run") from error
         return [parts[rank] for rank in sorted(parts)]
 
     def _is_far(self, context: Context, said: Document) -> bool:
         return self.elsewhere is not None and said["store"] != context.settings.uuid
-
-    def _gone(self, paths: Mapping[int, StorePath]) -> RankFailed | None:
-        """Return the error for ranks that ended after they had staged their parts, which were then swept as dead."""
-        gone = [rank for rank, path in paths.items() if not dirfd_stat.is_directory(path)]
-        if not gone:
-            return None
-        said = ", ".join(named(rank, self.parts[rank]) for rank in gone)
-        msg = f"{said} ended or failed before all parts were joined, and its staged data is gone"
-        return RankFailed(f"{msg}; nothing was published", hint="save again when all ranks run")
 
     def _staged(
         self, context: Context, staging: Staging, request: Request, parts: Sequence[Manifest]

@@ -137,7 +137,9 @@ class ServiceObjects:
 
     def send(self, key: str, data: bytes | memoryview) -> str:
         """Write an object; see `Objects`."""
-        return self._mark(key, data, self._write(key, data))
+        result = self._write(key, data)
+        # At some services, the response to a multipart upload has no tag.
+        return result.get("e_tag") or self._listed(key, data, result).tag
 
     def put(self, key: str, data: bytes | memoryview) -> ObjectEntry:
         """Write an object and return its entry; see `Objects`."""
@@ -275,10 +277,6 @@ class ServiceObjects:
         # compare-and-swap would then overwrite it.
         tag = result.get("e_tag") or found.tag
         return found._replace(tag=tag, nbytes=memoryview(data).nbytes)
-
-    def _mark(self, key: str, data: bytes | memoryview, result: Mapping[str, Any]) -> str:
-        # At some services, the response to a multipart upload has no tag.
-        return result.get("e_tag") or self._listed(key, data, result).tag
 
     def _own_mark(self, key: str, data: bytes | memoryview) -> str:
         """Return the tag of an object that was just written; "" if another client has written since."""

@@ -115,7 +115,12 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
         if message.state != "committing" or save.granted:
             save.pending.note(message.state, message.done_bytes)
     elif isinstance(message, Publishing):
-        _answer(process, save, message)
+        save.granted = save.pending.grant(message.step)
+        if save.granted:
+            # A saver after this one tries the same step first: there it finds what was perhaps published.
+            save.order, save.order_bytes = replace(save.order, tried_step=message.step), b""
+        if not process.send(Answer(save.order.number, save.granted)):
+            process.kill()  # its socket is full, so it does not listen
     elif isinstance(message, Committed):
         save.committed = message.info
         save.pending.note("durable")
@@ -124,12 +129,3 @@ def heard_of(process: SaverProcess, save: Save, message: Message) -> CheckpointI
     elif isinstance(message, Failed):
         return refused(save, message.error)
     return None
-
-
-def _answer(process: SaverProcess, save: Save, question: Publishing) -> None:
-    save.granted = save.pending.grant(question.step)
-    if save.granted:
-        # A saver after this one tries the same step first: there it finds what was perhaps published.
-        save.order, save.order_bytes = replace(save.order, tried_step=question.step), b""
-    if not process.send(Answer(save.order.number, save.granted)):
-        process.kill()  # its socket is full, so it does not listen

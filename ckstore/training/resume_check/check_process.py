@@ -21,7 +21,7 @@ from ckstore.store import Store
 from ckstore.tensors.kinds import is_tensor
 from ckstore.tensors.refusals import type_name
 from ckstore.training.capture import capture
-from ckstore.training.restore import ResumeReport, restore
+from ckstore.training.restore import restore
 from ckstore.training.resume_check.loop import EPOCH_END, Loop
 from ckstore.training.resume_check.observing import Observer, tensors_apart
 from ckstore.training.resume_check.records import RESUMED, Ignored, Mismatch, Observation, Tolerance, compare, unused
@@ -82,7 +82,12 @@ class _Worker:
     def _resume(self, loop: Loop, observer: Observer, saved: Observation) -> bool:
         self._doing("while it was restored")
         with Store.open(self._task.restores) as store:
-            report = _restore(loop, store) if loop.load is None else loop.load(store)
+            if loop.load is not None:
+                report = loop.load(store)
+            else:
+                report = restore(store, "latest-valid", **loop.parts)
+                loop.extra.clear()
+                loop.extra.update(report.extra)
         self.result["inexact"] = None if report is None else [*report.inexact]
         self._records.append(observer.record(RESUMED, saved.step))
         # The restored state must equal the saved one with any tolerance, because no kernel ran in between.
@@ -92,7 +97,10 @@ class _Worker:
     def _train(self, loop: Loop, observer: Observer) -> None:
         step = self._records[-1].step
         self._doing(f"in step {step + 1}")
-        results = _results_of(loop)
+        # A generator function yields step by step; any other function is called once for each step.
+        first = loop.train()
+        calls = itertools.chain([first], (loop.train() for _ in itertools.count()))
+        results = first if isinstance(first, Iterator) else calls
         while (result := next(results, _END)) is not _END:
             frame = getattr(results, "gi_frame", None)
             variables = {} if frame is None else dict(frame.f_locals)
@@ -161,21 +169,6 @@ class _Worker:
         with Store.open(self._task.tensors, readonly=True) as store:
             kept = store.load("latest")[_TENSORS]
         return tensors_apart(kept, observer.tensors(names), distance)
-
-
-def _results_of(loop: Loop) -> Iterator[Any]:
-    """Yield the results of a generator function, or of repeated calls of a function, step by step."""
-    first = loop.train()
-    if isinstance(first, Iterator):
-        return first
-    return itertools.chain([first], (loop.train() for _ in itertools.count()))
-
-
-def _restore(loop: Loop, store: Store) -> ResumeReport:
-    report = restore(store, "latest-valid", **loop.parts)
-    loop.extra.clear()
-    loop.extra.update(report.extra)
-    return report
 
 
 def _keep(tensors: Mapping[str, Any], path: str) -> None:
