@@ -12,12 +12,16 @@ from ckstore.saver.mirror import start_beside
 ENTRY = "ckstore.saver.server.compactor"
 # A start takes half a second of a processor: not for each save of a training that saves each minute.
 _AGAIN_S = 600.0
+# Path of a store -> when this process looked last.
+_looked: dict[str, float] = {}
 
 
 def wake(context: Context) -> None:
     """Start the process that compacts, if a checkpoint may be old enough."""
-    if not _is_time(context):
+    path, now = str(context.layout.path), time.monotonic()
+    if path in _looked and now < _looked[path] + _AGAIN_S:
         return
+    _looked[path] = now
     from ckstore.ops.compact.compaction_rule import is_any_due, rule_of
 
     rule = rule_of(context.layout)
@@ -28,18 +32,6 @@ def wake(context: Context) -> None:
         return
     lock.release()
     start_beside(ENTRY, context)
-
-
-# Path of a store -> when this process looked last.
-_looked: dict[str, float] = {}
-
-
-def _is_time(context: Context) -> bool:
-    path, now = str(context.layout.path), time.monotonic()
-    if path in _looked and now < _looked[path] + _AGAIN_S:
-        return False
-    _looked[path] = now
-    return True
 
 
 def lock_compaction(context: Context) -> DirectoryLock | None:

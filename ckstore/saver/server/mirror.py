@@ -140,18 +140,13 @@ def _push_all(
         if problem is not None and now >= retry_at:
             retry_at, retry_s = now + retry_s, min(2 * retry_s, _LONGEST_PAUSE_S)
         with ending.waiting():
-            _wait_for_change(context, stamp, until if problem is None else min(until, retry_at))
+            wake_at = until if problem is None else min(until, retry_at)
+            # By the size of the journal: reading it costs less than listing the checkpoints.
+            while time.monotonic() < wake_at and _is_there(context) and journal_stamp(context.layout) == stamp:
+                time.sleep(_LOOK_S)
         if problem is not None and time.monotonic() >= retry_at:
             mirror.try_again()
     return pushed, False
-
-
-def _wait_for_change(context: Context, stamp: tuple[int, int], until: float) -> None:
-    """Wait for the next event in the journal. Reading its size costs less than listing the checkpoints."""
-    while time.monotonic() < until and _is_there(context):
-        if journal_stamp(context.layout) != stamp:
-            return
-        time.sleep(_LOOK_S)
 
 
 def _is_there(context: Context) -> bool:

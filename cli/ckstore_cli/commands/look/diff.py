@@ -53,15 +53,12 @@ def diff(frame: Frame, before: str, after: str | None, values: bool, files: tupl
     with frame.reading() as store:
         # With several runs, a plain `latest` would be ambiguous.
         after = after or f"{store.info(before).run}@latest"
-        found = store.diff(before, after, values=values, file=_files_given(files))
+        if len(files) > 2:
+            raise click.BadParameter("give one path, or one path of A and one path of B", param_hint="--file")
+        file = (files[0], files[1]) if len(files) == 2 else files[0] if files else None
+        found = store.diff(before, after, values=values, file=file)
     out.document(found)
     out.lines(_lines(found, out, values=values))
-
-
-def _files_given(paths: tuple[str, ...]) -> str | tuple[str | None, str | None] | None:
-    if len(paths) > 2:
-        raise click.BadParameter("give one path, or one path of A and one path of B", param_hint="--file")
-    return (paths[0], paths[1]) if len(paths) == 2 else paths[0] if paths else None
 
 
 def _lines(found: Diff, out: Output, *, values: bool) -> Iterator[str]:

@@ -158,7 +158,9 @@ def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
         here: list[str] = []
         while rest and (first is None or len(" ".join([*here, rest[0]])) <= first):
             here.append(rest.pop(0))
-        yield f"{_lit(line, info, out)}  {' '.join(here)}".rstrip()
+        short = short_id(info.id)
+        lit = line.replace(short, out.style(short, "yellow"), 1)
+        yield f"{lit}  {' '.join(here)}".rstrip()
         if rest and out.width is not None:
             words = " ".join(rest).split(" ")
             yield from (indent + text for text in wrap(words, out.width - len(indent)))
@@ -167,11 +169,6 @@ def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
 def _row(info: CheckpointInfo, now: datetime) -> tuple[str, ...]:
     sizes = size_text(info.logical_bytes), size_text(info.new_bytes)
     return (str(info.step), short_id(info.id), info.run, age_text(info.created, now), *sizes)
-
-
-def _lit(line: str, info: CheckpointInfo, out: Output) -> str:
-    short = short_id(info.id)
-    return line.replace(short, out.style(short, "yellow"), 1)
 
 
 def _about(info: CheckpointInfo) -> list[str]:
