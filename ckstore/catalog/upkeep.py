@@ -31,7 +31,7 @@ def create_or_migrate(path: Path, store: str, *, timeout_s: float) -> bool:
     """Create the catalog, or update its schema. Return False if it was up to date, which is usual, and fast."""
     # `store` is the uuid that it keeps; empty: none.
     # A look without a lock first: it is the usual case of every opening.
-    if _is_current(path):
+    with contextlib.suppress(CkstoreError), connections.reading(path):  # the careful way reports what is wrong
         return False
     _check_sqlite()
     deadline = time.monotonic() + timeout_s
@@ -122,14 +122,6 @@ def problems(path: Path, *, thorough: bool = False) -> list[str]:
             return found + [f"{path}: rows of {stray}" for stray in strays]
     except CkstoreError as error:
         return [error.message]
-
-
-def _is_current(path: Path) -> bool:
-    try:
-        with connections.reading(path):
-            return True
-    except CkstoreError:  # the careful way says what it is
-        return False
 
 
 def _make_file(path: Path) -> None:

@@ -61,7 +61,10 @@ def name_tensors(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span])
 
 def read_archive(file: RandomAccess, folder: bytes, spans: Mapping[bytes, Span]) -> Any:
     """Return the value of the pickle of the archive."""
-    _check_byte_order(file, spans.get(folder + b"/byteorder"))
+    span = spans.get(folder + b"/byteorder")
+    # Numbers are little-endian in an archive without that record.
+    if span is not None and (found := _read(file, span, _BYTE_ORDER_MAX_BYTES)) != b"little":
+        refuse("the record byteorder", "little", shown(found))
     return read_pickle(_read(file, spans.get(folder + PICKLE), MAX_PICKLE_BYTES))
 
 
@@ -87,12 +90,6 @@ def _read(file: RandomAccess, span: Span | None, most_bytes: int) -> bytes:
     if span is None or span.stop - span.start > most_bytes:
         refuse("the record", f"at most {most_bytes} bytes, not compressed", "another")
     return file.read(span.start, span.stop - span.start)
-
-
-def _check_byte_order(file: RandomAccess, span: Span | None) -> None:
-    """Raise `Refused` if the numbers are not little-endian. Archives without a record of the byte order are."""
-    if span is not None and (found := _read(file, span, _BYTE_ORDER_MAX_BYTES)) != b"little":
-        refuse("the record byteorder", "little", shown(found))
 
 
 class _Naming:

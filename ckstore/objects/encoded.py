@@ -72,7 +72,9 @@ class Decoder:
             raise DamagedBlob(msg, hint=error.hint, blob=name, names=(what,)) from error
 
     def _decode(self, digest: str, start: int, out: memoryview, what: str) -> None:
-        tiles = self._tiles(digest, what)
+        tiles = self._file(digest, what).tiles
+        if tiles is None:
+            raise DamagedBlob(f"blob {digest} of {what} is not encoded")
         for tile in tiles.between(start, start + len(out)):
             low, high = max(start, tile.start), min(start + len(out), tile.start + tile.nbytes)
             part = out[low - start : high - start]
@@ -110,12 +112,6 @@ class Decoder:
         self._left_bytes -= nbytes
         if self._left_bytes < 0:
             raise DamagedBlob(f"decoding it takes more than {_WORK_TIMES} times its bytes")
-
-    def _tiles(self, digest: str, what: str) -> Tiles:
-        tiles = self._file(digest, what).tiles
-        if tiles is None:
-            raise DamagedBlob(f"blob {digest} of {what} is not encoded")
-        return tiles
 
     def _file(self, digest: str, what: str) -> _File:
         if digest in self._open:

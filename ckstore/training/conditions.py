@@ -57,7 +57,8 @@ def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rn
     lacking = tuple(rank for rank in ranks if rank not in before.rng_ranks)
     if before.world_size != now.world_size:
         now_text = "there is 1" if now.world_size == 1 else f"there are {now.world_size}"
-        yield f"the checkpoint was saved by {_processes(before.world_size)}, and now {now_text}"
+        saved_by = "1 process" if before.world_size == 1 else f"{before.world_size} processes"
+        yield f"the checkpoint was saved by {saved_by}, and now {now_text}"
     if not rng:
         yield "random states were not restored, since rng=False"
     elif not before.rng_ranks:
@@ -89,10 +90,6 @@ def _other_settings(before: Conditions, now: Conditions) -> Iterator[str]:
         old, new = before.options[name], now.options[name]
         if old != new:
             yield f"{name} is {new!r} now, {old!r} in the checkpoint"
-
-
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _listed(ranks: tuple[int, ...]) -> str:

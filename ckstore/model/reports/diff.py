@@ -178,14 +178,10 @@ def summary(found: Diff) -> str:
     size = f", {size_text(found.changed_bytes)} changed" if found.changed else ""
     kinds = [file.kind for file in found.files]
     files = f"files: {_counts(kinds.count('changed'), kinds.count('added'), kinds.count('removed'))}; " if kinds else ""
-    return printable(f"from {found.before} to {found.after}: {files}tensors: {counts}{size}{_plain_counts(found)}")
-
-
-def _plain_counts(found: Diff) -> str:
     kinds = [change.kind for change in found.plain]
-    if not kinds:
-        return ""
-    return f"; other values: {_counts(kinds.count('changed'), kinds.count('added'), kinds.count('removed'))}"
+    plain = _counts(kinds.count("changed"), kinds.count("added"), kinds.count("removed"))
+    others = f"; other values: {plain}" if kinds else ""
+    return printable(f"from {found.before} to {found.after}: {files}tensors: {counts}{size}{others}")
 
 
 def _counts(changed: int, added: int, removed: int) -> str:

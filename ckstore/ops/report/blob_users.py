@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from operator import itemgetter
 from typing import get_args
@@ -45,7 +45,9 @@ def why(context: Context, digest: str) -> list[Use]:
         names = {name: None for listed in names_by_digest.values() for name in listed}
         if names_by_digest:
             order = (manifest[0].sequence, manifest[0].created, manifest[1], key.generation)
-            remotes = _remotes(context, key, names_by_digest)
+            folder = context.layout.checkpoint(key)
+            is_local = any(dirfd_stat.exists(folder / BLOBS / digest) for digest in names_by_digest)
+            remotes = () if is_local else holder_names_at(folder)
             kept = _kept(manifest[0], kinds)
             use = Use(
                 key.run, key.step, tuple(names), remotes, *kept, id=manifest[1], superseded=manifest[1] in superseded
@@ -103,14 +105,6 @@ def _places(context: Context, digest: str) -> list[CheckpointKey]:
         if dirfd_stat.find(context.layout.checkpoint(place) / BLOBS / digest) is not None
         or any(dirfd_stat.exists(context.layout.checkpoint(place) / name) for name in (ELSEWHERE, PLAIN))
     ]
-
-
-def _remotes(context: Context, key: CheckpointKey, digests: Iterable[str]) -> tuple[str, ...]:
-    """Return which remotes have the data that a checkpoint uses; none if it is local."""
-    folder = context.layout.checkpoint(key)
-    if any(dirfd_stat.exists(folder / BLOBS / digest) for digest in digests):
-        return ()
-    return holder_names_at(folder)
 
 
 def _manifest_with(context: Context, key: CheckpointKey, text: str) -> tuple[Manifest, str] | None:

@@ -179,7 +179,9 @@ class KeepRemote:
             if candidate is None:  # it was deleted from the mirror meanwhile
                 continue
             if self.policy.budget is not None and not candidate.blobs:
-                candidate = replace(candidate, blobs=self._blobs(source, place))
+                manifest = read_manifest(source, place, self.context.layout.hash_prefix)
+                blobs = () if manifest is None else manifest[0].blobs
+                candidate = replace(candidate, blobs={blob.digest: blob.nbytes for blob in blobs})
             candidate = replace(
                 candidate,
                 tags=tuple(sorted(tags.get(place.id, ()))),
@@ -217,10 +219,6 @@ class KeepRemote:
                 said = read(data, parse_annotations, f"the annotations of {place.name} at {source.name}")
                 info = info.with_annotations(said.metrics, said.notes)  # noqa: PLW2901 - the same checkpoint
             self.known[place] = Candidate(info)
-
-    def _blobs(self, source: ObjectSource, place: Place) -> dict[str, int]:
-        found = read_manifest(source, place, self.context.layout.hash_prefix)
-        return {} if found is None else {blob.digest: blob.nbytes for blob in found[0].blobs}
 
     def _drop_locally(self, info: CheckpointInfo | None, entry: PlanEntry, uuid: str) -> str:
         """Drop a checkpoint locally if only this mirror has its bytes. Return why the mirror must keep it, or ""."""
