@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.containers.parsed_values import STATE_SUFFIXES
-from ckstore.errors import BadInput, CannotStore, DamagedBlob, InUse, NoSuchRef
+from ckstore.errors import BadInput, CannotStore, CkstoreError, DamagedBlob, InUse, NoSuchRef, RunInUse, StepExists
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.fs.dirfd_stat import at
 from ckstore.fs.store_path import StorePath
@@ -26,12 +26,15 @@ from ckstore.fs.tree import Entry, foreign, kind_of, look_at, walk
 from ckstore.model.brief import brief
 from ckstore.model.document import parse_foreign
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.names import AUTO, DEFAULT_RUN, expanded
+from ckstore.model.names import AUTO, DEFAULT_RUN, MAX_SEQUENCE, expanded
+from ckstore.model.settings.retention_plan import OVER_BUDGET, Candidate
 from ckstore.model.sizes import size_text
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted, in_lines, new_text, printable
-from ckstore.ops.config_file import rules_of
+from ckstore.ops.config_file import StoreRules, rules_of
+from ckstore.ops.free.retain import plan_commits
 from ckstore.ops.notices import warn
+from ckstore.ops.save.continuation import free_run
 from ckstore.ops.save.gather import check_names, signs_of_incompleteness, step_in_name
 from ckstore.store import Store, context_of
 
@@ -218,6 +221,10 @@ def import_history(
     Steps, times and the metrics in ``trainer_state.json`` are also imported. A repeated call continues an interrupted
     import. It does not read a checkpoint again that is in the store with the same names, sizes and times of its files.
 
+    Nothing is imported if the run has checkpoints that were not imported, since an older checkpoint would become its
+    latest, or if a policy or a budget would drop checkpoints because of the import. A budget counts the sizes of the
+    files, since it is not known how much data they share. A call with no new checkpoint always succeeds.
+
     Args:
         store: The store.
         folder: The folder with the checkpoints.
@@ -226,8 +233,10 @@ def import_history(
         progress: Called with the number of bytes done and the total.
 
     Raises:
-        BadInput: `folder` is not a directory, or a file in it cannot be read. With `delete_sources`, also if a
-            checkpoint is incomplete, or if the store has a policy or a budget that would drop imported checkpoints.
+        BadInput: `folder` is not a directory, a file in it cannot be read, or a policy or a budget would drop
+            checkpoints because of the import. With `delete_sources`, also if a checkpoint is incomplete, or if the run
+            has a policy or the store a budget.
+        RunInUse: The run has checkpoints that were not imported.
         StepExists: The run has another checkpoint at one of the steps.
         DamagedBlob: A copy is damaged. Its source was not deleted.
     """
@@ -236,12 +245,14 @@ def import_history(
     if delete_sources:
         # Check this before the first commit, so that a long import does not end with a refusal to delete.
         _check_deletable(store, run_of(store, run), sources)
+    wanted = [source for source in sources if not source.incomplete]
+    before = _check_run(store, run_of(store, run), wanted) if wanted else None
+    if delete_sources:
         base = foreign(expanded(folder))
         for name, mode in _listed(base):
             # A killed import renamed this source and did not delete it.
             if name.startswith(_DELETING) and not _delete(base / name, mode):
                 skipped[name] = f"{kind_of(mode)}, not left by an import"
-    wanted = [source for source in sources if not source.incomplete]
     imported: list[CheckpointInfo] = []
     present: list[CheckpointInfo] = []
     deleted: list[Path] = []
@@ -252,7 +263,7 @@ def import_history(
         # If names, sizes and times are the same as in an earlier import, do not read the source again.
         info = _present(store, run, source, listing)
         if info is None:
-            info = _commit(store, run, source, entries)
+            info = before = _commit(store, run, source, entries, before)
             imported.append(info)
         else:
             present.append(info)
@@ -270,6 +281,82 @@ def _where(source: CheckpointFolder) -> StorePath:
     return foreign(source.path.parent) / source.path.name
 
 
+def _check_run(store: Store, run: str, wanted: list[CheckpointFolder]) -> CheckpointInfo | None:
+    """Refuse to add checkpoints to the run of a training, or if rules would then drop checkpoints.
+
+    Returns:
+        The last imported checkpoint of the run, which the import continues, or None.
+    """
+    own = store.checkpoints(run)
+    others = [info for info in own if IMPORTED not in info.metadata]
+    rules = rules_of(context_of(store).layout)
+    if others or rules.of(run) is not None or rules.budget is not None:
+        new = [source for source in wanted if _present(store, run, source, _listing(_gather(_where(source)))) is None]
+        if new and others:
+            msg = f"the run {run} has checkpoints that were not imported, such as {others[-1].name}"
+            msg = f"{msg}, and an imported one would become its latest; nothing was imported"
+            raise _into_another_run(store, run, RunInUse(msg))
+        _check_rules(store, rules, run, new)
+    return own[-1] if own and not others else None
+
+
+def _into_another_run(store: Store, run: str, error: CkstoreError) -> CkstoreError:
+    """Return an error with a hint for an import, since the hint of a save names options that an import lacks."""
+    name = free_run(context_of(store), run)
+    error.hint = f"run={name!r} imports the checkpoints into another run"
+    error.command_hint = f"--run {name} imports the checkpoints into another run"
+    return error
+
+
+def _check_rules(store: Store, rules: StoreRules, run: str, new: list[CheckpointFolder]) -> None:
+    policy = rules.of(run)
+    with_metrics = policy is not None and bool(policy.bests)
+    coming = [_candidate(run, number, source, with_metrics=with_metrics) for number, source in enumerate(new)]
+    made = plan_commits(context_of(store), rules, run, coming) if coming else None
+    if made is None or not made.dropped:
+        return
+    by_budget = policy is None or any(
+        reason.startswith(f"the store{OVER_BUDGET}") for reason in made.dropped[0].reasons
+    )
+    setting, off = _setting_of(rules, run, budget=by_budget)
+    count = sum(entry.run == run for entry in made.entries)
+    longer = "" if by_budget else f"ckstore config retention --run {run} --keep-last {count} keeps all of them; or "
+    raise BadInput(
+        f"the rules of the store would drop {counted(len(made.dropped), 'checkpoint')} after the import, such as "
+        f"{made.dropped[0]}; nothing was imported",
+        hint=f"extend {setting}, or set it to None, import, then set it again",
+        command_hint=f"{longer}{off}, import, then set it again",
+    )
+
+
+def _candidate(run: str, number: int, source: CheckpointFolder, *, with_metrics: bool) -> Candidate:
+    """Return a checkpoint as retention would find it after its import, committed after all others."""
+    info = CheckpointInfo(
+        id=f"import-{number}",
+        run=run,
+        step=source.step,
+        sequence=MAX_SEQUENCE + 1 + number,
+        created=text_of_time(datetime.now(UTC)),
+        logical_bytes=source.nbytes,
+        new_bytes=source.nbytes,
+        reused_bytes=0,
+        leaf_count=0,
+        content="",
+        metrics={**_metrics(_state(_gather(_where(source))), source)} if with_metrics else {},
+    )
+    return Candidate(info, blobs={info.id: source.nbytes})
+
+
+def _setting_of(rules: StoreRules, run: str, *, budget: bool) -> tuple[str, str]:
+    """Return the setting with the budget, or with the policy of a run, and the command that turns it off."""
+    if budget:
+        return "store.config.budget", "ckstore config budget off"
+    glob = next((glob for glob, policy in rules.by_run.items() if policy is rules.of(run)), None)
+    if glob is None:
+        return "store.config.retention", "ckstore config retention off"
+    return "store.config.retention_by_run", f"ckstore config retention off --run {shlex.quote(glob)}"
+
+
 def _check_deletable(store: Store, run: str, sources: list[CheckpointFolder]) -> None:
     for source in sources:
         if source.incomplete:
@@ -278,13 +365,12 @@ def _check_deletable(store: Store, run: str, sources: list[CheckpointFolder]) ->
     rules = rules_of(context_of(store).layout)
     policy = rules.of(run)
     if policy is not None or rules.budget is not None:
-        what, name = ("a budget", "budget") if policy is None else ("a retention policy", "retention")
-        glob = next((glob for glob, of_run in rules.by_run.items() if of_run is policy), None)
-        attribute, option = (name, "") if glob is None else ("retention_by_run", f" --run {shlex.quote(glob)}")
+        what = "a budget" if policy is None else "a retention policy"
+        setting, off = _setting_of(rules, run, budget=policy is None)
         raise BadInput(
             f"the store has {what}, which would drop imported checkpoints whose sources are deleted",
-            hint=f"set store.config.{attribute} to None, import, then set it again",
-            command_hint=f"ckstore config {name} off{option}, import, then set it again",
+            hint=f"set {setting} to None, import, then set it again",
+            command_hint=f"{off}, import, then set it again",
         )
 
 
@@ -308,20 +394,43 @@ def _present(store: Store, run: str | None, source: CheckpointFolder, listing: s
     return info if isinstance(recorded, dict) and recorded.get("listing") == listing else None
 
 
-def _commit(store: Store, run: str | None, source: CheckpointFolder, entries: list[Entry]) -> CheckpointInfo:
+def _commit(
+    store: Store, run: str | None, source: CheckpointFolder, entries: list[Entry], before: CheckpointInfo | None
+) -> CheckpointInfo:
     about = {"name": source.path.name, "time": source.time, "listing": _listing(entries)}
-    metrics = _metrics(entries, source)
-    return store.commit(source.path, source.step, run, metrics=metrics, metadata={IMPORTED: about}, times=True)
-
-
-def _metrics(entries: Iterable[Entry], source: CheckpointFolder) -> dict[str, float]:
-    """Return the metrics that the Trainer of transformers logged at the step of a checkpoint. A symlink is ignored."""
-    state = next((entry for entry in entries if entry.path == _STATE), None)
-    if state is None or state.kind == "directory":
-        return {}
-    if state.kind != "file" or state.nbytes > _STATE_MOST_BYTES:
-        why = f"a {state.kind}" if state.kind != "file" else f"larger than {size_text(_STATE_MOST_BYTES)}"
+    state = _state(entries)
+    if why := _why_unread(state):
         warn(f"{source.path.name} is imported without metrics: its {_STATE} is {why}, and was stored but not read")
+    metrics, metadata = _metrics(state, source), {IMPORTED: about}
+    try:
+        return store.commit(
+            source.path,
+            source.step,
+            run,
+            metrics=metrics,
+            metadata=metadata,
+            parent=before,
+            if_run_in_use="error",  # a training may have begun since `_check_run`
+            times=True,
+        )
+    except (StepExists, RunInUse) as error:
+        _into_another_run(store, run_of(store, run), error)
+        raise
+
+
+def _state(entries: Iterable[Entry]) -> Entry | None:
+    return next((entry for entry in entries if entry.path == _STATE and entry.kind != "directory"), None)
+
+
+def _why_unread(state: Entry | None) -> str:
+    if state is None or (state.kind == "file" and state.nbytes <= _STATE_MOST_BYTES):
+        return ""
+    return f"a {state.kind}" if state.kind != "file" else f"larger than {size_text(_STATE_MOST_BYTES)}"
+
+
+def _metrics(state: Entry | None, source: CheckpointFolder) -> dict[str, float]:
+    """Return the metrics that the Trainer of transformers logged at the step of a checkpoint. A symlink is ignored."""
+    if state is None or _why_unread(state):
         return {}
     with _reading(state.where):
         content = state.content()

@@ -47,6 +47,18 @@ def test_a_history_comes_in_and_one_that_is_incomplete_is_left_alone(run: Run, s
     assert (document["imported"], document["present"]) == ([], ["main@500"])
 
 
+def test_a_conflict_of_an_import_gives_a_hint_with_its_own_options(run: Run, store: Path, files: Path) -> None:
+    run("import-history", files.parent, "--store", store)
+    save_file({"w": np.zeros(10, dtype=np.float32)}, files / "model.safetensors")
+
+    done = run("import-history", files.parent, "--store", store)
+
+    assert done.exit_code == 1
+    assert "has another checkpoint at step 500" in done.stderr
+    assert done.stderr.endswith("hint: --run main-2 imports the checkpoints into another run\n")
+    assert run("import-history", files.parent, "--run", "main-2", "--store", store).exit_code == 0
+
+
 def test_files_go_in_and_come_back(run: Run, store: Path, files: Path, tmp_path: Path) -> None:
     done = run(
         "commit", files, "--metric", "loss=2.5", "--metric", "n=3", "-m", "mine", "--tag", "best", "--store", store

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +20,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckstore import BadInput, Budget, CannotLoad, CkstoreWarning, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, Best, Budget, CannotLoad, CkstoreWarning, RetentionPolicy, RunInUse, StepExists, Store
 from ckstore.fs import dirfd_stat, files, tree
 from ckstore.fs.store_path import AnyPath
-from ckstore.training import import_history
+from ckstore.training import history, import_history
 from ckstore.training.history import find_checkpoints
 from tests.support.look import files_of
 from tests.support.requirements import CRASH_FULL
@@ -282,7 +284,7 @@ def test_nothing_is_deleted_if_one_is_incomplete_or_the_store_would_drop_it(fold
     [
         ("retention_by_run", {"sweep-*": RetentionPolicy(keep_last=1)}, True),
         ("retention_by_run", {"other": RetentionPolicy(keep_last=1)}, False),
-        ("budget", Budget("1KB"), True),
+        ("budget", Budget("1GB"), True),  # later saves may exceed it
     ],
 )
 def test_nothing_is_deleted_if_a_rule_of_the_run_or_a_budget_would_drop_it(
@@ -298,13 +300,119 @@ def test_nothing_is_deleted_if_a_rule_of_the_run_or_a_budget_would_drop_it(
     assert len(store.checkpoints()) == (0 if is_refused else 3)
 
 
-def test_another_checkpoint_at_a_step_ends_the_import(folder: Path, store: Store) -> None:
-    store.save({"x": 1}, step=1000)
+@pytest.mark.parametrize(
+    "setting, value, dropped",
+    [
+        ("retention", RetentionPolicy(keep_last=2), "main@500 dropped because it is not among the 2 newest"),
+        ("retention", RetentionPolicy(keep_best=Best("loss", n=2)), "main@500 dropped because"),
+        ("retention", RetentionPolicy(max_bytes="1KB"), "main@500 dropped because the run main is above"),
+        ("retention_by_run", {"mai*": RetentionPolicy(keep_every=1000)}, "main@500 dropped because its step"),
+        ("budget", Budget("1KB"), "main@500 dropped because the store is above its budget"),
+        ("retention", RetentionPolicy(keep_last=3), ""),
+        ("retention", RetentionPolicy(keep_best=Best("loss", n=3)), ""),
+        ("retention_by_run", {"mai*": RetentionPolicy(keep_every=500)}, ""),
+        ("retention_by_run", {"other": RetentionPolicy(keep_last=1)}, ""),
+        ("budget", Budget("1GB"), ""),
+    ],
+)
+def test_an_import_that_rules_would_undo_is_refused_before_anything_is_imported(
+    folder: Path, store: Store, setting: str, value: object, dropped: str
+) -> None:
+    store.save({"x": 1}, step=1, run="other")
+    setattr(store.config, setting, value)
 
-    with pytest.raises(StepExists):
+    if dropped:
+        with pytest.raises(BadInput, match=re.escape(dropped)) as refused:
+            import_history(store, folder)
+        assert f"store.config.{setting}" in refused.value.hint
+        assert "nothing was imported" in refused.value.message
+    else:
+        assert len(import_history(store, folder).imported) == 3
+        assert len(import_history(store, folder).present) == 3
+
+    assert [info.step for info in store.checkpoints("main")] == ([] if dropped else [500, 1000, 1500])
+
+
+def test_a_rule_that_is_set_after_an_import_refuses_only_to_import_more(folder: Path, store: Store) -> None:
+    import_history(store, folder)
+    store.config.retention = RetentionPolicy(keep_last=3)
+
+    assert len(import_history(store, folder).present) == 3
+    checkpoint(folder / "checkpoint-2000", 2000)
+    with pytest.raises(BadInput, match="would drop 1 checkpoint after the import") as refused:
+        import_history(store, folder)
+
+    assert [info.step for info in store.checkpoints()] == [500, 1000, 1500]
+    assert "ckstore config retention --run main --keep-last 4" in refused.value.command_hint
+    store.config.retention_by_run = {"main": RetentionPolicy(keep_last=4)}
+    assert [info.step for info in import_history(store, folder).imported] == [2000]
+    assert [info.step for info in store.checkpoints()] == [500, 1000, 1500, 2000]
+
+
+@pytest.mark.parametrize("process", ["that saved", "another"])
+def test_nothing_is_imported_into_the_run_of_a_training(folder: Path, store: Store, process: str) -> None:
+    store.config.retention = RetentionPolicy(keep_last=2)
+    for step in (5000, 6000):
+        store.save({"x": step}, step=step)
+    importing = store if process == "that saved" else Store.open(store.path)
+
+    with pytest.raises(RunInUse, match="the run main has checkpoints that were not imported, such as main@6000") as why:
+        import_history(importing, folder)
+
+    assert [info.name for info in store.checkpoints()] == ["main@5000", "main@6000"]
+    assert "run='main-2'" in why.value.hint
+    assert why.value.command_hint.startswith("--run main-2")
+    store.config.retention = None
+    assert len(import_history(importing, folder, "main-2").imported) == 3
+    assert store.info("main@latest").step == 6000
+
+
+def test_an_import_goes_on_with_new_checkpoints_until_a_training_continues_it(folder: Path, store: Store) -> None:
+    import_history(store, folder)
+    checkpoint(folder / "checkpoint-2000", 2000)
+    with Store.open(store.path) as later:
+        (info,) = import_history(later, folder).imported
+
+    assert (info.step, info.parent, info.warnings) == (2000, store.info(1500).id, ())
+    store.load(2000)
+    store.save({"x": 3}, step=3000)
+    assert len(import_history(store, folder).present) == 4
+    checkpoint(folder / "checkpoint-2500", 2500)
+    with pytest.raises(RunInUse, match="such as main@3000"):
+        import_history(store, folder)
+    assert store.info("latest").step == 3000
+
+
+def test_a_training_that_begins_in_the_run_during_an_import_ends_it(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = history._listing
+
+    def train_meanwhile(entries: list[tree.Entry]) -> str:
+        if not store.checkpoints():
+            code = "import sys, ckstore; ckstore.Store.open(sys.argv[1]).save({'x': 1}, step=5000)"
+            subprocess.run([sys.executable, "-c", code, str(store.path)], cwd=ROOT, timeout=240, check=True)
+        return listing(entries)
+
+    monkeypatch.setattr(history, "_listing", train_meanwhile)
+    with pytest.raises(RunInUse, match="main@5000") as refused:
+        import_history(store, folder)
+
+    assert "--parent" not in refused.value.command_hint
+    assert [info.name for info in store.checkpoints()] == ["main@5000"]
+
+
+def test_another_checkpoint_at_a_step_ends_the_import(folder: Path, store: Store) -> None:
+    import_history(store, folder)
+    shutil.rmtree(folder / "checkpoint-1000")
+    checkpoint(folder / "checkpoint-1000", 1000, 30_000)
+
+    with pytest.raises(StepExists) as conflict:
         import_history(store, folder, delete_sources=True)
 
     assert {path.name for path in folder.glob("checkpoint-*")} == {"checkpoint-1000", "checkpoint-1500"}
+    assert "run='main-2'" in conflict.value.hint
+    assert conflict.value.command_hint.startswith("--run main-2")
 
 
 _KILLED = """

@@ -155,6 +155,21 @@ def plan_drops(context: Context, policy: RetentionPolicy, run: str, *, own_only:
     return made
 
 
+def plan_commits(context: Context, stored: StoreRules, run: str, coming: Sequence[Candidate]) -> RetentionPlan:
+    """Return what the rules of the store would keep and drop after further commits to a run, as advice.
+
+    Rules of other runs are left out, since only saves of those runs apply them. No manifest is read, and checkpoints
+    that are kept only for a time, such as open ones, count as droppable.
+    """
+    of_run = stored.of(run)
+    rules, now = {} if of_run is None else {run: of_run}, datetime.now(UTC)
+    every = infos(context, run if stored.budget is None else None, superseded=True)
+    looked_at = [info for info in every if not info.superseded]
+    history = _history(context, now, looked_at, rules, stored.budget, urgent=True)
+    beside = _beside(context, now, [info for info in every if info.superseded], rules, stored.budget)
+    return plan(rules, [*history.values(), *coming], now, stored.budget, beside)
+
+
 def _looked_at(context: Context, run: str, newest: int, every: int) -> tuple[list[CheckpointInfo], set[str]]:
     """Return the `newest` last of a run and all whose step `every` does not divide, and the names of the last ones."""
     at = chosen(context, run, newest=newest, off_every=every)

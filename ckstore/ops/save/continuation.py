@@ -308,7 +308,7 @@ def _in_use(context: Context, other: Published) -> RunInUse:
 
 
 def _refused(context: Context, msg: str, other: Published) -> RunInUse:
-    by_command = f"--run {_free(context, other.key.run)} keeps both; --parent {other.manifest.name} continues it"
+    by_command = f"--run {free_run(context, other.key.run)} keeps both; --parent {other.manifest.name} continues it"
     return RunInUse(f"{msg}; nothing was published", hint=_lines(context, other), command_hint=by_command)
 
 
@@ -321,10 +321,11 @@ def _lines(context: Context, other: Published) -> str:
 
 
 def _own_run(context: Context, run: str) -> str:
-    return f'run={_free(context, run)!r}, or run="auto", which takes such a name,'
+    return f'run={free_run(context, run)!r}, or run="auto", which takes such a name,'
 
 
-def _free(context: Context, run: str) -> str:
+def free_run(context: Context, run: str) -> str:
+    """Return a name based on that of a run that no run has. It is not reserved."""
     return next_name(run, {*context.layout.runs(), run})
 
 

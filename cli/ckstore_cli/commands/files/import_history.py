@@ -27,6 +27,9 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     are imported. Each checkpoint is durable before the next one is read. After an
     interruption, the same command continues the import.
 
+    Nothing is imported if the run has checkpoints that were not imported, or if a
+    retention policy or a budget would drop checkpoints because of the import.
+
     \b
     Example:
       ckstore import-history out --run gpt
@@ -35,8 +38,10 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     \b
     Exit status:
       0  done
-      1  a checkpoint is incomplete and was skipped, or the run has another one at its step
-      2  wrong usage, no such folder, or a source cannot be deleted
+      1  a checkpoint is incomplete and was skipped, the run has another one at its step,
+         or the run belongs to a training
+      2  wrong usage, no such folder, rules would drop checkpoints, or a source cannot be
+         deleted
       3  a copy was damaged when read back, and its source was kept
       4  no such store
       6  the disk is full
