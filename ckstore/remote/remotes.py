@@ -123,11 +123,18 @@ class Remotes:
 
         Raises:
             NoSuchRemote: No remote has that name.
+            BadInput: The remote is the mirror of the store.
         """
         self._context.check_writable()
         entry = entry_named(self._context.layout, name)
 
         def without(found: Any) -> Any:
+            # Under the lock of the settings. Otherwise saves would no longer be mirrored, and nothing would report it.
+            if config_file.setting_of(self._context.layout, config_file.MIRROR) == entry.name:
+                msg = f"the remote {entry.name} is the mirror of the store; nothing was removed"
+                off, command = "store.config.mirror = None", "ckstore config mirror off"
+                then = "turns the mirror off; then remove the remote"
+                raise BadInput(msg, hint=f"{off} {then}", command_hint=f"{command} {then}")
             return {other: value for other, value in (found or {}).items() if other != entry.name} or None
 
         config_file.edit(self._context.layout, MEMBER, without)

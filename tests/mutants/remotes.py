@@ -1003,4 +1003,13 @@ REMOTES = [
         "tests/remote/test_push.py::test_a_push_of_many_checkpoints_lists_only_their_hundreds_of_steps",
         "assert",
     ),
+    Mutant(
+        "the remote that is the mirror is not removed",
+        "mirror-removed",
+        "Remotes.remove",
+        "            if config_file.setting_of(self._context.layout, config_file.MIRROR) == entry.name:\n",
+        "            if False:\n",
+        "tests/remote/test_remotes.py::test_the_remote_that_is_the_mirror_is_not_removed",
+        "DID NOT RAISE",
+    ),
 ]

@@ -602,8 +602,10 @@ def test_another_remote_under_the_name_of_the_mirror_starts_empty(tmp_path: Path
         assert "another remote is now at mirror" in str(problem)
         assert "ckstore remote rm mirror, then add it again" in str(problem)
         assert not (tmp_path / "m" / "runs").exists()
+    store.config.mirror = None
     store.remotes.remove("mirror")
     store.remotes.add("mirror", tmp_path / "m")
+    store.config.mirror = "mirror"
 
     status = store.mirror_status()
     assert status is not None

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import BadInput, CkstoreError, MissingExtra, NoSuchRemote, RemoteDenied, RemoteError, Store
+from ckstore.ops import config_file
 from ckstore.remote.documents.remote_info import RemoteInfo
 from ckstore.remote.service import engine
 from ckstore.remote.service.abilities import Abilities
@@ -20,6 +21,7 @@ from ckstore.remote.service.engine_calls import CallThreads
 from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.service_probe import probe
 from ckstore.remote.service.target import Target, parse_target
+from ckstore.store import context_of
 from tests.support.s3_proxy import Proxy
 from tests.support.s3_server import BUCKET, KEY, SECRET, Habits, Service, s3_service
 
@@ -88,6 +90,35 @@ def test_a_remote_is_added_listed_probed_and_removed(store: Store, service: Serv
     assert service.objects == before
     with pytest.raises(NoSuchRemote, match="has no remote"):
         store.remotes.remove("cold")
+
+
+def test_the_remote_that_is_the_mirror_is_not_removed(store: Store, tmp_path: Path) -> None:
+    store.remotes.add("cold", tmp_path / "cold")
+    store.config.mirror = "cold"
+
+    with pytest.raises(BadInput, match="cold is the mirror of the store; nothing was removed") as refused:
+        store.remotes.remove("cold")
+
+    assert refused.value.hint.startswith("store.config.mirror = None")
+    assert refused.value.command_hint.startswith("ckstore config mirror off")
+    assert [entry.name for entry in store.remotes.list()] == ["cold"]
+    store.config.mirror = None
+    store.remotes.remove("cold")
+    assert store.remotes.list() == ()
+
+
+def test_doctor_reports_a_mirror_that_is_not_among_the_remotes(store: Store, tmp_path: Path) -> None:
+    store.remotes.add("cold", tmp_path / "cold")
+    store.config.mirror = "cold"
+    config_file.edit(context_of(store).layout, "remotes", lambda _: None)  # as an earlier version removed a remote
+
+    finding = next(one for one in store.doctor().findings if one.what == "mirror")
+
+    assert (finding.level, finding.found) == (
+        "warning",
+        "no checkpoint is copied to the mirror: the store has no remote cold",
+    )
+    assert finding.do.startswith("turn the mirror off (ckstore config mirror off), or add the remote again (")
 
 
 def test_the_error_for_a_place_without_a_remote_names_its_content(

@@ -337,8 +337,18 @@ def check_elsewhere(facts: EvictedFacts) -> DoctorFinding:
     return ok("elsewhere", f"{found}; each remote had the bytes at the eviction, and reads fetch them")
 
 
-def check_mirror(status: MirrorStatus) -> DoctorFinding:
-    """Check how long checkpoints have only been local, and whether pushes work."""
+def check_mirror(status: MirrorStatus, *, is_remote: bool) -> DoctorFinding:
+    """Check how long checkpoints have only been local, and whether pushes work.
+
+    Args:
+        status: The status of the mirror.
+        is_remote: Whether the mirror is a remote of the store. An earlier ckstore removed it from the remotes.
+    """
+    if not is_remote:
+        add = f"ckstore remote add {status.remote} TARGET"
+        do = f"turn the mirror off (ckstore config mirror off), or add the remote again ({add})"
+        lacks = f"no checkpoint is copied to the mirror: the store has no remote {status.remote}"
+        return DoctorFinding("warning", "mirror", lacks, do)
     if status.ok:
         return ok("mirror", str(status))
     if status.missing:

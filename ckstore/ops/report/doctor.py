@@ -226,7 +226,8 @@ def _checkpoints(context: Context) -> Findings:
     yield contents.check_health({run: (info, healthy.get(run)) for run, info in newest.items()})
     status = status_of(context, listed)
     if status is not None:
-        yield contents.check_mirror(status)
+        remotes = read_config(context.layout).get("remotes") or {}
+        yield contents.check_mirror(status, is_remote=status.remote in remotes)
     yield from _elsewhere(context, every, () if status is None else status.missing)
 
 

@@ -292,6 +292,8 @@ def convert(frame: Frame, name: str, new: str, directory: str) -> None:
 def rm(frame: Frame, name: str) -> None:
     """Remove the remote NAME from the store. The data on the remote is kept.
 
+    The mirror cannot be removed. Turn it off first, with ckstore config mirror off.
+
     \b
     Example:
       ckstore remote rm cold
@@ -299,7 +301,7 @@ def rm(frame: Frame, name: str) -> None:
     \b
     Exit status:
       0  done
-      2  wrong usage
+      2  wrong usage, or the remote is the mirror
       4  no such store or remote
     """
     out = frame.output()
