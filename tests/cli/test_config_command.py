@@ -232,6 +232,20 @@ def test_a_setting_alone_is_shown_and_not_changed(run: Run, path: Path, key: str
     assert not (path / "config.json").exists()
 
 
+@pytest.mark.parametrize("share", ["0.12345678", "0.1", "0.0000001", "0.30000000000000004", "1"])
+def test_a_number_is_shown_as_it_can_be_entered_again(run: Run, path: Path, share: str) -> None:
+    run("config", "recheck-share", share, "--store", path)
+    run("config", "wait-for-space", f"{share}s", "--store", path)
+
+    with Store.open(path) as store:
+        before = (store.config.recheck_share, store.config.wait_for_space_s)
+        shown = [run("config", key, "--store", path).stdout.split() for key in ("recheck-share", "wait-for-space")]
+        assert shown[0] == ["recheck-share", share]
+        for key, text in shown:
+            assert run("config", key, text, "--store", path).exit_code == 0
+        assert (store.config.recheck_share, store.config.wait_for_space_s) == before
+
+
 def test_what_is_dropped_waits_where_undo_is_on(run: Run, path: Path) -> None:
     run("config", "undo-by-hand", "1d", "--store", path)
     with Store.open(path) as store:

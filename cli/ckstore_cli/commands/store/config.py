@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
+def _number(value: float) -> str:
+    """Return the shortest text of a number that gives the same value when it is entered again, without an exponent."""
+    return f"{Decimal(repr(value)).normalize():f}"
+
+
 def _time(seconds: float | str) -> str:
     """Return a time as a user writes it, in the largest unit of which it is a multiple."""
     if isinstance(seconds, str):  # as it was given
         return seconds
     unit, unit_s = next(one for one in _UNITS if not seconds % one[1] or one[1] == 1)
-    # With 15 digits, since :g rounds to six, and the text must give the same value when it is entered again.
-    return f"{seconds / unit_s:.15g}{unit}"
+    return f"{_number(seconds / unit_s)}{unit}"
 
 
 def _budget_text(budget: Budget) -> str:
@@ -53,7 +58,7 @@ _BUDGET = _Kind("a size such as 2TB", str, _budget_text)
 _TIME = _Kind("a time such as 90s, 30m, 2h or 7d", lambda text: duration_s(text, "VALUE"), _time)
 _AGE = _Kind("a time such as 12h", str, _time)  # stored as it was given
 _SIZE = _Kind("a size such as 100GB", parse_size, exact_size)
-_SHARE = _Kind("a number", float, "{:g}".format)
+_SHARE = _Kind("a number", float, _number)
 _COUNT = _Kind("a whole number", int, str)
 _NAME = _Kind("the name of a remote", str, printable)
 _SWITCH = _Kind("one of its words", str, str)
