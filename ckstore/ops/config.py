@@ -348,3 +348,20 @@ class StoreConfig:
 
     def _act_places(self) -> tuple[object, ...]:
         return places_of(self._context.layout.root.path)
+
+
+@api_call
+def set_run_policy(config: StoreConfig, run: str, policy: RetentionPolicy | None) -> None:
+    """Set the policy of one run, or of the runs that match a glob; if None, remove it.
+
+    Other policies in `StoreConfig.retention_by_run` are kept, also those that another process sets at the same time.
+    """
+    context = config._context  # noqa: SLF001 - of this module
+    new = {} if policy is None else _json_by_run(context, config_file.BY_RUN, {run: policy})
+    context.check_writable()
+
+    def changed(found: Any) -> dict[str, Any] | None:
+        config_file.policies_by_run(context.layout, {config_file.BY_RUN: found})  # refuses a damaged setting
+        return {name: stored for name, stored in (found or {}).items() if name != run} | new or None
+
+    config_file.edit(context.layout, config_file.BY_RUN, changed)

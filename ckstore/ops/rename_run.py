@@ -182,7 +182,10 @@ def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequ
     old, new = moving[0].run, copies[0].run
     if old in config_file.policies_by_run(layout):
         config_file.edit(
-            layout, config_file.BY_RUN, lambda rules: {new if name == old else name: rules[name] for name in rules}
+            layout,
+            config_file.BY_RUN,
+            # Another process may have removed the rule.
+            lambda rules: {new if name == old else name: rule for name, rule in (rules or {}).items()} or None,
         )
 
 

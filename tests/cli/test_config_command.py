@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckstore import Best, Budget, RetentionPolicy, Store, StoreConfig
+from ckstore.objects.layout import Layout
+from ckstore.ops import config_file
 from ckstore_cli.commands.store.config import SETTINGS
 from tests.cli.conftest import Run
 
@@ -215,6 +218,26 @@ def test_a_run_has_a_policy_of_its_own(run: Run, path: Path) -> None:
     assert list(Store.open(path).config.retention_by_run) == ["sweep-*"]
     run("config", "retention", "--unset", "--run", "sweep-*", "--store", path)
     assert Store.open(path).config.retention_by_run == {}
+
+
+@pytest.mark.parametrize("words", [["--unset"], ["--keep-last", "5"]])
+def test_a_rule_of_one_run_keeps_the_rules_that_another_process_changes(
+    run: Run, path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    with Store.open(path) as store:
+        store.config.retention_by_run = {"old": RetentionPolicy(keep_last=1), "gpt": RetentionPolicy(keep_last=2)}
+    edit = config_file.edit
+
+    def after_another(layout: Layout, *arguments: Any) -> None:
+        theirs = {"gpt": RetentionPolicy(keep_last=2), "new": RetentionPolicy(keep_last=3)}
+        edit(layout, "retention_by_run", lambda _: {name: policy.to_json() for name, policy in theirs.items()})
+        edit(layout, *arguments)
+
+    monkeypatch.setattr(config_file, "edit", after_another)
+    assert run("config", "retention", "--run", "gpt", *words, "--store", path).exit_code == 0
+
+    kept = {name: policy.keep_last for name, policy in Store.open(path).config.retention_by_run.items()}
+    assert kept == ({"new": 3} if words == ["--unset"] else {"new": 3, "gpt": 5})
 
 
 @pytest.mark.parametrize("key", KEPT)

@@ -275,4 +275,14 @@ DECIDING = [
         f"{_ROWS}::test_a_place_counted_from_the_end_is_not_used",
         "offset",
     ),
+    Mutant(
+        "the rule of one run is changed under the lock of the settings",
+        "rules-written-back",
+        "ops.config.set_run_policy",
+        "    config_file.edit(context.layout, config_file.BY_RUN, changed)\n",
+        "    value = changed(config_file.read_config(context.layout).get(config_file.BY_RUN))\n"
+        "    config_file.edit(context.layout, config_file.BY_RUN, lambda _: value)\n",
+        "tests/cli/test_config_command.py::test_a_rule_of_one_run_keeps_the_rules_that_another_process_changes",
+        "assert kept ==",
+    ),
 ]

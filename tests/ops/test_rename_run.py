@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from ckstore import BadInput, DamagedBlob, InUse, NoSuchRef, RetentionPolicy, StepExists, Store
+from ckstore.objects.layout import Layout
+from ckstore.ops import config_file
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
 from tests.support.look import directory_of
@@ -119,6 +121,22 @@ def test_rules_of_both_names_are_refused_as_one_of_them_would_be_lost(store: Sto
     assert store.config.retention_by_run == rules
     assert [info.name for info in store.checkpoints()] == ["old@1"]
     assert caught.value.command_hint == "ckstore config retention off --run new removes those of new"
+
+
+def test_a_rule_that_is_removed_during_a_rename_stays_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+    store.config.retention_by_run = {"old": RetentionPolicy(keep_last=50)}
+    edit = config_file.edit
+
+    def after_another(layout: Layout, *arguments: Any) -> None:
+        edit(layout, config_file.BY_RUN, lambda _: None)
+        edit(layout, *arguments)
+
+    monkeypatch.setattr(config_file, "edit", after_another)
+    store.rename_run("old", "new")
+
+    assert store.config.retention_by_run == {}
+    assert [info.name for info in store.checkpoints()] == ["new@1"]
 
 
 def test_a_run_with_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -60,6 +60,22 @@ def test_all_checkpoints_are_copied_and_read_from_the_remote(relying: Store, tmp
     check_store(relying.path)
 
 
+def test_a_mirror_that_is_turned_off_during_the_conversion_stays_off(
+    relying: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit = config_file.edit
+
+    def after_another(*arguments: Any) -> None:
+        relying_layout, member, _ = arguments
+        edit(relying_layout, member, lambda _: None)
+        edit(*arguments)
+
+    monkeypatch.setattr(converting, "edit", after_another)
+    relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
+
+    assert relying.config.mirror is None
+
+
 def test_no_policy_removes_checkpoints_that_rely_on_the_remote(relying: Store, tmp_path: Path) -> None:
     relying.remotes.convert("nas", "gpt", tmp_path / "gpt")
     with Store.init(tmp_path / "other", chunk_bytes=MIB) as other:

@@ -61,7 +61,7 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
     if failures:
         raise joined(failures)
     if setting_of(context.layout, MIRROR) == old.name:
-        edit(context.layout, MIRROR.name, lambda _: new.name)
+        edit(context.layout, MIRROR.name, lambda found: new.name if found == old.name else found)
     return report
 
 

@@ -280,12 +280,13 @@ def _change(
     return None
 
 
-def _set(store: Store, key: str, run: str | None, value: object) -> None:
+def _set(store: Store, key: str, run: str | None, value: Any) -> None:
+    from ckstore.ops.config import set_run_policy
+
     if run is None:
         setattr(store.config, SETTINGS[key].attribute, value)
         return
-    others: dict[str, Any] = {glob: own for glob, own in store.config.retention_by_run.items() if glob != run}
-    store.config.retention_by_run = others if value is None else {**others, run: value}
+    set_run_policy(store.config, run, value)
 
 
 def _lines(shown: Mapping[str, _Setting], found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
