@@ -334,13 +334,13 @@ def listed(folder: AnyPath) -> list[tuple[str, int, bool]]:
     return []
 
 
-def symlink_texts(folder: StorePath) -> dict[str, str | None]:
-    """Return the target of each symlink in a directory, or None for another kind of file."""
+def symlink_texts(folder: StorePath, names: Sequence[str] | None = None) -> dict[str, str | None]:
+    """Return the target of each symlink in a directory, or of those with `names`; None for another kind of file."""
     # Names that start with a dot are temporary, and left out.
     found: dict[str, str | None] = {}
     fd = open_directory(folder)
     try:
-        for name in os.listdir(fd):
+        for name in os.listdir(fd) if names is None else names:
             if name.startswith("."):
                 continue
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -253,10 +253,10 @@ class Layout:
             if is_tag(name) and text is not None and (found := parse_tag(text)) is not None
         }
 
-    def tag_texts(self) -> dict[str, str | None]:
-        """Return the text of every symlink in ``refs/``. None for another kind of file."""
+    def tag_texts(self, names: Sequence[str] | None = None) -> dict[str, str | None]:
+        """Return the text of every symlink in ``refs/``, or of those with `names`. None for another kind of file."""
         try:
-            return dirfd_stat.symlink_texts(self.refs)
+            return dirfd_stat.symlink_texts(self.refs, names)
         except (FileNotFoundError, NotADirectoryError):  # a copy of the store may lack empty directories
             self.check_exists(self.settings)
             return {}

@@ -1,8 +1,8 @@
-"""Locks of a run, of the trash and of the small files of a store. On a shared filesystem, other hosts also see them.
+"""Locks of a run, of the tags, of the trash and of the small files of a store.
 
-On such a filesystem, the lock on the directory is followed by one on a file in ``locks/`` (`ckstore.fs.lock_files`),
-always in this order. The caller sets the timeout of both. The mount determines which hosts see the lock on the file. If
-it is local to one host, nothing is lost.
+On a shared filesystem, other hosts also see them: the lock on the directory is followed by one on a file in ``locks/``
+(`ckstore.fs.lock_files`), always in this order. The caller sets the timeout of both. The mount determines which hosts
+see the lock on the file. If it is local to one host, nothing is lost.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ckstore.objects.layout import Layout
 _DEFAULT_S = 10.0
 _STORE = "store"
 _TRASH = "trash"
+_TAGS = "tags"
 
 
 def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _DEFAULT_S) -> locks.DirectoryLock:
@@ -29,6 +30,15 @@ def lock_run(layout: Layout, run: str, *, exclusive: bool, timeout_s: float = _D
     else:
         lock = locks.lock_shared(path, timeout_s=timeout_s)
     return _followed(layout, lock, f"run-{run}", exclusive=exclusive, timeout_s=timeout_s)
+
+
+def lock_tags(layout: Layout, *, exclusive: bool) -> locks.DirectoryLock:
+    """Lock the tags: shared to set or remove one, exclusively to change one only if it has not been changed."""
+    if exclusive:
+        lock = locks.lock_exclusive(layout.refs, timeout_s=_DEFAULT_S)
+    else:
+        lock = locks.lock_shared(layout.refs, timeout_s=_DEFAULT_S)
+    return _followed(layout, lock, _TAGS, exclusive=exclusive, timeout_s=_DEFAULT_S)
 
 
 def try_trash(layout: Layout) -> locks.DirectoryLock | None:

@@ -8,11 +8,12 @@ same call continues.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, StepExists
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, Protected, StepExists
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding
@@ -33,11 +34,13 @@ from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.evaluations import check_not_evaluated
-from ckstore.ops.refs.labels import write_tag
+from ckstore.ops.refs.labels import move_tag
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, gone, held
 from ckstore.ops.save.continuation import rename_lineage
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
+
+_AGAIN = "rename the run again, which completes the renaming"
 
 
 def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
@@ -66,7 +69,9 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     digests: set[str] = set()
     # The oldest first: by the copy of the newest, another try recognizes that the new name belongs to this run.
     for info, copy in zip(moving, copies, strict=True):
-        digests |= set(drop(context, info, f"{RENAMED} {copy.name}", last=partial(_take_later, context, copy)).digests)
+        with _continuing():
+            later = partial(_take_later, context, copy)
+            digests |= set(drop(context, info, f"{RENAMED} {copy.name}", last=later).digests)
     reclaim.free_unused(context, digests)
     rename_lineage(context, old, new, ids)
     events.note(context, "renamed", (new, None), why=f"it was {old}")
@@ -169,16 +174,17 @@ def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequ
     layout = context.layout
     by_key = {info.key.any_generation: (info, copy) for info, copy in zip(moving, copies, strict=True)}
     by_id = {info.id: copy for info, copy in zip(moving, copies, strict=True)}
+    texts = layout.tag_texts()
     for tag, key in layout.tags().items():
         if key in by_key:
             copy = by_key[key][1]
             with held(context, copy, is_durable=True):
-                write_tag(layout, tag, copy.key)
+                move_tag(layout, tag, texts.get(tag), copy.key)
     for pin in read_pins(layout):
         if pin.id in by_id:
             copy = by_id[pin.id]
             with held(context, copy, is_durable=True):
-                write_pin(layout, replace(pin, run=copy.run, id=copy.id))
+                write_pin(layout, replace(pin, run=copy.run, id=copy.id), instead_of=pin)
     old, new = moving[0].run, copies[0].run
     if old in config_file.policies_by_run(layout):
         config_file.edit(
@@ -187,6 +193,18 @@ def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequ
             # Another process may have removed the rule.
             lambda rules: {new if name == old else name: rule for name, rule in (rules or {}).items()} or None,
         )
+
+
+@contextmanager
+def _continuing() -> Iterator[None]:
+    """Explain an old checkpoint that a process tagged, pinned or opened since its copy was made."""
+    try:
+        yield
+    except InUse as error:
+        if isinstance(error, Protected):  # its advice is to remove the tag or the pin, which was just set
+            raise Protected(f"{error.message}, set during the renaming", hint=_AGAIN) from error
+        error.hint, error.command_hint = f"once that has ended, {_AGAIN}", ""
+        raise
 
 
 def _take_later(context: Context, copy: CheckpointInfo, lock: locks.DirectoryLock) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ckstore import BadInput, DamagedBlob, InUse, NoSuchRef, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, DamagedBlob, InUse, NoSuchRef, Protected, RetentionPolicy, StepExists, Store
 from ckstore.objects.layout import Layout
 from ckstore.ops import config_file
 from tests.support.crashing import run_and_kill
@@ -178,22 +179,117 @@ def test_a_run_to_which_a_save_is_under_way_is_refused(store: Store, monkeypatch
 
 
 def test_what_is_noted_between_the_copy_and_the_drop_goes_along(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckstore.ops import rename_run as room
-
     save(store, 1)
-    original = room._take_names
-
-    def taking(*args: Any) -> None:
-        other = threading.Thread(target=lambda: Store.open(store.path).annotate("old@1", {"late": 1.0}, note="late"))
-        other.start()
-        other.join()
-        original(*args)
-
-    monkeypatch.setattr(room, "_take_names", taking)
+    at_first(monkeypatch, "_take_names", lambda: Store.open(store.path).annotate("old@1", {"late": 1.0}, note="late"))
 
     (info,) = store.rename_run("old", "new")
 
     assert (info.metrics["late"], [note.text for note in info.notes]) == (1.0, ["late"])
+
+
+def elsewhere(act: Callable[[], object]) -> None:
+    """Act in another thread, as another process would."""
+    other = threading.Thread(target=act)
+    other.start()
+    other.join()
+
+
+def at_first(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> None:
+    """Act in another thread before `rename_run` calls one of its functions for the first time."""
+    from ckstore.ops import rename_run as room
+
+    original, acts = getattr(room, name), [act]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        while acts:
+            elsewhere(acts.pop())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(room, name, call)
+
+
+def test_tags_that_are_moved_or_removed_meanwhile_are_not_reverted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(store, step)
+    save(store, 7, "other")
+    for name in ("first", "gone", "moved", "moved-away"):
+        store.tag(name, "old@1")
+
+    def change() -> None:
+        other = Store.open(store.path)
+        other.untag("gone")
+        other.tag("moved", "old@2")
+        other.tag("moved-away", "other@7")
+
+    at_first(monkeypatch, "held", change)  # the tags have been read, and none is written yet
+
+    with pytest.raises(Protected, match="old@2 has the tag moved, set during the renaming") as caught:
+        store.rename_run("old", "new")
+
+    assert caught.value.hint == "rename the run again, which completes the renaming"
+    named = {tag.name: f"{tag.run}@{tag.step}" for tag in store.tags()}
+    assert named == {"first": "new@1", "moved": "old@2", "moved-away": "other@7"}
+    store.rename_run("old", "new")
+    assert {tag.name: f"{tag.run}@{tag.step}" for tag in store.tags()} == named | {"moved": "new@2"}
+    assert [info.name for info in store.checkpoints("new")] == ["new@1", "new@2"]
+    assert store.checkpoints("old") == []
+    assert store.verify().ok
+    check_store(store.path)
+
+
+def test_a_pin_that_is_removed_meanwhile_is_not_restored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(store, 1)
+    pins = [store.pin("old@1", reason) for reason in ("kept", "removed")]
+    at_first(monkeypatch, "write_pin", lambda: Store.open(store.path).unpin(pins[1].name))
+
+    store.rename_run("old", "new")
+
+    assert [(pin.name, pin.run) for pin in store.pins()] == [(pins[0].name, "new")]
+    check_store(store.path)
+
+
+def test_a_tag_that_is_removed_while_the_rename_moves_it_is_removed_afterwards(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.ops.refs import labels
+
+    save(store, 1)
+    store.tag("best", "old@1")
+    original, threads = labels._replace, []
+
+    def replace(*args: Any) -> None:  # the text of the tag has been compared
+        threads.append(threading.Thread(target=lambda: Store.open(store.path).untag("best")))
+        threads[0].start()
+        threads[0].join(0.2)
+        original(*args)
+
+    monkeypatch.setattr(labels, "_replace", replace)
+
+    store.rename_run("old", "new")
+    threads[0].join()
+
+    assert store.tags() == []
+    check_store(store.path)
+
+
+def test_a_reader_that_opened_a_checkpoint_meanwhile_lets_the_rename_be_completed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(store, step)
+    opened: list[Any] = []
+    at_first(monkeypatch, "drop", lambda: opened.append(Store.open(store.path).open_checkpoint("old@2")))
+
+    with pytest.raises(InUse, match="old@2 is open for reading") as caught:
+        store.rename_run("old", "new")
+    opened[0].close()
+
+    assert caught.value.hint == "once that has ended, rename the run again, which completes the renaming"
+    assert [info.name for info in store.rename_run("old", "new")] == ["new@2"]
+    assert [info.name for info in store.checkpoints()] == ["new@1", "new@2"]
+    check_store(store.path)
 
 
 @pytest.mark.crash

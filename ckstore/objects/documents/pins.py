@@ -38,8 +38,11 @@ def _read(layout: Layout, name: str) -> Pin | None:
     return pin
 
 
-def write_pin(layout: Layout, pin: Pin) -> None:
-    """Write the file of a new pin, durably. The caller has locked the pinned checkpoint for use."""
+def write_pin(layout: Layout, pin: Pin, *, instead_of: Pin | None = None) -> None:
+    """Write the file of a pin durably. The caller has locked the pinned checkpoint for use.
+
+    With `instead_of`, do nothing unless the store still has that pin.
+    """
     name = file_name(pin.name)
     where = str(layout.pins / name)
     data = to_write(pin, partial(parse_pin, pin.name), most_bytes=PIN_MAX_BYTES, where=where)
@@ -47,6 +50,8 @@ def write_pin(layout: Layout, pin: Pin) -> None:
     links.make_directory(layout.pins)
     # One lock for all small files of the store, since they share one temporary name in a directory.
     with atomic_file.changing(layout) as lock, files.opened_directory(layout.pins) as fd:
+        if instead_of is not None and _read(layout, instead_of.name) != instead_of:
+            return
         atomic_file.replace_file(layout, lock, fd, name, data)
 
 
@@ -55,7 +60,9 @@ def remove_pin(layout: Layout, name: str) -> bool:
     if pin_name(file_name(name)) is None:
         return False
     try:
-        links.unlink(layout.pins / file_name(name))
+        # Locked, so that no process that is moving the pin to another checkpoint writes it again.
+        with atomic_file.changing(layout):
+            links.unlink(layout.pins / file_name(name))
     except FileNotFoundError:
         return False
     # Else a pin that the user removed could be back after a power cut, and keep a checkpoint.

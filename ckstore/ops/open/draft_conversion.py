@@ -20,7 +20,7 @@ from ckstore.objects.layout import Layout
 from ckstore.objects.publish import give_name
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
-from ckstore.ops.refs.labels import write_tag
+from ckstore.ops.refs.labels import move_tag
 from ckstore.ops.requires import require
 
 _BUSY_S = 10.0
@@ -128,8 +128,7 @@ def _convert_tags(layout: Layout, renamed: Mapping[CheckpointKey, CheckpointKey]
                 locks.lock_shared(layout.checkpoint(key), timeout_s=_BUSY_S),
             ):
                 # Another process may have converted the store, and pointed the tag to another checkpoint since.
-                if layout.tag_texts().get(name) == text:
-                    write_tag(layout, name, key)
+                if move_tag(layout, name, text, key):
                     done.append(name)
         except (CkstoreError, OSError) as error:
             left.append(f"refs/{name}: {why_of(error)}")

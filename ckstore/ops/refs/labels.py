@@ -21,6 +21,7 @@ from ckstore.model.checkpoint.tag import Tag, tag_text
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, check_tag
 from ckstore.model.times import expiry, text_of_time
+from ckstore.objects import store_locks
 from ckstore.objects.checkpoints import key_with_id
 from ckstore.objects.documents.annotations import add_annotations
 from ckstore.objects.documents.evaluations import remove_of
@@ -42,6 +43,25 @@ def write_tag(layout: Layout, tag: str, key: CheckpointKey) -> None:
 
 
 def _point(layout: Layout, tag: str, key: CheckpointKey) -> None:
+    with store_locks.lock_tags(layout, exclusive=False):
+        _replace(layout, tag, key)
+
+
+def move_tag(layout: Layout, tag: str, text: str | None, key: CheckpointKey) -> bool:
+    """Point `tag` to a checkpoint durably if its symlink still has this text, and return whether it had.
+
+    Without the lock, a tag that another process just moved or removed could be reverted.
+    """
+    with store_locks.lock_tags(layout, exclusive=True) as lock:
+        if layout.tag_texts([tag]).get(tag) != text:
+            return False
+        lock.check()
+        _replace(layout, tag, key)
+    files.sync_directory(layout.refs)
+    return True
+
+
+def _replace(layout: Layout, tag: str, key: CheckpointKey) -> None:
     # The caller holds a shared lock on the directory of the checkpoint, so that no process drops it meanwhile.
     fresh = layout.refs / f".{tag}.{uuid.uuid4().hex[:12]}"
     try:
@@ -80,7 +100,8 @@ def untag(context: Context, name: str) -> None:
     if name not in context.layout.tag_texts():
         raise _no_tag(context, name)
     try:
-        links.unlink(context.layout.refs / name)
+        with store_locks.lock_tags(context.layout, exclusive=False):
+            links.unlink(context.layout.refs / name)
     except FileNotFoundError:
         raise _no_tag(context, name) from None
     except IsADirectoryError as error:

@@ -434,7 +434,7 @@ def test_a_tag_of_a_draft_protects_its_step_until_it_is_rewritten(
         (draft.root / "refs" / tag).unlink()
         (draft.root / "refs" / tag).symlink_to(tag_text(*draft.place(tag)))
     with monkeypatch.context() as failing:
-        failing.setattr(converting, "write_tag", refuse)
+        failing.setattr(converting, "move_tag", refuse)
         store = Store.open(draft.root)
     with store:
         assert any("refs/t3: " in note for note in store.warnings)
