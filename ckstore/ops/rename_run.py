@@ -22,7 +22,7 @@ from ckstore.model.manifest.manifest import render
 from ckstore.model.names import check_own_run, check_run
 from ckstore.model.reports.event import RENAMED
 from ckstore.objects import publish, trash
-from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
+from ckstore.objects.checkpoints import CheckpointDirectory, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.objects.generations import take_annotations
@@ -81,33 +81,18 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
 
 def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     """Return the checkpoints to rename, the oldest first; raise if one of them cannot be renamed."""
-    layout = context.layout
-    found = infos(context, old, superseded=True)
-    there = {key for key, _ in layout.published(old)}
-    if not there:
-        raise no_such_run(layout, old)
-    for name in trash.names_in(layout.staging):
-        if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):
-            raise InUse(f"a save to the run {old} is under way", hint="stop the training, then rename its run")
-    whole = {info.key.any_generation for info in found}  # other generations are dropped with it
-    if torn := sorted(key for key in there if key.any_generation not in whole):
-        raise _damaged(f"{torn[0].name} is incomplete")
+    found = _whole_in(context, old)
     for info in found:
         if info.damaged:
             raise _damaged(f"{info.name} is marked as damaged")
         if info.elsewhere:
             raise BytesElsewhere(f"data of {info.name} is on a remote only", hint=f"ckstore pull {info.name} pulls it")
         # The drop needs an exclusive lock: detect a reader before anything is copied.
-        if trash.in_use(layout.checkpoint(info.key)):
+        if trash.in_use(context.layout.checkpoint(info.key)):
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
         check_not_evaluated(context, info)
-    # The new name must be free, or have only copies that an earlier try made.
-    taken = {key for key, _ in layout.published(new)}
-    copies = {info.id: copy.key for info in found if (copy := _copied(context, info, new)) is not None}
-    others = {key.step for key in taken - {*copies.values()}}
-    if others and (found[-1].id not in copies or others & {info.step for info in found}):
-        raise StepExists(f"the run {new} exists and has its own checkpoints", hint="choose another name for the run")
-    if {old, new} <= config_file.policies_by_run(layout).keys():  # one of the rules would be lost
+    _check_free(context, found, new)
+    if {old, new} <= config_file.policies_by_run(context.layout).keys():  # one of the rules would be lost
         raise BadInput(
             f"the runs {old} and {new} both have rules in {config_file.BY_RUN}",
             hint=f"remove those of one of them from store.config.{config_file.BY_RUN}",
@@ -116,12 +101,49 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     return found
 
 
+def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
+    """Return the checkpoints of a run, the oldest first; raise if one is incomplete, or a save to it is in progress."""
+    layout = context.layout
+    # Before the run is listed: a save that ended earlier is in the list.
+    for name in trash.names_in(layout.staging):
+        if name.startswith(f"{run}@") and trash.in_use(layout.staging / name):
+            raise _save_under_way(run)
+    there = {key for key, _ in layout.published(run)}
+    found = infos(context, run, superseded=True)
+    whole = {info.key.any_generation for info in found}  # other generations are dropped with it
+    for key in sorted(key for key in there if key.any_generation not in whole):
+        # Another process may have dropped or completed it since it was listed.
+        verdict = look(layout, key)
+        if verdict.published is not None:
+            raise _save_under_way(run)
+        if verdict.is_another:
+            raise DamagedBlob(verdict.problem, hint="move that directory out of the run, or back to its own name")
+        if verdict.problem:
+            raise _damaged(f"{key.name} is incomplete")
+    if not found:
+        raise no_such_run(layout, run)
+    return found
+
+
+def _save_under_way(run: str) -> InUse:
+    return InUse(f"a save to the run {run} is under way", hint="stop the training, then rename its run")
+
+
 def _damaged(message: str) -> DamagedBlob:
     return DamagedBlob(
         message,
         hint="repair it with store.verify(repair=True), or delete it",
         command_hint="repair it with ckstore verify --repair, or delete it",
     )
+
+
+def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) -> None:
+    """Raise unless the new name is free, or has only copies that an earlier try made."""
+    there = {key for key, _ in context.layout.published(new)}
+    copies = {info.id: copy.key for info in moving if (copy := _copied(context, info, new)) is not None}
+    others = {key.step for key in there - {*copies.values()}}
+    if others and (moving[-1].id not in copies or others & {info.step for info in moving}):
+        raise StepExists(f"the run {new} exists and has its own checkpoints", hint="choose another name for the run")
 
 
 def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo | None:

@@ -292,8 +292,8 @@ SHARING = [
     Mutant(
         "a run is not renamed during a save to it",
         "rename-under-a-save",
-        "rename_run._checked",
-        '        if name.startswith(f"{old}@") and trash.in_use(layout.staging / name):\n',
+        "rename_run._whole_in",
+        '        if name.startswith(f"{run}@") and trash.in_use(layout.staging / name):\n',
         "        if False:\n",
         "tests/ops/test_rename_run.py::test_a_run_to_which_a_save_is_under_way_is_refused",
         "DID NOT RAISE",
@@ -306,6 +306,15 @@ SHARING = [
         "        if False and any(",
         "tests/ops/test_rename_run.py::test_what_is_noted_between_the_copy_and_the_drop_goes_along",
         "KeyError",
+    ),
+    Mutant(
+        "a rename inspects a checkpoint again before it calls it incomplete",
+        "incomplete-by-the-list",
+        "rename_run._whole_in",
+        "        if verdict.problem:\n",
+        "        if True:\n",
+        "tests/ops/test_rename_run.py::test_a_checkpoint_that_is_deleted_meanwhile_is_not_called_incomplete",
+        "DamagedBlob",
     ),
     Mutant(
         "a rename does not revert a tag that was moved or removed",

@@ -196,16 +196,66 @@ def elsewhere(act: Callable[[], object]) -> None:
 
 def at_first(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]) -> None:
     """Act in another thread before `rename_run` calls one of its functions for the first time."""
+    around_first(monkeypatch, name, act, lambda: None)
+
+
+def around_first(
+    monkeypatch: pytest.MonkeyPatch, name: str, before: Callable[[], object], after: Callable[[], object]
+) -> None:
+    """Act in another thread before and after the first call of one of its functions by `rename_run`."""
     from ckstore.ops import rename_run as room
 
-    original, acts = getattr(room, name), [act]
+    original, acts = getattr(room, name), [after, before]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        while acts:
+        if len(acts) == 2:
             elsewhere(acts.pop())
-        return original(*args, **kwargs)
+        found = original(*args, **kwargs)
+        if acts:
+            elsewhere(acts.pop())
+        return found
 
     monkeypatch.setattr(room, name, call)
+
+
+def test_a_checkpoint_that_is_saved_meanwhile_is_not_called_incomplete(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 1)
+    around_first(monkeypatch, "infos", lambda: None, lambda: save(Store.open(store.path), 2))
+
+    assert [info.name for info in store.rename_run("old", "new")] == ["new@1"]
+
+    assert [info.name for info in store.checkpoints()] == ["new@1", "old@2"]
+    assert store.verify().ok
+    check_store(store.path)
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_is_not_called_incomplete(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        save(store, step)
+    at_first(monkeypatch, "infos", lambda: Store.open(store.path).delete("old@2"))
+
+    assert [info.name for info in store.rename_run("old", "new")] == ["new@1"]
+    assert store.verify().ok
+    check_store(store.path)
+
+
+def test_a_whole_checkpoint_under_another_name_is_not_to_be_deleted(store: Store) -> None:
+    save(store, 1)
+    save(store, 2)
+    place = directory_of(store, store.info("old@2"))
+    moved = place.rename(place.parent / place.name.replace("2.", "3.", 1))
+
+    with pytest.raises(DamagedBlob, match="holds the checkpoint old@2") as caught:
+        store.rename_run("old", "new")
+
+    assert caught.value.hint == "move that directory out of the run, or back to its own name"
+    moved.rename(place)
+    assert [info.name for info in store.rename_run("old", "new")] == ["new@1", "new@2"]
+    check_store(store.path)
 
 
 def test_tags_that_are_moved_or_removed_meanwhile_are_not_reverted(
