@@ -1748,18 +1748,23 @@ class Store:
         """Rename a run durably and return its checkpoints, the oldest first.
 
         Data is not copied. Each checkpoint gets a new id, since the id depends on the name of the run. Metrics, notes,
-        times, tags, pins and the rules of the run are kept. After a kill, the same call continues the renaming.
+        times, tags, pins and the rules of the run are kept. Background saves of this handle to the run are finished
+        first. After a kill, the same call continues the renaming. It also moves checkpoints that the same training has
+        saved under the old name since.
 
         Raises:
             NoSuchRef: There is no such run.
-            InUse: A save to the run is in progress, or one of its checkpoints is open.
+            InUse: A save to the run is in progress, or one of its checkpoints is open. If it was opened, tagged or
+                pinned during the renaming, the same call completes the renaming.
             StepExists: The run `new` has checkpoints of its own.
             DamagedBlob, BytesElsewhere: A checkpoint is not whole locally. Nothing was changed.
             BadInput: A name is not a valid run name, or both names have rules in `config.retention_by_run`.
             SaveFailed, InsufficientSpace: The store cannot be written. All checkpoints still have their old names.
+            CkstoreError: A background save failed, and its `result` was not read. Nothing was changed.
         """
         from ckstore.ops.rename_run import rename_run
 
+        self.background._settle(old)  # noqa: SLF001 - its own
         return rename_run(self._context, old, new)
 
     @api_call_in_memory

@@ -8,7 +8,7 @@ same call continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
-from ckstore.model.names import check_own_run, check_run
+from ckstore.model.names import CheckpointKey, check_own_run, check_run
 from ckstore.model.reports.event import RENAMED
 from ckstore.objects import publish, trash
 from ckstore.objects.checkpoints import CheckpointDirectory, look, published_of_step
@@ -29,7 +29,7 @@ from ckstore.objects.generations import take_annotations
 from ckstore.objects.layout import PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops import config_file, events
-from ckstore.ops.context import Context, info_of
+from ckstore.ops.context import Context, info_of, read_info
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
@@ -37,7 +37,7 @@ from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import move_tag
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, gone, held
-from ckstore.ops.save.continuation import rename_lineage
+from ckstore.ops.save.continuation import parent_at, rename_lineage
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 
 _AGAIN = "rename the run again, which completes the renaming"
@@ -67,7 +67,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     make_kept_durable(context, old)
     _take_names(context, moving, copies)
     digests: set[str] = set()
-    # The oldest first: by the copy of the newest, another try recognizes that the new name belongs to this run.
+    # The oldest first: after a kill, the newest checkpoint of the old run is still its newest.
     for info, copy in zip(moving, copies, strict=True):
         with _continuing():
             later = partial(_take_later, context, copy)
@@ -138,12 +138,24 @@ def _damaged(message: str) -> DamagedBlob:
 
 
 def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) -> None:
-    """Raise unless the new name is free, or has only copies that an earlier try made."""
+    """Raise unless the new name is free, or an earlier try moved checkpoints of the same run to it."""
     there = {key for key, _ in context.layout.published(new)}
     copies = {info.id: copy.key for info in moving if (copy := _copied(context, info, new)) is not None}
-    others = {key.step for key in there - {*copies.values()}}
-    if others and (moving[-1].id not in copies or others & {info.step for info in moving}):
+    others = there - {*copies.values()}
+    left = [info for info in moving if info.id not in copies]
+    if others and ({key.step for key in others} & {info.step for info in left} or not _are_of(context, left, others)):
         raise StepExists(f"the run {new} exists and has its own checkpoints", hint="choose another name for the run")
+
+
+def _are_of(context: Context, left: Sequence[CheckpointInfo], others: Iterable[CheckpointKey]) -> bool:
+    """Whether checkpoints without a copy belong to the trainings of `others`, so that a rename can move them there.
+
+    A copy keeps its training, and no other run has it. So such checkpoints were saved during or after an earlier try.
+    """
+    if not left:  # all copies were made
+        return True
+    known = {found.training for key in others if (found := read_info(context, key)) is not None} - {""}
+    return {parent_at(context, info).training for info in left} <= known
 
 
 def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo | None:

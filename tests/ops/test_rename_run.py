@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import BadInput, DamagedBlob, InUse, NoSuchRef, Protected, RetentionPolicy, StepExists, Store
+from ckstore import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef, Protected, RetentionPolicy, StepExists, Store
 from ckstore.objects.layout import Layout
 from ckstore.ops import config_file
 from tests.support.crashing import run_and_kill
@@ -227,7 +227,74 @@ def test_a_checkpoint_that_is_saved_meanwhile_is_not_called_incomplete(
     assert [info.name for info in store.rename_run("old", "new")] == ["new@1"]
 
     assert [info.name for info in store.checkpoints()] == ["new@1", "old@2"]
+    assert [info.name for info in store.rename_run("old", "new")] == ["new@2"]
+    assert [info.name for info in store.checkpoints()] == ["new@1", "new@2"]
     assert store.verify().ok
+    check_store(store.path)
+
+
+def test_a_step_that_was_saved_again_under_the_old_name_is_not_moved(store: Store) -> None:
+    other = Store.open(store.path)
+    save(other, 1)
+    store.rename_run("old", "new")
+    other.save({"w": 5}, step=1, run="old")
+
+    with pytest.raises(StepExists, match="the run new exists and has its own checkpoints"):
+        store.rename_run("old", "new")
+
+    assert {info.name for info in store.checkpoints()} == {"new@1", "old@1"}
+    check_store(store.path)
+
+
+def test_another_training_that_began_under_the_old_name_is_not_moved(store: Store) -> None:
+    save(store, 1)
+    store.rename_run("old", "new")
+    save(store, 2)
+
+    with pytest.raises(StepExists, match="the run new exists and has its own checkpoints"):
+        store.rename_run("old", "new")
+
+    assert {info.name for info in store.checkpoints()} == {"new@1", "old@2"}
+    check_store(store.path)
+
+
+def test_background_saves_of_the_handle_are_finished_before_their_run_is_renamed(store: Store) -> None:
+    store.save_async({"w": np.arange(9)}, step=1, run="old").result()
+    saves = [
+        store.save_async({"w": np.full(500_000, step)}, step=step, run="old", max_in_flight=3) for step in (2, 3, 4)
+    ]
+
+    renamed = store.rename_run("old", "new")
+
+    assert [info.name for info in renamed] == ["new@1", "new@2", "new@3", "new@4"]
+    assert [one.result().name for one in saves] == ["old@2", "old@3", "old@4"]
+    assert store.info("latest").name == "new@4"
+    store.close()
+    check_store(store.path)
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_a_rename_continues_after_a_superseded_checkpoint_was_dropped(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.ops import rename_run as room
+    from ckstore.ops.free import drop as dropping
+
+    save(store, 1)
+    store.pin(1, "kept")
+    store.save({"w": 1}, step=1, run="old", if_exists="replace")
+
+    def drop(*args: Any, **options: Any) -> Any:
+        dropping.drop(*args, **options)
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(room, "drop", drop)
+        with pytest.raises(CkstoreError):
+            store.rename_run("old", "new")
+
+    assert [info.superseded for info in store.rename_run("old", "new")] == [False]
+    assert [info.superseded for info in store.checkpoints("new", superseded=True)] == [True, False]
     check_store(store.path)
 
 
