@@ -1756,7 +1756,7 @@ class Store:
             NoSuchRef: There is no such run.
             InUse: A save to the run is in progress, or one of its checkpoints is open. If it was opened, tagged or
                 pinned during the renaming, the same call completes the renaming.
-            StepExists: The run `new` has checkpoints of its own.
+            StepExists: The run `new` has checkpoints of its own, or a process reserved the name by ``run="auto"``.
             DamagedBlob, BytesElsewhere: A checkpoint is not whole locally. Nothing was changed.
             BadInput: A name is not a valid run name, or both names have rules in `config.retention_by_run`.
             SaveFailed, InsufficientSpace: The store cannot be written. All checkpoints still have their old names.

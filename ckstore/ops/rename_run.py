@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, Protected, StepExists
-from ckstore.fs import files, locks
+from ckstore.fs import files, links, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding
 from ckstore.model.manifest.info import CheckpointInfo
@@ -37,7 +37,7 @@ from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import move_tag
 from ckstore.ops.refs.listing import infos, no_such_run
 from ckstore.ops.refs.protection import check_tags, gone, held
-from ckstore.ops.save.continuation import parent_at, rename_lineage
+from ckstore.ops.save.continuation import is_reserved, parent_at, rename_lineage
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 
 _AGAIN = "rename the run again, which completes the renaming"
@@ -54,6 +54,8 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     check_tags(context.layout)
     read_pins(context.layout)
     moving = _checked(context, old, new)
+    with failing_as_save(context, f"renaming {old}"):
+        _take_directory(context, new)
     ids: dict[str, str] = {}
     copies = []
     for info in moving:
@@ -145,6 +147,15 @@ def _check_free(context: Context, moving: Sequence[CheckpointInfo], new: str) ->
     left = [info for info in moving if info.id not in copies]
     if others and ({key.step for key in others} & {info.step for info in left} or not _are_of(context, left, others)):
         raise StepExists(f"the run {new} exists and has its own checkpoints", hint="choose another name for the run")
+
+
+def _take_directory(context: Context, new: str) -> None:
+    """Create the directory of the new run unless an earlier try did, so that no process reserves its name."""
+    if not links.make_directory(context.layout.checkpoints / new) and is_reserved(context.layout, new):
+        raise StepExists(
+            f'the name {new} is reserved by a process that opened the store with run="auto"',
+            hint="choose another name for the run",
+        )
 
 
 def _are_of(context: Context, left: Sequence[CheckpointInfo], others: Iterable[CheckpointKey]) -> bool:

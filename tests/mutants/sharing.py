@@ -344,6 +344,15 @@ SHARING = [
         "DID NOT RAISE",
     ),
     Mutant(
+        "a rename takes no name that another process has reserved",
+        "reserved-name-taken",
+        "rename_run._take_directory",
+        " and is_reserved(context.layout, new)",
+        " and False",
+        "tests/ops/test_rename_run.py::test_a_name_that_a_process_has_reserved_is_refused",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a rename does not revert a tag that was moved or removed",
         "tag-reverted-by-a-rename",
         "labels.move_tag",

@@ -325,6 +325,31 @@ def test_a_whole_checkpoint_under_another_name_is_not_to_be_deleted(store: Store
     check_store(store.path)
 
 
+def test_a_name_that_a_process_has_reserved_is_refused(store: Store) -> None:
+    save(store, 1)
+    save(store, 1, "main")
+    other = Store.open(store.path, run="auto")
+    assert other.run == "main-2"
+
+    with pytest.raises(StepExists, match='the name main-2 is reserved by a process that opened the store with run="a'):
+        store.rename_run("old", "main-2")
+
+    assert [info.name for info in store.checkpoints("old")] == ["old@1"]
+    assert other.save({"w": 1}, step=1).name == "main-2@1"
+    check_store(store.path)
+
+
+def test_the_name_of_a_run_whose_checkpoints_were_deleted_is_free(store: Store) -> None:
+    save(store, 1)
+    other = Store.open(store.path, run="auto")
+    assert other.run == "main"
+    other.save({"w": 1}, step=1)
+    store.delete("main@1", now=True)
+
+    assert [info.name for info in store.rename_run("old", "main")] == ["main@1"]
+    check_store(store.path)
+
+
 def test_tags_that_are_moved_or_removed_meanwhile_are_not_reverted(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ckstore.errors import CkstoreError, InUse, NoSuchRef, RunInUse
-from ckstore.fs import links, locks
+from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.model.manifest.describe import encode_metadata
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.manifest.manifest import Description, Manifest
@@ -20,11 +21,16 @@ from ckstore.model.names import CheckpointKey, key_of
 from ckstore.model.training_identity import LOST, IfRunInUse, Parent, begins, draw_training, next_name
 from ckstore.model.words import some_of
 from ckstore.objects.checkpoints import look
+from ckstore.objects.layout import Layout
 from ckstore.objects.publish import is_sound
 from ckstore.ops.context import Context, read_info
 from ckstore.ops.refs.find import find
 
 _LOCK_TIMEOUT_S = 1.0
+_RESERVED_NS = 1_618_033_988 * 10**9
+"""The modification time of the empty directory of a reserved run, in even seconds, which every filesystem keeps.
+
+Otherwise it would look like that of a run whose checkpoints were deleted or renamed, and whose name is free."""
 _drawn: dict[tuple[str, str], str] = {}
 """Store and run -> the training of saves of this process there that continue no checkpoint."""
 # A forked process is another training: it must not replace checkpoints of its parent process.
@@ -113,12 +119,22 @@ def take_free_run(context: Context, wanted: str) -> str:
     """Reserve a name for a run, derived from the wanted one, that no other process has or gets, and return it."""
     context.check_writable()
     names = set(context.layout.runs())
-    # An empty directory is a name reserved by a process that has not saved yet.
     while True:
         name = next_name(wanted, names)
-        if links.make_directory(context.layout.checkpoints / name):
+        path = context.layout.checkpoints / name
+        if links.make_directory(path):
+            # A filesystem that refuses the time only lets a rename of another run take the name.
+            with suppress(OSError), files.opened_directory(path) as fd:
+                os.utime(fd, ns=(_RESERVED_NS, _RESERVED_NS))
             return name
         names.add(name)
+
+
+def is_reserved(layout: Layout, run: str) -> bool:
+    """Whether `take_free_run` reserved the name of a run, and no checkpoint has been published in it since."""
+    # Each name that is added to the directory sets its time to the present.
+    found = dirfd_stat.find(layout.checkpoints / run)
+    return found is not None and found.st_mtime_ns == _RESERVED_NS
 
 
 def check_free(context: Context, run: str) -> None:
