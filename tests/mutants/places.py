@@ -71,8 +71,8 @@ PLACES = [
     Mutant(
         "the log of a Trainer is read only if it is a file in the checkpoint",
         "log-followed",
-        "history._metrics",
-        'state.kind != "file" or state.nbytes',
+        "history._why_unread",
+        'state.kind == "file" and state.nbytes',
         "state.nbytes",
         "tests/training/test_history.py::test_a_log_that_is_a_symlink_gives_no_metrics_and_is_kept_as_a_symlink",
         "StateChanged",
