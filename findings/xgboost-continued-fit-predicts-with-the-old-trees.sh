@@ -8,7 +8,7 @@
 # `model.get_booster().set_attr(best_iteration=None)`.
 #
 # Guess: the continued model predicts with all its trees.
-# Seen, 2026-11-29: 8 trees with best iteration 4, then 58 trees. The predictions of the classifier are those of the first 5 trees.
+# Seen, 2026-11-29: 21 trees with best iteration 17, then 71 trees, and the accuracy stays at 0.72. Without the attribute it is 1.0.
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

@@ -66,10 +66,10 @@ def kill_when_step_is_published(step: int, pids: list[int] | None = None) -> Non
 
     real = publish.publish
 
-    def publishing(layout: Any, staging: Any, manifest: Any, *more: Any, **named: Any) -> Any:
+    def publishing(staging: Any, manifest: Any, *more: Any, **named: Any) -> Any:
         for pid in (pids or [os.getpid()]) if manifest.step == step else ():
             os.kill(pid, signal.SIGKILL)
-        return real(layout, staging, manifest, *more, **named)
+        return real(staging, manifest, *more, **named)
 
     for module in list(sys.modules.values()):
         if getattr(module, "publish", None) is real and module.__name__.startswith("ckstore."):
