@@ -323,7 +323,7 @@ SHARING = [
         "        self.background._settle(old)  # noqa: SLF001 - its own\n",
         "",
         "tests/ops/test_rename_run.py::test_background_saves_of_the_handle_are_finished_before_their_run_is_renamed",
-        "InUse",
+        "False, False, False",
     ),
     Mutant(
         "a rename moves no checkpoint of another training to a run with checkpoints",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -258,14 +260,31 @@ def test_another_training_that_began_under_the_old_name_is_not_moved(store: Stor
     check_store(store.path)
 
 
-def test_background_saves_of_the_handle_are_finished_before_their_run_is_renamed(store: Store) -> None:
+def test_background_saves_of_the_handle_are_finished_before_their_run_is_renamed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.ops import rename_run as room
+
     store.save_async({"w": np.arange(9)}, step=1, run="old").result()
-    saves = [
-        store.save_async({"w": np.full(500_000, step)}, step=step, run="old", max_in_flight=3) for step in (2, 3, 4)
-    ]
+    (saver,) = store.savers()
+    os.kill(saver.pid, signal.SIGSTOP)
+    saves = [store.save_async({"w": np.full(9, step)}, step=step, run="old", max_in_flight=3) for step in (2, 3, 4)]
+    original = room.rename_run
+    done: list[bool] = []
 
-    renamed = store.rename_run("old", "new")
+    def rename_run(*args: Any) -> Any:
+        done.extend(one.done() for one in saves)
+        return original(*args)
 
+    monkeypatch.setattr(room, "rename_run", rename_run)
+    resuming = threading.Timer(0.5, os.kill, (saver.pid, signal.SIGCONT))
+    resuming.start()
+    try:
+        renamed = store.rename_run("old", "new")
+    finally:
+        resuming.join()
+
+    assert done == [True, True, True]
     assert [info.name for info in renamed] == ["new@1", "new@2", "new@3", "new@4"]
     assert [one.result().name for one in saves] == ["old@2", "old@3", "old@4"]
     assert store.info("latest").name == "new@4"
