@@ -38,10 +38,8 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     \b
     Exit status:
       0  done
-      1  a checkpoint is incomplete and was skipped, the run has another one at its step,
-         or the run belongs to a training
-      2  wrong usage, no such folder, rules would drop checkpoints, or a source cannot be
-         deleted
+      1  an incomplete checkpoint was skipped, or the run has other checkpoints
+      2  wrong usage, no such folder, a rule in the way, or an undeletable source
       3  a copy was damaged when read back, and its source was kept
       4  no such store
       6  the disk is full
