@@ -1814,6 +1814,7 @@ class Store:
         Raises:
             NoSuchRef: There is no such tag.
             BadInput: There is a directory at the path of the tag.
+            InUse: Another process has held the lock on tags for ten seconds.
         """
         from ckstore.ops.refs.labels import untag
 
@@ -1856,6 +1857,7 @@ class Store:
 
         Raises:
             NoSuchRef: There is no such pin, or the checkpoint has none.
+            InUse: Another process has held the lock of the store for ten seconds.
         """
         from ckstore.ops.refs.labels import unpin
 
