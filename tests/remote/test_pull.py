@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,10 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[StorePath]:
     """Return a list that records each read of all tags."""
     found, texts = list[StorePath](), dirfd_stat.symlink_texts
 
-    def read(where: StorePath) -> dict[str, str | None]:
-        found.append(where)
-        return texts(where)
+    def read(where: StorePath, names: Sequence[str] | None = None) -> dict[str, str | None]:
+        if names is None:  # not the read of single tags
+            found.append(where)
+        return texts(where, names)
 
     monkeypatch.setattr(dirfd_stat, "symlink_texts", read)
     return found
