@@ -203,8 +203,10 @@ class Layout:
         # A store that was moved, deleted or unmounted must not look empty, or a training would start again at step 1.
         if not dirfd_stat.exists(part):
             msg = f"{self.root} has no {part.name}: the store was moved, deleted or unmounted, or is an incomplete copy"
-            hint = f"mount it, or restore it from a backup; mkdir {part}, if it never had a checkpoint"
-            raise StoreNotFound(msg, hint=hint if part == self.checkpoints else "mount it, or restore it from a backup")
+            hint = "mount it, or restore it from a backup"
+            if part == self.checkpoints:
+                hint += f"; if the store never had a checkpoint, create the directory {part}"
+            raise StoreNotFound(msg, hint=hint)
 
     def open_runs(self) -> OpenRuns:
         """Return an object that inspects the directories of many checkpoints."""

@@ -98,7 +98,7 @@ class MergedCheckpoint:
             if not gone:
                 raise
             said = ", ".join(named(rank, self.parts[rank]) for rank in gone)
-            msg = f"{said} ended or failed before all parts were joined, and its staged data is gone"
+            msg = f"{said} ended or failed before all parts were joined, and its staged data was deleted"
             raise RankFailed(f"{msg}; nothing was published", hint="save again when all ranks run") from error
         return [parts[rank] for rank in sorted(parts)]
 

@@ -13,9 +13,10 @@ import os
 import sqlite3
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -207,10 +208,11 @@ def test_what_a_killed_host_evaluated_is_given_on_its_own_host_at_once_and_elsew
     hosts: Hosts,
 ) -> None:
     one, two = hosts
+    killed = replace(one, python=Path(sys.executable))  # SIGKILL of a warm one ends its fork only a moment later
     on_one, on_two = ("import sys; sys.argv.append('a')" + _EVALUATE, "import sys; sys.argv.append('b')" + _EVALUATE)
     stop = _EVALUATE.replace("store.annotate(", "print(info.step, flush=True); sys.stdin.read(); store.annotate(")
     one.do("store.save(state(1), step=1); store.save(state(2), step=2)")
-    with one.start(stop, "a") as process:
+    with killed.start(stop, "a") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "1\n"
         assert two.do(on_two) == [2]
@@ -219,7 +221,7 @@ def test_what_a_killed_host_evaluated_is_given_on_its_own_host_at_once_and_elsew
     assert one.do(on_one) == [1]
 
     one.do("store.save(state(3), step=3)")
-    with one.start(stop, "a") as process:
+    with killed.start(stop, "a") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "3\n"
         process.kill()

@@ -215,7 +215,7 @@ def test_ranks_that_cannot_write_how_it_ended_still_agree(
         kinds = sorted(type(error).__name__ for error in errors.values())
         assert kinds == ["InsufficientSpace", "RankFailed", "RankFailed"]
         assert store.checkpoints() == []
-        assert all("its staged data is gone" in str(one) for one in errors.values() if isinstance(one, RankFailed))
+        assert all("its staged data was deleted" in str(one) for one in errors.values() if isinstance(one, RankFailed))
     else:
         assert errors == {}
         assert ids == {info.id for info in store.checkpoints()}

@@ -17,6 +17,7 @@ from ckstore.remote.small_objects import tag_bytes
 from ckstore.store import context_of
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.remote.test_rescue import drifting
 
 pytestmark = pytest.mark.usefixtures("no_mirror_process")
 
@@ -84,6 +85,22 @@ def test_checkpoints_keep_their_bytes_for_a_tag_a_pin_or_the_mirror_and_the_plan
     with pytest.raises(BadInput, match="others were given"):
         store.evict(3, rule=True)
     assert [info.step for info in store.evict(rule=True).evicted] == [3]
+
+
+def test_a_compacted_checkpoint_does_not_count_as_one_that_can_be_evicted(store: Store) -> None:
+    for step, value in enumerate(drifting(4), 1):
+        store.save({"w": value}, step=step)
+    mirrored(store)
+    assert [done.info.step for done in store.compact(keep_newest=2).compacted] == [2, 1]
+    store.config.keep_local = RetentionPolicy(keep_last=1)
+
+    report = store.evict(rule=True, dry_run=True)
+
+    assert ([info.step for info in report.evicted], report.skipped) == ([3], ())
+    reasons = {entry.info.step: entry.reasons for entry in report.plan.entries} if report.plan else {}
+    assert reasons[1] == reasons[2] == ("no remote has its encoded files",)
+    assert [info.step for info in store.evict(rule=True).evicted] == [3]
+    assert store.verify().ok
 
 
 def test_keep_remote_removes_from_the_mirror_and_drops_listed_checkpoints_locally(store: Store) -> None:

@@ -76,9 +76,10 @@ def prune(
     """Drop the checkpoints that a policy does not keep, then run `collect`; a dry run only reports the effect."""
     plan = retain.part_of(policy, run) if isinstance(policy, RetentionPlan) else retain.plan_asked(context, policy, run)
     if dry_run:
-        would = RetentionReport(plan, dropped=tuple(entry.info for entry in plan.dropped), dry_run=True)
-        if isinstance(policy, RetentionPlan):  # made earlier, it is compared with the store as it is now
+        if isinstance(policy, RetentionPlan):  # made earlier, so it is compared with the store as it is now
             would = retain.carry_out(context, plan, dry_run=True)
+        else:
+            would = RetentionReport(plan, dropped=tuple(entry.info for entry in plan.dropped), dry_run=True)
         layout = context.layout
         keys = [key for info in would.dropped for key in (info.key, *other_generations(layout, info.key, info.id))]
         return replace(gc_dry(context, keys), retention=would)

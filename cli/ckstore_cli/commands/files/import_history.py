@@ -39,7 +39,7 @@ def import_history(frame: Frame, *, folder: Path, run: str | None, delete_source
     Exit status:
       0  done
       1  an incomplete checkpoint was skipped, or the run has other checkpoints
-      2  wrong usage, no such folder, a rule in the way, or an undeletable source
+      2  wrong usage, no such folder, rules forbid it, or a source cannot be deleted
       3  a copy was damaged when read back, and its source was kept
       4  no such store
       6  the disk is full

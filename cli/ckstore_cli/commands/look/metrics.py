@@ -26,9 +26,9 @@ def metrics(frame: Frame, output: Path | None) -> None:
     The metrics of the store are the bytes of blobs by use (alone for one checkpoint,
     shared by several, unused until the next gc, waiting for undo), the free space,
     and the state of the mirror. The metrics of a run are its number of checkpoints,
-    their size, the number of damaged ones, and the step and time of the newest. Run the command from
-    cron or a timer for the textfile collector of node_exporter. With --json, each
-    sample is a line of JSON.
+    their size, the number of damaged ones, and the step and time of the newest. Run
+    the command from cron or a timer for the textfile collector of node_exporter.
+    With --json, each sample is a line of JSON.
 
     \b
     Example:

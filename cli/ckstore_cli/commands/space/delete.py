@@ -49,7 +49,8 @@ def delete(frame: Frame, refs: tuple[str, ...], run: str | None, dry_run: bool, 
 
     A range and --run also delete superseded checkpoints. After RUN@STEP is deleted,
     this REF names the newest superseded checkpoint of the step, if one exists. A
-    range, --run and RUN@STEP also delete incomplete checkpoints, which cannot be restored.
+    range, --run and RUN@STEP also delete incomplete checkpoints, which cannot be
+    restored.
 
     The command prints the space that the deletion frees. If some space is not freed,
     it prints the reason, such as data that other checkpoints also use.
