@@ -21,15 +21,19 @@ _WRITTEN = ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB", "B")
 _SIZE = r"([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)"
 
 
-def pack_below_bytes(sizes: Iterable[int], chunk_bytes: int) -> int:
-    """Return the size below which storages share packs in a state with storages of these sizes.
+def medium_count(sizes: Iterable[int]) -> int:
+    """Return how many storages of these sizes are of medium size."""
+    return sum(SMALL_BELOW_BYTES <= nbytes < MEDIUM_BELOW_BYTES for nbytes in sizes)
+
+
+def pack_below_bytes(medium: int, chunk_bytes: int) -> int:
+    """Return the size below which storages share packs in a state with `medium` storages of medium size.
 
     A storage that is larger than a chunk is cut into chunks, so that its parts are deduplicated.
     A file costs an fsync, two links and some 20 system calls, so hundreds of storages of a few MiB share packs. A few
     of them have blobs of their own, which are freed one by one (docs/adr/0037-medium-tensors.md).
     """
-    medium_count = sum(SMALL_BELOW_BYTES <= nbytes < MEDIUM_BELOW_BYTES for nbytes in sizes)
-    return max(SMALL_BELOW_BYTES, min(MEDIUM_BELOW_BYTES, chunk_bytes)) if medium_count >= _MANY else SMALL_BELOW_BYTES
+    return max(SMALL_BELOW_BYTES, min(MEDIUM_BELOW_BYTES, chunk_bytes)) if medium >= _MANY else SMALL_BELOW_BYTES
 
 
 def parse_size(text: str) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckstore.model.settings.settings import DEFAULT_CHUNK_BYTES
-from ckstore.model.sizes import pack_below_bytes
+from ckstore.model.sizes import medium_count, pack_below_bytes
 from ckstore.ops.save.packing import PACK_BYTES
 from tests.bench import states
 from tests.bench.results import Results, ratio
@@ -89,7 +89,7 @@ def _unchanged(results: Results) -> float | None:
 
 def _tensors_and_blobs(sizes: Sizes) -> tuple[int, int]:
     nbytes = [shape.nbytes for shape in states.shapes("llm", sizes)]
-    below = pack_below_bytes(nbytes, DEFAULT_CHUNK_BYTES)
+    below = pack_below_bytes(medium_count(nbytes), DEFAULT_CHUNK_BYTES)
     packed = sum(n for n in nbytes if n < below)
     blobs = sum(-(-n // DEFAULT_CHUNK_BYTES) for n in nbytes if n >= below)
     return len(nbytes), blobs + -(-packed // PACK_BYTES)

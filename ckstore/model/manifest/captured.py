@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
-from ckstore.model.sizes import SMALL_BELOW_BYTES, pack_below_bytes
+from ckstore.model.sizes import SMALL_BELOW_BYTES, medium_count, pack_below_bytes
 
 
 class ByteSource(Protocol):
@@ -75,7 +76,11 @@ class Captured:
         # Large storages are copied from devices through pinned memory, in chunks.
         if self.own_blobs or self.on_device:
             return SMALL_BELOW_BYTES
-        return pack_below_bytes((source.nbytes for source in self.sources), chunk_bytes)
+        return pack_below_bytes(self._medium_count, chunk_bytes)
+
+    @cached_property
+    def _medium_count(self) -> int:
+        return medium_count(source.nbytes for source in self.sources)
 
     def first_changed(self) -> str | None:
         """Return the name of a source with a detected modification since the capture, or None."""

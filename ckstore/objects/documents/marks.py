@@ -19,7 +19,6 @@ from ckstore.fs.open_dir import OpenDir
 from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import MARK_MAX_BYTES, Mark, parse_mark
 from ckstore.model.digest import is_digest
-from ckstore.model.names import parse_directory
 from ckstore.objects.layout import MARK, Layout
 
 # docs/format/v1.md gives this beginning, so other writers know and remove it.
@@ -69,8 +68,7 @@ def marked(layout: Layout) -> Iterator[StorePath]:
         folder = layout.checkpoints / run
         try:
             with OpenDir(folder) as run_directory:
-                listed = [name for name in os.listdir(run_directory.fd) if parse_directory(name) is not None]
-                names = [name for name in listed if _may_be_marked(run_directory, name)]
+                names = [name for name in os.listdir(run_directory.fd) if _may_be_marked(run_directory, name)]
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             continue
         if names:

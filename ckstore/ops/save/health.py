@@ -28,26 +28,29 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _ARRAYS = ("torch", "numpy")
+_WINDOW_ALIGNMENT = 64  # a multiple of the size of each number
 _MOST_PARTS = 64
 """A state with more values at its top level counts as flat, and as one part."""
 
 
 class PieceCounter:
-    """Counts values that are not finite in the parts of one piece, or in every n-th of them."""
+    """Counts values that are not finite in a piece: in each of its parts, or in one of several windows of each part."""
 
-    def __init__(self, check: HealthCheck, form: FloatForm, every: int, first: int) -> None:
+    def __init__(self, check: HealthCheck, form: FloatForm, window_count: int, window: int) -> None:
         self._check = check
         self._form = form
-        self._every = every
-        self._until_next = first
+        self._window_count = window_count
+        self._window = window
         self._count = FINITE
 
     def part(self, data: memoryview) -> None:
         """Process the next part while it is in the processor's cache."""
-        if not self._until_next:
-            self._count = self._count.plus(self._form.count(data))
-            self._until_next = self._every
-        self._until_next -= 1
+        size = len(data) // self._window_count // _WINDOW_ALIGNMENT * _WINDOW_ALIGNMENT
+        begin = self._window * size
+        is_last = self._window == self._window_count - 1
+        found = self._form.count(data[begin : len(data) if is_last else begin + size])
+        if found is not FINITE:
+            self._count = self._count.plus(found)
 
     def end(self, piece: str) -> None:
         """Record the count under the digest of the piece."""
@@ -58,13 +61,13 @@ class HealthCheck:
     """Counts values that are not finite in the sources of one save; usable from several threads."""
 
     def __init__(
-        self, sources: Sequence[ByteSource], forms: Sequence[FloatForm | None], before: CountedPieces, every: int
+        self, sources: Sequence[ByteSource], forms: Sequence[FloatForm | None], before: CountedPieces, window_count: int
     ) -> None:
         self._sources = sources
         self._forms = forms
         self._by_source = {id(source): form for source, form in zip(sources, forms, strict=True)}
         self._before = before
-        self._every = every
+        self._window_count = window_count
         self._known = before.counts
         self._counts: Counts = {}
 
@@ -77,10 +80,10 @@ class HealthCheck:
         form = self.form_of(source)
         if form is None:
             return None
-        # At least one part of each piece, so that a tensor that has diverged completely is always detected.
+        # A window of each part, so that a tensor that has diverged completely is always detected.
         # A tensor that had such values before is counted completely: otherwise it would seem healthy in some saves.
-        every = 1 if source.name in self._before.sick else min(self._every, part_count)
-        return PieceCounter(self, form, every, self._before.turn % every)
+        window_count = 1 if part_count == 1 or source.name in self._before.sick else self._window_count
+        return PieceCounter(self, form, window_count, self._before.turn % window_count)
 
     def counting_new(self, source: ByteSource, part_count: int) -> PieceCounter | None:
         """As `counting`, but None if the piece is likely known: it is hashed first, and then needs no counting."""
@@ -117,29 +120,40 @@ class HealthCheck:
         for source, form, storage in zip(self._sources, self._forms, storages, strict=True):
             if form is None:
                 continue
-            at, is_settled = 0, True
-            can_read = not isinstance(source, RecordedSource)
             keys = [(extent.piece, form.name) for extent in storage.extents]
-            # If one part has such values, count all parts.
-            is_sick = can_read and any(self._counts.get(key, FINITE) != FINITE for key in keys)
-            for key, extent in zip(keys, storage.extents, strict=True):
-                found = self._known.get(key)
-                if found is None:
-                    found, is_settled = self._counts.get(key), False
-                if can_read and (is_sick or found is None):
-                    found = form.count(bytes_of(source, at, at + extent.length))
-                if found is not None:
-                    counts[key] = found
-                at += extent.length
-            whole = (_pieces(storage), form.name)
-            # For a storage that is reused without reading it, only the sum may be known.
-            if not can_read and (known := self._known.get(whole)) is not None:
-                counts[whole] = known
-            if is_settled:
+            if all(key in self._known for key in keys):
                 settled.add(source.name)
-            if any(counts.get(key, FINITE) != FINITE for key in (*keys, whole)):
+            # The usual case, of which a state can have tens of thousands.
+            if len(keys) == 1 and (self._known.get(keys[0]) or self._counts.get(keys[0])) is FINITE:
+                counts[keys[0]] = FINITE
+                continue
+            found = self._counted(source, form, storage, keys)
+            counts |= found
+            if any(count != FINITE for count in found.values()):
                 sick.add(source.name)
         return CountedPieces(counts, frozenset(settled), frozenset(sick), self._before.turn + 1)
+
+    def _counted(
+        self, source: ByteSource, form: FloatForm, storage: StorageRecord, keys: Sequence[tuple[str, str]]
+    ) -> Counts:
+        """Return the counts of the pieces of a storage; read those that were not counted yet."""
+        counts: Counts = {}
+        can_read = not isinstance(source, RecordedSource)
+        # If one part has such values, count all parts.
+        is_sick = can_read and any(self._counts.get(key, FINITE) != FINITE for key in keys)
+        at = 0
+        for key, extent in zip(keys, storage.extents, strict=True):
+            found = self._known.get(key) or self._counts.get(key)
+            if can_read and (is_sick or found is None):
+                found = form.count(bytes_of(source, at, at + extent.length))
+            if found is not None:
+                counts[key] = found
+            at += extent.length
+        whole = (_pieces(storage), form.name)
+        # For a storage that is reused without reading it, only the sum may be known.
+        if not can_read and (known := self._known.get(whole)) is not None:
+            counts[whole] = known
+        return counts
 
 
 def check_of(
@@ -261,7 +275,7 @@ def judged(draft: Manifest, counted: CountedPieces, before: Lineage | None, step
         {} if before is None or before.health is None else {one.name: one.usual_inf for one in before.health.nonfinite}
     )
     counts = counted.counts
-    bad = {key for key, count in counts.items() if count != FINITE}
+    bad = any(count is not FINITE and count != FINITE for count in counts.values())
     found = []
     for storage, name in _first_names(draft.leaves).items() if bad else ():
         form = forms[storage]
@@ -333,6 +347,8 @@ def _by_part(state: Node) -> Iterable[tuple[str, int]]:
         yield from (("", number) for number in leaf_numbers(state))
         return
     for own, item in state[1]:
-        is_value = isinstance(item, list) and item[0] == "leaf"
-        key = "" if is_value else str(decode_key(own))
+        if isinstance(item, list) and item[0] == "leaf":
+            yield "", item[1]
+            continue
+        key = str(decode_key(own))
         yield from ((key, number) for number in leaf_numbers(item))

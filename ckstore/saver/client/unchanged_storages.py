@@ -17,7 +17,7 @@ from ckstore.model.manifest.captured import Captured, RangeSource
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.saver.messages import Order, ReusedStorage, Sample, SnapshotSpan
-from ckstore.model.sizes import SMALL_BELOW_BYTES, pack_below_bytes
+from ckstore.model.sizes import SMALL_BELOW_BYTES, medium_count, pack_below_bytes
 from ckstore.model.training_identity import LOST, Parent
 from ckstore.saver.client.snapshot import aligned, places_of
 
@@ -73,7 +73,7 @@ class Base:
         for leaf in captured.leaves:
             members[leaf.storage].append(leaf)
         found, unnamed = {}, set()
-        below = SMALL_BELOW_BYTES if self.own_blobs else pack_below_bytes(self.sizes, chunk_bytes)
+        below = SMALL_BELOW_BYTES if self.own_blobs else pack_below_bytes(medium_count(self.sizes), chunk_bytes)
         for storage, leaves in members.items():
             is_named = all(leaf.name in names for leaf in leaves)
             if not (is_named or storage in fingerprints):

@@ -136,22 +136,23 @@ def test_a_strided_view_counts_its_own_elements_and_tied_tensors_count_once(stor
     assert counts(store) == {"tied[0]": (1, 0)}
 
 
-def test_a_large_tensor_is_looked_at_in_part_and_counted_whole_where_something_is_found(store: Store) -> None:
+@pytest.mark.parametrize("at", [0, 5_000_001, 8 * MIB - 1])
+def test_a_large_tensor_is_checked_in_part_and_counted_completely_once_a_value_is_found(store: Store, at: int) -> None:
     size = 32 * MIB // 4
     one = torch.zeros(size)
-    one[size - 1] = math.inf
+    one[at] = math.inf
     with Store.init(store.path.parent / "large") as large:
         large.save({"w": torch.full((size,), math.nan)}, step=0, run="diverged")
         large.save({"w": torch.zeros(size)}, step=0)
-        for step in range(1, 19):  # each save looks at another part
-            one[size - 2] = step
+        for step in range(1, 19):  # each save checks another sixteenth
+            one[at ^ 1] = step
             large.save({"w": one}, step=step)
         found = [counts(large, f"main@{step}") for step in range(1, 19)]
 
         assert counts(large, "diverged@0") == {"w": (size, 0)}
     first = found.index({"w": (0, 1)})
-    assert 0 < first < 16
-    assert found == [{}] * first + [{"w": (0, 1)}] * (18 - first)  # and then at all of it
+    assert first < 16
+    assert found == [{}] * first + [{"w": (0, 1)}] * (18 - first)
 
 
 def test_files_that_are_committed_count(store: Store, tmp_path: Path) -> None:
