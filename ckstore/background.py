@@ -110,7 +110,7 @@ class BackgroundSaves:
 
         limits = SaverLimits(nice=nice)
         limits.check()
-        self._context.check_writable()
+        self._context.check_accepts_writes()
         self._client().prewarm(state, limits)
 
     def _submit(
@@ -157,6 +157,7 @@ class BackgroundSaves:
         """Return the client of the saver in the trainer, and create it if necessary."""
         if self._made is not None:
             return self._made
+        from ckstore.model.saver.messages import Open
         from ckstore.saver.client.client import Client
 
         context = self._context
@@ -171,7 +172,7 @@ class BackgroundSaves:
                 context.totals.not_saved("failed")
 
         catalog_path = None if context.catalog_path is None else str(context.catalog_path)
-        made = Client(str(self.path), catalog_path, ended, tell_left_out)
+        made = Client(Open(str(self.path), context.settings.uuid, catalog_path), ended, tell_left_out)
         closing = weakref.finalize(self, made.close)
         closing.atexit = False
         # `setdefault` is atomic, so a second thread uses the client of the first. A lock could remain taken in a forked

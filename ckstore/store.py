@@ -566,7 +566,7 @@ class Store:
             limits.check()
             ref = "" if parent is None or isinstance(parent, CheckpointInfo) else str(parent)
             request = request_of(self._context, self._run_named(run), step, options, None, ref)
-            self._context.check_writable()
+            self._context.check_accepts_writes()
             selects = None
             if unchanged is not None:
                 from ckstore.ops.read.load import as_filter

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from ckstore.catalog import Catalog
-from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed
+from ckstore.errors import CkstoreError, ReadOnlyStore, SaveFailed, StoreNotFound
 from ckstore.fs import dirfd_stat
 from ckstore.model.digest import Algorithm, algorithm_named
 from ckstore.model.lazy_property import LazyProperty
@@ -22,6 +22,7 @@ from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, 
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
 from ckstore.ops.notices import Notices, warn, way_in
 from ckstore.ops.pace import DutyCycle, PhaseTimer, SaveTotals, pause
+from ckstore.ops.settings_file import read_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -156,6 +157,8 @@ class ProcessCache:
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
     # Run -> the fingerprints and digests of the chunks on devices in its last save.
     device_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
+    # Device, inode and change time of ``store.json`` when it last had the id of this store.
+    settings_file: tuple[int, int, int] | None = None
     own_files_renewed_s: float = 0.0  # when `ops.touch` last checked whether the store's own files are old
     # For the runs that were last saved to, the facts about the tensors of the newest checkpoint.
     lineages: dict[str, Lineage] = field(default_factory=dict)
@@ -269,7 +272,33 @@ class Context:
         return Need(new, room.free_bytes, room.free_inodes)
 
     def check_writable(self) -> None:
-        """Raise if this process must not write to the store.
+        """Raise if this process must not write to the store, or another store has taken its place.
+
+        Raises:
+            ReadOnlyStore: The store was opened for reading only.
+            SaveFailed: Writes are disabled after an error.
+            StoreNotFound: Another store has the path of this one.
+        """
+        self.check_accepts_writes()
+        self.check_is_same_store()
+
+    def check_is_same_store(self) -> None:
+        """Raise StoreNotFound if another store was created or mounted at the path of this one since it was opened."""
+        try:
+            found = dirfd_stat.status(self.layout.settings)
+            identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
+            if identity == self.known.settings_file:
+                return
+            uuid = read_settings(self.layout.path).uuid
+        except (CkstoreError, OSError):
+            # Damage of this file alone must not stop a training. A store that is gone fails at the next call.
+            return
+        if uuid != self.settings.uuid:
+            raise another_store(self.layout, uuid, self.settings.uuid)
+        self.known.settings_file = identity
+
+    def check_accepts_writes(self) -> None:
+        """Raise if this process must not write to the store; a store opened for writing is not accessed.
 
         Raises:
             ReadOnlyStore: The store was opened for reading only.
@@ -290,6 +319,12 @@ class Context:
         if self.writes_disabled_because:
             msg = f"{self.layout.root} accepts no more writes from this process: {self.writes_disabled_because}"
             raise SaveFailed(msg, hint="open the store again")
+
+
+def another_store(layout: Layout, uuid: str, expected: str) -> StoreNotFound:
+    """Return the error for a store with an unexpected id."""
+    msg = f"another store has taken the place of {layout.root}: its id is {uuid}, not {expected}"
+    return StoreNotFound(msg, hint="open that store, or mount or move the former one back")
 
 
 Origin = Literal["saved", "replaced", "existing", "joined"]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ckstore.errors import CkstoreError, RankFailed, RankMismatch
+from ckstore.errors import CkstoreError, RankFailed, RankMismatch, StoreNotFound
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.ops.context import Context
@@ -74,7 +74,8 @@ def save_as_rank(
         request.check()
         context.check_writable()
     except BaseException as error:
-        if not context.readonly:
+        # Another store at this path must not get the report.
+        if not (context.readonly or isinstance(error, StoreNotFound)):
             raised = error
             with suppress(RankFailed):  # the disk does not answer; what was raised is the news
                 work.run(lambda: _fail(context, work, raised))

@@ -33,6 +33,25 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
+        "nothing is written into another store that has taken the path",
+        "another-store-written",
+        "context.Context.check_is_same_store",
+        "        if uuid != self.settings.uuid:\n",
+        "        if False:\n",
+        "tests/ops/open/test_vanished.py::test_nothing_is_written_into_another_store_at_the_path[used-save]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
+        "a saver does not open another store that has taken the path",
+        "saver-of-another-store",
+        "main._open",
+        "    if context.settings.uuid != opening.uuid:\n",
+        "    if False:\n",
+        "tests/ops/open/test_vanished.py::test_nothing_is_written_into_another_store_at_the_path[fresh-save in the "
+        "background]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "compacted checkpoints do not count as ones that can be evicted",
         "compacted-evictable",
         "retain.plan_local",

@@ -46,9 +46,10 @@ SaverState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open the store."""
+    """Open the store at `path` if it has this id."""
 
     path: str
+    uuid: str
     catalog_path: str | None
     nice: int = 0
 

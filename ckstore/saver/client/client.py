@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from ckstore.errors import SaveFailed, StateChanged
 from ckstore.interpreter import python_gc_paused
-from ckstore.model.saver.messages import encode
+from ckstore.model.saver.messages import Open, encode
 from ckstore.saver.client.ahead import HeadStarts
 from ckstore.saver.client.keeper import SaverKeeper
 from ckstore.saver.client.pending import PendingSave
@@ -55,13 +55,11 @@ class Client:
 
     def __init__(
         self,
-        path: str,
-        catalog_path: str | None,
+        store: Open,
         on_ended: Callable[[CheckpointInfo | CkstoreError], None],
         on_left_out: Callable[[Iterable[str]], None],
     ) -> None:
-        self.path = path  # directory of the store
-        self.catalog_path = catalog_path
+        self.store = store
         self.on_ended = on_ended  # called with what was saved, or why not, in the thread that watches the saver
         self.on_left_out = on_left_out  # called with the attributes of tensors that are not stored, before the copy
         self._begin()
@@ -72,7 +70,7 @@ class Client:
         # Not the queue's lock: a copy of gigabytes must not keep the saver's thread from answering.
         self._submitting = threading.RLock()
         self._queue = SaveQueue(self.on_ended)
-        self._keeper = SaverKeeper(self.path, self.catalog_path, self._queue)
+        self._keeper = SaverKeeper(self.store, self._queue)
         self._number = 0
         self._ahead = HeadStarts()
 

@@ -28,11 +28,10 @@ _MOST_GIVEN_UP = 4
 class SaverKeeper:
     """The saver of one client. Methods are called with the lock of the queue, except those of its thread."""
 
-    def __init__(self, path: str, catalog_path: str | None, queue: SaveQueue) -> None:
+    def __init__(self, store: Open, queue: SaveQueue) -> None:
         self.process: SaverProcess | None = None  # the saver that is there; None: none
         self.given_up: list[SaverProcess] = []  # those that were killed and may not have ended
-        self._path = path
-        self._catalog_path = catalog_path
+        self._store = store
         self._queue = queue
         self._closing = False
         self._is_new = False
@@ -89,14 +88,15 @@ class SaverKeeper:
         # memory.
         self.given_up = [process for process in self.given_up if not process.ended(0.0)]
         if len(self.given_up) >= _MOST_GIVEN_UP:
-            msg = f"{len(self.given_up)} savers of {self._path} that were killed have not ended: they wait for the disk"
+            savers = f"{len(self.given_up)} savers of {self._store.path}"
+            msg = f"{savers} that were killed have not ended: they wait for the disk"
             raise SaveFailed(msg, hint="nothing was saved; save again when the storage of the store answers")
         # The thread first, then `Open`: a saver whose words nothing reads could only be noticed by its stall.
         self.process = process = self._watched()
         self._closing = False
         self._is_new = True
-        process.send(Open(self._path, self._catalog_path, self._queue.limits.nice))
-        self._queue.say(logging.INFO, f"started the saver {process.pid} of {self._path}")
+        process.send(replace(self._store, nice=self._queue.limits.nice))
+        self._queue.say(logging.INFO, f"started the saver {process.pid} of {self._store.path}")
 
     def _watched(self) -> SaverProcess:
         """Return a new saver, with a thread that reads its messages once the lock is free."""

@@ -26,7 +26,7 @@ from ckstore.model.reports.transfer import EvictReport
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
 from ckstore.objects.publish import IfExists
 from ckstore.ops.api_calls import describe_os_error, unsafe
-from ckstore.ops.context import Context
+from ckstore.ops.context import Context, another_store
 from ckstore.ops.save.continuation import named_parent
 from ckstore.ops.save.recorded_chunks import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
@@ -84,6 +84,8 @@ def _open(opening: Open, reporter: Reporter) -> Context:
         )
     except (OSError, MemoryError) as error:
         raise _as_error(error, "opening the store") from error
+    if context.settings.uuid != opening.uuid:
+        raise another_store(context.layout, context.settings.uuid, opening.uuid)
     context.watch = reporter
     context.trainer_pid = os.getppid()
     context.evict = partial(_evict, context)
@@ -129,6 +131,7 @@ def _as_error(error: OSError | MemoryError, act_name: str) -> CkstoreError:
 
 def carry_out(context: Context, order: Order, snapshot: int) -> CheckpointInfo:
     """Save the state in the snapshot."""
+    context.check_is_same_store()
     # Before the parent is resolved: the trainer may have loaded another checkpoint since the last order.
     context.known.last_parents.update(order.last_parents)
     about, parent = order.about, named_parent(context, order.parent or order.about.parent, must_be=bool(order.parent))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckstore import Store
+from ckstore import Ranks, RetentionPolicy, Store
 from ckstore.errors import CkstoreError, StoreNotFound
 from tests.support.stores import check_store
 
@@ -72,4 +72,61 @@ def test_a_copy_of_a_store_without_checkpoints_may_lack_empty_directories(tmp_pa
     with Store.open(tmp_path / "store") as store:
         assert store.latest() is None
         store.save({"w": np.ones(9)}, step=1)
+    check_store(tmp_path / "store")
+
+
+WRITES: dict[str, Callable[[Store], object]] = {
+    "save": lambda store: store.save({"w": np.ones(9)}, step=9),
+    "save in the background": lambda store: store.save_async({"w": np.ones(9)}, step=9).result(60),
+    "save as a rank": lambda store: store.save({"w": np.ones(9)}, step=9, ranks=Ranks(0, 1, attempt="a")),
+    "delete": lambda store: store.delete(2),
+    "tag": lambda store: store.tag("paper", 2),
+    "pin": lambda store: store.pin(2, "paper"),
+    "annotate": lambda store: store.annotate(2, metrics={"accuracy": 1.0}),
+    "prune": lambda store: store.prune(RetentionPolicy(keep_last=1)),
+    "gc": lambda store: store.gc(),
+    "set": lambda store: setattr(store.config, "threads", 3),
+    "rename a run": lambda store: store.rename_run("main", "other"),
+    "compact": lambda store: store.compact(),
+    "reindex": lambda store: store.reindex(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+def test_nothing_is_written_into_another_store_at_the_path(tmp_path: Path, write: str, used: bool) -> None:
+    _saved(tmp_path / "store").close()
+    with Store.open(tmp_path / "store") as store:
+        if used:
+            store.save({"w": np.ones(9)}, step=3)
+            store.save_async({"w": np.ones(9)}, step=4).result(60)
+        (tmp_path / "store").rename(tmp_path / "moved")
+        with _saved(tmp_path / "store") as other:
+            found = (other.checkpoints(), other.tags(), other.pins(), other.config.threads)
+
+            with pytest.raises(StoreNotFound, match="another store has taken the place"):
+                WRITES[write](store)
+
+            assert (other.checkpoints(), other.tags(), other.pins(), other.config.threads) == found
+    check_store(tmp_path / "store")
+    check_store(tmp_path / "moved")
+
+
+def test_a_store_whose_description_is_rewritten_is_still_the_same(tmp_path: Path) -> None:
+    with _saved(tmp_path / "store") as store:
+        shutil.copy2(tmp_path / "store" / "store.json", tmp_path / "copy")
+        (tmp_path / "copy").rename(tmp_path / "store" / "store.json")
+
+        store.save({"w": np.ones(9)}, step=3)
+    check_store(tmp_path / "store")
+
+
+def test_a_damaged_description_of_the_store_does_not_stop_a_training(tmp_path: Path) -> None:
+    with _saved(tmp_path / "store") as store:
+        text = (tmp_path / "store" / "store.json").read_bytes()
+        (tmp_path / "store" / "store.json").write_bytes(b"damaged")
+
+        store.save({"w": np.ones(9)}, step=3)
+
+        (tmp_path / "store" / "store.json").write_bytes(text)
     check_store(tmp_path / "store")
