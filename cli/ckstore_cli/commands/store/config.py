@@ -160,8 +160,9 @@ _RUNS = "retention_by_run"
 def config(frame: Frame, /, key: str | None, value: str | None, run: str | None, *, unset: bool, **rules: Any) -> None:
     """Show all settings of the store, show the setting KEY, or set it to VALUE.
 
-    Settings are saved in the store and apply to every process. A policy has rules
-    instead of a VALUE. A TIME is 90s, 30m, 2h or 7d, for example.
+    Settings are saved in the store and apply to every process. A running training
+    reads on-failed-save, failed-saves-most and threads only when it opens the store.
+    A policy has rules instead of a VALUE. A TIME is 90s, 30m, 2h or 7d, for example.
 
     \b
     The settings are
