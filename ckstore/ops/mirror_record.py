@@ -143,22 +143,25 @@ def add_mirrored(
         remote: The mirror.
         uuid: The uuid of the remote that it was pushed to.
         ids: Checkpoints that exist there.
-        here: The checkpoints of the store. Others are forgotten once the mirror lacks none of these: until then, one of
-            these may have the step of a pushed one.
+        here: The checkpoints of the store. Others are forgotten.
         documents: Small objects that were pushed, as in `MirrorRecord.documents`.
         gone: Keys of small objects that the store no longer has.
     """
 
     def added(known: MirrorRecord) -> MirrorRecord:
-        given = known.ids | {*ids}
-        if all(info.id in given or info.elsewhere for info in here):
-            given &= {info.id for info in here}
+        listed = {info.id for info in here}
         still = {key: digest for key, digest in known.documents.items() if key not in gone}
         missing = {id: why for id, why in known.missing.items() if id not in ids}
-        pruned = (known.pruned - {*ids}) & {info.id for info in here}
+        pruned = (known.pruned - {*ids}) & listed
         said = still | dict(documents)
         return replace(
-            known, ids=given, problem="", since="", documents=said, missing=missing, pruned=frozenset(pruned)
+            known,
+            ids=(known.ids | {*ids}) & listed,
+            problem="",
+            since="",
+            documents=said,
+            missing=missing,
+            pruned=pruned,
         )
 
     _change(layout, remote, uuid, added)

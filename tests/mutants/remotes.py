@@ -544,15 +544,6 @@ REMOTES = [
         "a pruner voided the intent",
     ),
     Mutant(
-        "a mirror records pushed checkpoints until it has all later ones",
-        "given-forgotten",
-        "mirror_record.add_mirrored",
-        "    if all(info.id in given or info.elsewhere for info in here):\n",
-        "    if given:\n",
-        f"{_MIRROR}::test_a_step_saved_again_replaces_the_metadata_on_the_mirror[directory]",
-        "StepExists",
-    ),
-    Mutant(
         "a checkpoint without local bytes is dropped locally when it is removed at the mirror",
         "listed-without-bytes",
         "KeepRemote._drop_locally",
