@@ -683,7 +683,7 @@ REMOTES = [
         "mark-of-another-write",
         "ServiceObjects.update",
         "self._own_mark(key, data)",
-        "self._mark(key, data, result)",
+        "self._listed(key, data, result).tag",
         f"{_ENGINE}::test_the_tag_returned_by_a_swap_is_never_that_of_another_clients_write[True]",
         "assert",
     ),

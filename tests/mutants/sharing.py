@@ -856,7 +856,7 @@ SHARING = [
         "        if True:\n",
         "tests/ops/save/test_lost_answers.py::"
         "test_a_save_is_not_misled_where_what_is_open_is_looked_up_by_its_last_path",
-        "SaveFailed",
+        "UnknownOutcome",
     ),
     Mutant(
         "an opened descriptor is closed if its check fails",
