@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,28 @@ def test_updates_of_several_processes_are_never_lost(tmp_path: Path) -> None:
     assert [process.wait(60) for process in processes] == [0, 0, 0]
 
     assert (objects.get("condemned.json", 100) or b"").split()[0] == b"150"
+
+
+def test_an_update_waits_for_another_one_that_has_compared_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = opened(tmp_path)
+    expected = objects.put("condemned.json", b"0").tag
+    rename, late = directory_objects._rename, list[Future[str | None]]()
+
+    def rename_late(*arguments: Any) -> Any:
+        if not late:
+            late.append(thread.submit(objects.update, "condemned.json", b"late", expected))
+            # It cannot end before this update, so this wait is in vain unless both hold the lock.
+            wait(late, 0.5)
+        return rename(*arguments)
+
+    monkeypatch.setattr(directory_objects, "_rename", rename_late)
+    with ThreadPoolExecutor(1) as thread:
+        assert objects.update("condemned.json", b"first", expected) is not None
+        assert late[0].result() is None
+
+    assert objects.get("condemned.json", 100) == b"first"
 
 
 def test_a_killed_writer_leaves_a_complete_object_and_no_lasting_leftover(

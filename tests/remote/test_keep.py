@@ -18,6 +18,7 @@ from ckstore.store import context_of
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.remote.test_rescue import drifting
+from tests.support.stores import check_store
 
 pytestmark = pytest.mark.usefixtures("no_mirror_process")
 
@@ -191,6 +192,9 @@ def test_an_open_listed_checkpoint_stays_locally_and_on_the_mirror(store: Store)
     mirrored(store)
     store.evict(1)
     store.config.keep_remote = RetentionPolicy(keep_last=1)
+    # Another program deleted the claim of the eviction, which would also keep the checkpoint.
+    objects = open_objects(store.remotes.get("cold").target)
+    objects.delete([one.key for one in objects.list(keys.CLAIMS)])
 
     with store.open_checkpoint(1) as ckpt:
         report = store.remotes.prune("cold").retention
@@ -201,6 +205,7 @@ def test_an_open_listed_checkpoint_stays_locally_and_on_the_mirror(store: Store)
     store.remotes.prune("cold")
     assert there(store) == [2]
     assert here(store) == [(2, True)]
+    check_store(store.path)
 
 
 @pytest.fixture
@@ -268,6 +273,29 @@ def test_a_replaced_checkpoint_stays_if_tagged_pinned_or_listed(
     assert [info.id for info in report.dropped] == [ids[1]]
     reasons = {entry.info.id: entry.reasons for entry in report.plan.entries}
     assert reasons[ids[0]] == ("it has the tag paper",)
+
+
+def test_a_listed_checkpoint_is_not_replaced_by_the_save_of_another_store(store: Store, tmp_path: Path) -> None:
+    """Its step has a newer checkpoint on the mirror, and the policy does not keep it for another reason."""
+    first = store.save(state(1), step=1).id
+    store.save(state(2), step=2)
+    mirrored(store)
+    # Another training uses the same run by mistake.
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    other.remotes.add("cold", store.remotes.get("cold").target.address)
+    newer = other.save(state(3), step=1).id
+    other.push(1, remote="cold")
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+
+    report = store.remotes.prune("cold").retention
+
+    assert report is not None
+    assert [info.id for info in report.dropped] == [newer]
+    reasons = {entry.info.id: entry.reasons for entry in report.plan.entries}
+    assert reasons[first] == ("this store has it as the newest of its step",)
+    assert first in ids_there(store)
+    check_store(store.path)
+    check_store(other.path)
 
 
 def test_a_replaced_checkpoint_stays_while_its_replacement_is_missing(

@@ -13,7 +13,7 @@ import torch
 from ckstore import Store
 from ckstore.errors import SaveFailed
 from tests.support.requirements import CRASH_FULL
-from tests.support.stores import disk_bytes, names_by_inode
+from tests.support.stores import check_store, disk_bytes, names_by_inode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,4 +151,6 @@ def test_a_claim_that_meets_a_stale_handle_asks_again(
     if stale == 3:
         with pytest.raises(SaveFailed, match="Stale file handle"):
             store.save(data, retries=0)
-    assert store.save(data).new_bytes == 0
+    # Without retries of the save, which would hide that the link was not retried.
+    assert store.save(data, retries=0).new_bytes == 0
+    check_store(store.path)
