@@ -272,7 +272,7 @@ DECIDING = [
         "sequence-by-rows",
         "greatest",
         "            suspects = {by_order[-1], by_time[-1]} - self._checked\n",
-        "            suspects: set[Place] = set()\n",
+        "            suspects = set[CheckpointKey]()\n",
         f"{_ORDER}::test_the_next_number_comes_after_those_of_the_manifests",
         "assert",
     ),

@@ -125,7 +125,8 @@ def judge(mutants: Sequence[Mutant], folder: Path) -> list[Outcome]:
 @contextmanager
 def copied(mutants: Sequence[Mutant]) -> Iterator[tuple[Path, dict[str, str]]]:
     """Give a copy of the sources with mutants, of which no two change one file, and an environment that uses it."""
-    with tempfile.TemporaryDirectory(prefix="ckstore-mutant-") as folder:
+    # A process that a failed test left behind may still write bytecode there.
+    with tempfile.TemporaryDirectory(prefix="ckstore-mutant-", ignore_cleanup_errors=True) as folder:
         copy = Path(folder)
         copy.chmod(0o755)  # tests of several users use it as each of them
         for name in _COPIED:

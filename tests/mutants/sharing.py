@@ -600,7 +600,7 @@ SHARING = [
         "tagged-while-replaced",
         "protection.held",
         "store_locks.lock_run(context.layout, info.run, exclusive=False)",
-        "locks.lock_shared(path)",
+        "locks.lock_shared(context.layout.checkpoint(info.key))",
         "tests/ops/save/test_replaced.py::"
         "test_a_tag_that_is_written_while_the_checkpoint_is_superseded_protects_it_or_names_nothing",
         "assert",

@@ -5,6 +5,7 @@ Those that break the trace law are run here, those that fail another test by ``m
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,23 @@ def test_the_guard_that_a_mutant_takes_away_is_still_there(name: str) -> None:
 
     compile(sources, file, "exec")
     assert not function or f"def {function.partition('[')[0]}(" in (ROOT / test).read_text(encoding="utf-8")
+
+
+def test_no_mutant_uses_an_undefined_name(tmp_path: Path) -> None:
+    # It would fail its test for that reason, with or without the guard.
+    for name, mutant in MUTANTS.items():
+        (tmp_path / f"{name}.py").write_text(mutant.changed()[1], encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--select", "F821", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
 
 
 _ONE_IN = 8
