@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -226,6 +227,20 @@ def test_where_locks_reach_other_hosts_one_host_at_a_time_replaces_drops_collect
     seen(lambda: [info.step for info in one.checkpoints()] == [1])
     seen(lambda: np.array_equal(one.load(1)["w"], state(3)["w"]))
     seen(lambda: one.config.grace_s == 7)
+
+
+def test_where_locks_reach_other_hosts_a_tag_waits_for_a_host_that_drops(rivals: tuple[bool, list[Store]]) -> None:
+    reach, (one, two) = rivals
+    one.save(state(1), step=1)
+    seen(lambda: [info.step for info in two.checkpoints()] == [1])
+    with ThreadPoolExecutor(1) as other:
+        with store_locks.lock_run(one._context.layout, "main", exclusive=True):
+            tagging = other.submit(two.tag, "best", 1)
+            done, _ = wait([tagging], timeout=0.5 if reach else 30)
+            assert bool(done) != reach
+        tagging.result(60)
+
+    seen(lambda: [tag.name for tag in one.tags()] == ["best"])
 
 
 def test_a_save_whose_lock_was_lost_publishes_nothing(

@@ -601,8 +601,8 @@ SHARING = [
         "protection.held",
         "store_locks.lock_run(context.layout, info.run, exclusive=False)",
         "locks.lock_shared(context.layout.checkpoint(info.key))",
-        "tests/ops/save/test_replaced.py::"
-        "test_a_tag_that_is_written_while_the_checkpoint_is_superseded_protects_it_or_names_nothing",
+        "tests/cluster/test_two_hosts.py::"
+        "test_where_locks_reach_other_hosts_a_tag_waits_for_a_host_that_drops[locks of the cluster]",
         "assert",
     ),
     Mutant(
