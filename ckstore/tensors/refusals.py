@@ -48,7 +48,7 @@ _HINTS_BY_NAME = {
     "torch.UntypedStorage": "store a tensor over it",
     "torch.storage.UntypedStorage": "store a tensor over it",
     "torch.storage.TypedStorage": "store a tensor over it",
-    "numpy.random._generator.Generator": "store value.bit_generator.state",
+    "numpy.random._generator.Generator": "store value.bit_generator.state, and the seed if it spawns other generators",
     "numpy.random.mtrand.RandomState": "store value.get_state(legacy=False)",
     "numpy.ma.MaskedArray": "store value.data and value.mask",
 }

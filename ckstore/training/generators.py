@@ -11,6 +11,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ckstore.tensors.kinds import is_array
@@ -160,7 +161,22 @@ def _state(generator: Any, kind: str | None) -> dict[str, Any]:
         state = generator.get_state()
     else:
         state = generator.state
-    return {"kind": kind, "state": state}
+    return {"kind": kind, "state": state, "seeds": _seeds(generator)}
+
+
+def _seeds(generator: Any) -> dict[str, Any] | None:
+    """Return the seeds from which a NumPy generator spawns others, as arguments of `SeedSequence`, or None."""
+    # The state of a NumPy generator does not include them (findings/numpy-generator-state-repeats-spawned-streams.sh).
+    found: Any = getattr(getattr(generator, "bit_generator", generator), "seed_seq", None)
+    if not _is_of("numpy.random", "SeedSequence", found):
+        return None
+    entropy = found.entropy if isinstance(found.entropy, int) else [int(number) for number in found.entropy]
+    return {
+        "entropy": entropy,
+        "spawn_key": [*map(int, found.spawn_key)],
+        "pool_size": found.pool_size,
+        "n_children_spawned": found.n_children_spawned,
+    }
 
 
 def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[str, ...]:
@@ -177,6 +193,8 @@ def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> 
             differing.append(f"{name} is {kind}, but was {saved['kind']} in the checkpoint, and was not changed")
         else:
             _set(generator, saved["state"])
+            if not _set_seeds(generator, saved.get("seeds")):  # drafts have none
+                differing.append(f"{name} will spawn other generators: create it from the same seed")
     gone = [path for path in states if path not in generators]
     absent = (f"the checkpoint has a state of the random generator {path}, which does not exist now" for path in gone)
     return (*differing, *absent)
@@ -191,3 +209,24 @@ def _set(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.state = state
+
+
+def _set_seeds(generator: Any, seeds: Mapping[str, Any] | None) -> bool:
+    """Whether a NumPy generator spawns the same generators as the saved one, after an attempt to ensure it."""
+    own = _seeds(generator)
+    if seeds is None or own is None:
+        return True
+    bits = getattr(generator, "bit_generator", generator)
+    _replace_seed_sequence(bits, seeds)
+    count = "n_children_spawned"
+    if _seeds(generator) == {**seeds, count: own[count]} and own[count] < seeds[count]:
+        bits.seed_seq.spawn(seeds[count] - own[count])
+    return _seeds(generator) == seeds
+
+
+def _replace_seed_sequence(bits: Any, seeds: Mapping[str, Any]) -> None:
+    import numpy as np
+
+    # NumPy 2 pickles the seeds with the state; NumPy 1.26 pickles only the state, and refuses a pair.
+    with suppress(TypeError):
+        bits.__setstate__((bits.state, np.random.SeedSequence(**seeds)))

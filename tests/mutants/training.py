@@ -381,4 +381,22 @@ TRAINING = [
         "tests/training/test_history.py::test_a_training_that_begins_in_the_run_during_an_import_ends_it",
         "DID NOT RAISE",
     ),
+    Mutant(
+        "a restored NumPy generator spawns the generators that the saved one would spawn",
+        "seeds-not-restored",
+        "generators._set_seeds",
+        "    _replace_seed_sequence(bits, seeds)\n",
+        "",
+        f"{_GENERATORS}test_a_restored_generator_spawns_the_next_generators[a generator-other seed]",
+        "assert",
+    ),
+    Mutant(
+        "the report names a NumPy generator that will spawn others than the saved one",
+        "other-seeds-not-named",
+        "generators.set_generators",
+        'if not _set_seeds(generator, saved.get("seeds")):',
+        'if _set_seeds(generator, saved.get("seeds")) is None:',
+        f"{_GENERATORS}test_with_an_old_numpy_other_spawned_generators_are_named",
+        "assert",
+    ),
 ]

@@ -168,6 +168,50 @@ def test_generators_that_differ_or_have_no_state_are_named(store: Store) -> None
     )
 
 
+SPAWNING: dict[str, Callable[[Any], Any]] = {
+    "a generator": np.random.default_rng,
+    "its bits": np.random.PCG64,
+    "a child": lambda seed: np.random.default_rng(seed).spawn(4)[3],
+    "many numbers": lambda seed: np.random.default_rng([seed, 2**40, 7]),
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2, None], ids=["same seed", "other seed", "no seed"])
+@pytest.mark.parametrize("kind", SPAWNING)
+def test_a_restored_generator_spawns_the_next_generators(kind: str, seed: int | None, store: Store) -> None:
+    if seed is None and kind == "many numbers":
+        return
+    mine, again = SPAWNING[kind](1), SPAWNING[kind](seed)
+    mine.spawn(2)
+    store.save(capture(torch.nn.Linear(1, 1), noise=mine))
+    right = [one.random_raw(2).tolist() if kind == "its bits" else one.random(2).tolist() for one in mine.spawn(2)]
+    again.spawn(1)
+
+    report = restore(store, model=torch.nn.Linear(1, 1), noise=again)
+
+    found = [one.random_raw(2).tolist() if kind == "its bits" else one.random(2).tolist() for one in again.spawn(2)]
+    assert found == right
+    assert report.inexact == ()
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+def test_with_an_old_numpy_other_spawned_generators_are_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, same, other, ahead = (np.random.default_rng(seed) for seed in (1, 1, 2, 1))
+    mine.spawn(2)
+    ahead.spawn(3)
+    store.save(capture(torch.nn.Linear(1, 1), noise=mine))
+    (right,) = (one.random() for one in mine.spawn(1))
+    monkeypatch.setattr(generators, "_replace_seed_sequence", lambda *_: None)  # NumPy 1.26 cannot
+
+    reports = [restore(store, model=torch.nn.Linear(1, 1), noise=one) for one in (same, other, ahead)]
+
+    assert [one.random() for one in same.spawn(1)] == [right]
+    assert [report.inexact for report in reports] == [
+        (),
+        *2 * [("the random generator noise will spawn other generators: create it from the same seed",)],
+    ]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_generator_can_be_a_part_itself(kind: str, store: Store) -> None:
     make, draw = KINDS[kind]
