@@ -169,7 +169,7 @@ CLAIMS = [
         "KeepRemote._kept_for_store",
         "            elif info.id in wanted:\n",
         "            elif False:\n",
-        f"{_OWNERS}::test_a_store_that_gets_a_mirror_late_saves_after_its_checkpoints[bucket]",
+        f"{_OWNERS}::test_a_store_that_gets_a_mirror_late_saves_after_its_checkpoints",
         "NoSuchRef",
     ),
     Mutant(

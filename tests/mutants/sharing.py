@@ -248,8 +248,9 @@ SHARING = [
         "failed-before-the-second-try",
         "save._telling_failure",
         "        if not is_tried_again(error):\n",
-        "        if is_tried_again:\n",
-        "tests/ops/free/test_undo.py::test_a_save_that_meets_a_quota_in_the_middle_takes_the_space",
+        "        if True:\n",
+        "tests/saver/test_save_async.py::"
+        "test_what_another_process_saved_at_a_step_that_a_dead_saver_had_chosen_stays[error]",
         "'failed'",
     ),
     Mutant(

@@ -88,7 +88,7 @@ VALUES = [
         "        except OSError as error:\n",
         "        except FileExistsError as error:\n",
         f"{_SUMS}::test_a_torch_file_whose_sums_get_no_name_is_reported_as_there",
-        "nothing was left behind",
+        "Nothing was left behind",
     ),
     Mutant(
         "sums of an earlier export that was committed are not exported",
