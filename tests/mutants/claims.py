@@ -95,7 +95,8 @@ CLAIMS = [
         "evict._withdraw",
         "        if not here.issuperset(blob.digest for blob in one.blobs):\n            return\n",
         "",
-        "tests/remote/test_evict.py::test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads[touch]",
+        "tests/remote/test_evict.py::"
+        "test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads[touch again]",
         "MissingBlob",
     ),
     Mutant(

@@ -174,7 +174,7 @@ DECIDING = [
         "newest_by_catalog",
         "    if any(published[place] != stamp for place, stamp in found.newest.stamps.items()):\n",
         "    if found is None:\n",
-        f"{_LONG}::test_a_newest_whose_manifest_was_changed_is_looked_at",
+        f"{_LONG}::test_a_save_is_the_newest_if_the_former_newest_was_damaged_after_the_opening[torn]",
         "assert",
     ),
     Mutant(

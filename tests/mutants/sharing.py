@@ -847,7 +847,7 @@ SHARING = [
         "            if opened.names(target):\n",
         "            if False:\n",
         "tests/ops/save/test_lost_answers.py::test_a_checkpoint_that_got_its_place_is_saved[5]",
-        "SaveFailed",
+        "'retried'",
     ),
     Mutant(
         "the inode of a locked directory is read once, before its path can change",

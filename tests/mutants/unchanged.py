@@ -107,7 +107,7 @@ UNCHANGED = [
         "manifest_of",
         "directory.manifest_id == manifest_id",
         "True",
-        f"{_FORM}[another id]",
+        f"{_CASES}::test_a_checkpoint_whose_directory_is_exchanged_before_it_is_locked_is_not_taken",
         "DID NOT RAISE",
     ),
     Mutant(

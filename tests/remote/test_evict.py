@@ -421,7 +421,9 @@ def test_a_checkpoint_replaced_while_it_was_read_back_is_not_evicted(store: Stor
     assert same(ckstore_open(store, 1), state(9))
 
 
-@pytest.mark.parametrize("step", ["write_remote_only", "rename", "make_directory", "sync_directory", "touch"])
+@pytest.mark.parametrize(
+    "step", ["write_remote_only", "rename", "make_directory", "sync_directory", "touch", "touch again"]
+)
 def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
     store: Store, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -435,8 +437,14 @@ def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
     def fail(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
+    def fail_once_renamed(_: object) -> None:
+        if not os.listdir(blobs_dir(store.path, "main", 1)):
+            fail()
+
     with monkeypatch.context() as failing:
-        if step in ("write_remote_only", "touch"):
+        if step == "touch again":
+            failing.setattr(evicting, "touch", fail_once_renamed)
+        elif step in ("write_remote_only", "touch"):
             failing.setattr(evicting, step, fail)
         else:
             module = files if step == "sync_directory" else links
@@ -450,3 +458,4 @@ def test_an_eviction_that_fails_at_any_step_leaves_a_checkpoint_that_reads(
     again.evict(1, remote)
     assert again.pull(1, remote).checkpoints[0].step == 1
     assert same(ckstore_open(again, 1), state(1))
+    check_store(store.path)

@@ -13,9 +13,16 @@ import pytest
 
 from ckstore import RetentionPolicy, Store
 from ckstore.errors import BadInput, InUse, NotUnchanged, SaveFailed
+from ckstore.model.manifest.manifest import Description
+from ckstore.model.saver.messages import Order, ReusedStorage
+from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.saver.client import unchanged_storages as module
+from ckstore.saver.client.snapshot import Snapshot, places_of
 from ckstore.saver.client.unchanged_storages import SnapshotPlan, UnchangedBases
+from ckstore.saver.server.main import carry_out
+from ckstore.tensors.state_capture import capture
 from tests.saver.conftest import DEADLINE_S, wait_for
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.stores import check_store
 
 FROZEN = 3 * 2**18 + 5
@@ -209,6 +216,37 @@ def test_what_the_checkpoint_before_has_in_another_form_is_not_taken(
     monkeypatch.undo()
     store.save_async(state, step=2, unchanged="a").result(DEADLINE_S)
     assert (store.load(2)["a"] == 1).all()
+
+
+def test_a_checkpoint_whose_directory_is_exchanged_before_it_is_locked_is_not_taken(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, other = (store.save(state_of(number, frozen=number), step=number) for number in (0, 1))
+    path, others_path = (checkpoint_dir(store.path, "main", info.step) for info in (wanted, other))
+    aside = store.path.parent / "aside"
+    captured = capture(state_of(2, frozen=0))
+    places, nbytes = places_of(captured.sources)
+    kept = ReusedStorage(0, wanted.id, {index: (index, 0) for index in range(len(places))}, ())
+    order = Order(1, "main", 2, Description(), (), "error", captured=captured, places=places, kept=kept)
+    snapshot = Snapshot(nbytes)
+    snapshot.fill(captured.sources, places)
+    open_at = CheckpointDirectory.at
+
+    def exchanged(place: Any, hash_prefix: str) -> CheckpointDirectory:
+        if others_path.exists():
+            path.rename(aside)
+            others_path.rename(path)
+        return open_at(place, hash_prefix)
+
+    monkeypatch.setattr(CheckpointDirectory, "at", exchanged)
+    with pytest.raises(SaveFailed, match="it was deleted"):
+        carry_out(store._context, order, snapshot.fd)
+
+    monkeypatch.undo()
+    snapshot.close()
+    path.rename(others_path)
+    aside.rename(path)
+    check_store(store.path)
 
 
 def test_a_blob_that_lost_its_name_fails_the_save_and_the_next_copies_everything(store: Store) -> None:

@@ -101,6 +101,7 @@ def manifest_of(context: Context, run: str, step: int, manifest_id: str) -> Mani
     for path in places_with_id(context.layout, run, step, manifest_id):
         try:
             with CheckpointDirectory.at(path, context.layout.hash_prefix) as directory:
+                # Compared under the lock: it may have been exchanged since `places_with_id` read its id.
                 if directory.manifest_id == manifest_id:
                     return directory.manifest
         except (FileNotFoundError, NotADirectoryError):

@@ -19,6 +19,7 @@ from ckstore.ops.index import facts, sequence
 from tests.support.catalog_rows import change
 from tests.support.checkpoint_dirs import checkpoint_dir, step_of_name
 from tests.support.forging import forge_manifest
+from tests.support.stores import check_store
 
 COUNT = 12
 
@@ -194,6 +195,24 @@ def test_a_newest_whose_manifest_was_changed_is_looked_at(full: Store, *, in_pla
         assert opened.save(state(12), 12, "main").sequence == 13
     if in_place:  # then it is no checkpoint
         shutil.rmtree(folder(full, 11))
+
+
+@pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")
+@pytest.mark.parametrize("is_torn", [True, False], ids=["torn", "changed"])
+def test_a_save_is_the_newest_if_the_former_newest_was_damaged_after_the_opening(
+    full: Store, monkeypatch: pytest.MonkeyPatch, *, is_torn: bool
+) -> None:
+    monkeypatch.setattr(sequence, "_MANY", 5)
+    with Store.open(full.path) as opened:  # the opening finds every row right
+        if is_torn:
+            (folder(full, 11) / "manifest.json").unlink()
+        else:
+            forge_manifest(folder(full, 11), sequence=2, in_place=True)
+        assert opened.save(state(12), 12, "main").sequence == full.info("main@10").sequence + 1
+        assert opened.info("main@latest").step == 12
+        shutil.rmtree(folder(full, 11))
+        opened.gc()
+    check_store(full.path)
 
 
 def test_a_whole_id_is_found_without_a_look_at_the_others(full: Store) -> None:

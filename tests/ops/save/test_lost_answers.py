@@ -49,6 +49,7 @@ def test_a_checkpoint_that_got_its_place_is_saved(store: Store, monkeypatch: pyt
     info = store.save(FIRST, step=1)
 
     assert len(lost) == 1
+    assert [one.event for one in store.events()] == ["saved"]  # by the first try
     assert (store.load(info)["w"] == FIRST["w"]).all()
     check_store(store.path)
 
