@@ -2205,14 +2205,15 @@ class _LazyRescue:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._made: Rescue | None = None
+        self._made: list[Rescue] = []
 
     def _rescue(self) -> Rescue:
-        if self._made is None:
+        if not self._made:
             from ckstore.ops.verify.rescue import Rescue
 
-            self._made = Rescue(self._context, _remote_copies(self._context, ()))
-        return self._made
+            self._made.append(Rescue(self._context, _remote_copies(self._context, ())))
+        # The first, since threads that detect damage at the same time must share one: each asks the remotes itself.
+        return self._made[0]
 
     def blob(
         self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool

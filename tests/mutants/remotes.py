@@ -788,6 +788,15 @@ REMOTES = [
         "assert",
     ),
     Mutant(
+        "a thread that waited for another one's contact does not contact the remote again",
+        "dead-remote-asked-by-each-thread",
+        "_LazySource.source",
+        "                if problem := self.problem:\n                    raise RemoteUnavailable(problem)\n",
+        "",
+        f"{_RESCUE}::test_a_load_waits_only_once_for_a_remote_that_does_not_answer",
+        "assert 2 == 1",
+    ),
+    Mutant(
         "the wait for the first answer of a remote is limited",
         "dead-remote-waited-for",
         "_limited_wait",

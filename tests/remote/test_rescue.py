@@ -24,6 +24,7 @@ from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.target import Target
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture
+from tests.saver.conftest import wait_for
 from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.damage import MIB, cut, flip
 from tests.support.s3_proxy import Proxy
@@ -360,16 +361,27 @@ def test_a_load_waits_only_once_for_a_remote_that_does_not_answer(
     with Store.init(tmp_path / "far", chunk_bytes=MIB) as far:
         far.remotes.add("slow", through.address, endpoint=through.endpoint, region="us-east-1")
         far.save(state(3), step=3)
+        far.save({"w": BASE + 1}, step=4)  # no blob is in both, or the second load would wait for the lock of one
         far.push(remote="slow", all=True)
-        for path in blobs_of(far, 3):
+        for path in blobs_of(far, 3) + blobs_of(far, 4):
             flip(path, keep_time=True)
         proxy.always("stall")
+        proxy.seen.clear()
         begun_s = time.monotonic()
 
-        for _ in range(3):
+        def load(step: int) -> None:
             with pytest.raises(DamagedBlob, match=r"is damaged: .*No remote has an intact copy: slow: "):
-                far.load(3)
+                far.load(step)
 
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(load, 3)
+            wait_for(lambda: bool(proxy.seen), "the remote is asked")
+            time.sleep(0.3)  # the second load must still wait when the first gives up
+            pool.submit(load, 4).result()
+            first.result()
+        load(3)
+
+        assert len(proxy.seen) == 1
         assert time.monotonic() - begun_s < 5
 
 

@@ -52,10 +52,17 @@ class _LazySource:
         """Return the open source. The first of several threads opens it."""
         # A child that was forked while the lock was held waits no longer than a response may take.
         if not self._mutex.acquire(timeout=CONTACT_S):
-            raise RemoteUnavailable(f"another thread is still opening {self.name}")
+            raise RemoteUnavailable(self.problem or f"another thread is still opening {self.name}")
         try:
             if self._source is None:
-                self._source = self._open()
+                # A thread that waited for the lock must not wait for the same remote once more.
+                if problem := self.problem:
+                    raise RemoteUnavailable(problem)
+                try:
+                    self._source = self._open()
+                except CkstoreError as error:
+                    self.fail(error)
+                    raise
             return self._source
         finally:
             self._mutex.release()
@@ -132,7 +139,9 @@ class RemoteCopies:
             listed = {}
         for name, entry in listed.items():
             if name not in self._asked:
-                self._asked[name] = _LazySource(name, lambda entry=entry: _open_entry(self._context, entry))  # type: ignore[misc]
+                # `setdefault`, since threads that ask at the same time must share one.
+                made = _LazySource(name, lambda entry=entry: _open_entry(self._context, entry))  # type: ignore[misc]
+                self._asked.setdefault(name, made)
             found.append(self._asked[name])
         return found
 
