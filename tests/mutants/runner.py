@@ -105,11 +105,13 @@ class Outcome:
     Attributes:
         caught: The test failed, for the reason that the mutant gives.
         output: The end of what the test printed.
+        status: The exit status of the test.
     """
 
     mutant: Mutant
     caught: bool
     output: str
+    status: int = 0
 
 
 def judge(mutants: Sequence[Mutant], folder: Path) -> list[Outcome]:
@@ -163,7 +165,8 @@ def run(mutant: Mutant) -> Outcome:
     test = mutant.caught_by.partition("[")[0]
     failed = done.returncode == _FAILED and re.search(rf"^FAILED {re.escape(test)}", done.stdout, re.MULTILINE)
     lines = done.stdout.splitlines()
-    return Outcome(mutant, bool(failed) and mutant.says in done.stdout, "\n".join(lines[-_SHOWN_LINES:]))
+    caught = bool(failed) and mutant.says in done.stdout
+    return Outcome(mutant, caught, "\n".join(lines[-_SHOWN_LINES:]), done.returncode)
 
 
 def page() -> str:
@@ -191,7 +194,8 @@ def main() -> int:
     missed = []
     for outcome in _all(names or list(MUTANTS)):
         mutant = outcome.mutant
-        said = mutant.catcher if outcome.caught else f"NONE ({mutant.catcher} passes)"
+        why = "passes" if outcome.status == 0 else f"ends with exit status {outcome.status} and not as expected"
+        said = mutant.catcher if outcome.caught else f"NONE ({mutant.catcher} {why})"
         print(f"{mutant.guard} | {mutant.name} | {said}", flush=True)
         if not outcome.caught:
             missed.append(mutant.name)

@@ -5,6 +5,7 @@ Those that break the trace law are run here, those that fail another test by ``m
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,6 +46,23 @@ def test_no_mutant_uses_an_undefined_name(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0, done.stdout
+
+
+def test_every_test_that_catches_a_mutant_is_found_by_its_id() -> None:
+    ids = sorted({mutant.caught_by for mutant in MUTANTS.values() if not mutant.act})
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *ids],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 _ONE_IN = 8
