@@ -250,6 +250,21 @@ def test_a_second_training_in_the_same_process_is_refused_as_well(framework: str
     check_store(store.path)
 
 
+def test_a_second_trainer_that_would_save_later_steps_is_refused_as_well(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("transformers") is not None, "needs transformers")
+    from tests.integrations import tiny_trainer
+
+    store = Store.init(tmp_path / "store", run="main")
+    tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "a", store, max_steps=2).train()
+    before = steps(store)
+
+    second = tiny_trainer.make(tiny_trainer.mixed(), tmp_path / "b", store, max_steps=4, save_steps=4)
+    refused(second.train)
+
+    assert steps(store) == before
+    check_store(store.path)
+
+
 def test_a_resumed_training_goes_on(framework: str, store: Store, tmp_path: Path) -> None:
     before = steps(store)
     newest = max(before)

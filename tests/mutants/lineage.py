@@ -131,7 +131,7 @@ LINEAGE = [
         "CkstoreTrainerMixin._begin",
         "            own_run.begin(store, self.ckstore_run)\n",
         "            pass\n",
-        f"{_FRAMEWORKS}::test_a_second_training_in_the_same_process_is_refused_as_well[Trainer]",
+        f"{_FRAMEWORKS}::test_a_second_trainer_that_would_save_later_steps_is_refused_as_well",
         "DID NOT RAISE",
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import threading
@@ -18,6 +19,7 @@ from ckstore import BadInput, CheckpointInfo, CkstoreError, DamagedBlob, Ranks, 
 from ckstore.ops.save import continuation
 from ckstore.training import capture, provenance
 from ckstore_cli.app import app
+from tests.support.checkpoint_dirs import checkpoint_dir
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.stores import check_store
@@ -174,6 +176,8 @@ def test_a_fork_saves_to_its_own_run_and_replaces_nothing_of_its_origin(store: S
     assert elsewhere(fork) == str(("fork@2", before[2]))
     assert elsewhere(astray).startswith("RunInUse")
     assert ids(store) == before
+    manifests = [checkpoint_dir(store.path, run, 2) / "manifest.json" for run in ("gpt", "fork")]
+    assert len({json.loads(path.read_bytes())["training"] for path in manifests}) == 2
     check_store(store.path)
 
 
