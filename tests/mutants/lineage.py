@@ -60,7 +60,7 @@ LINEAGE = [
         "parent is not None and parent.run == run",
         "parent is not None",
         f"{_TABLE}::test_a_fork_saves_to_its_own_run_and_replaces_nothing_of_its_origin[save]",
-        "assert",
+        "assert 1 == 2",
     ),
     Mutant(
         "equal content of another training makes no descendant of it",

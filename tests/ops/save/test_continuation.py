@@ -177,7 +177,7 @@ def test_a_fork_saves_to_its_own_run_and_replaces_nothing_of_its_origin(store: S
     assert elsewhere(astray).startswith("RunInUse")
     assert ids(store) == before
     manifests = [checkpoint_dir(store.path, run, 2) / "manifest.json" for run in ("gpt", "fork")]
-    assert len({json.loads(path.read_bytes())["training"] for path in manifests}) == 2
+    assert len({json.loads(path.read_bytes())["manifest"]["training"] for path in manifests}) == 2
     check_store(store.path)
 
 
