@@ -265,6 +265,20 @@ def test_a_second_trainer_that_would_save_later_steps_is_refused_as_well(tmp_pat
     check_store(store.path)
 
 
+def test_a_second_fit_that_would_save_later_steps_is_refused_as_well(tmp_path: Path) -> None:
+    require(importlib.util.find_spec("lightning") is not None, "needs lightning")
+    from tests.integrations.tiny_lightning import fit
+
+    store = Store.init(tmp_path / "store", run="main")
+    fit(store, tmp_path / "a", options={"max_steps": 2})
+    before = steps(store)
+
+    refused(lambda: fit(store, tmp_path / "b", seed=2, options={"max_steps": 4}, every_n_train_steps=4))
+
+    assert steps(store) == before
+    check_store(store.path)
+
+
 def test_a_resumed_training_goes_on(framework: str, store: Store, tmp_path: Path) -> None:
     before = steps(store)
     newest = max(before)
