@@ -54,7 +54,8 @@ def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Pu
         is_same = right and tuple(said[len(stamp) :]) == _described(found)
         # Of what was let go since, or has come back, or was compacted, the uses are others.
         wanted = {blob.digest for blob in found.manifest.stored} - found.elsewhere
-        if is_same and _used_blobs(connection, checkpoint_id) == wanted:
+        used = "SELECT b.digest FROM uses u JOIN blobs b ON b.id = u.blob_id WHERE u.checkpoint_id = ?"
+        if is_same and wanted == {digest for (digest,) in connection.execute(used, (checkpoint_id,))}:
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
                 _set_stamp(connection, checkpoint_id, stamp)
             return
@@ -115,11 +116,6 @@ def row_count(manifest: Manifest) -> int:
     """Return the maximum number of rows of a checkpoint."""
     extents = sum(len(storage.extents) for storage in manifest.storages)
     return len(manifest.stored) + extents
-
-
-def _used_blobs(connection: sqlite3.Connection, checkpoint_id: int) -> set[str]:
-    query = "SELECT b.digest FROM uses u JOIN blobs b ON b.id = u.blob_id WHERE u.checkpoint_id = ?"
-    return {digest for (digest,) in connection.execute(query, (checkpoint_id,))}
 
 
 def set_tags(connection: sqlite3.Connection, tags: Mapping[str, CheckpointKey]) -> None:

@@ -172,7 +172,11 @@ def _descriptors(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
             # Files registered with io_uring have no descriptor of their own in /proc, and stay open without one.
             if target == _IO_URING:
                 yield from _registered(pid, number, look_closer)
-            if target.startswith(_NO_FILES) or not look_closer(_inode_of(pid, number), target):
+            if target.startswith(_NO_FILES):
+                continue
+            # The inode number without accessing the filesystem of the file; not there before Linux 5.14.
+            match = _INFO_INODE.search(_read(f"/proc/{pid}/fdinfo/{number}"))
+            if not look_closer(int(match[1]) if match else None, target):
                 continue
             # Only now: the inode number matched, so the file lies on a filesystem that answers. A dead network mount
             # would hang here.
@@ -180,12 +184,6 @@ def _descriptors(pid: int, look_closer: Wanted) -> Iterator[_Hold]:
         except (FileNotFoundError, ProcessLookupError):  # closed meanwhile
             continue
         yield _Hold(f"descriptor {number}", target, status.st_dev, status.st_ino, status)
-
-
-def _inode_of(pid: int, number: str) -> int | None:
-    """Return the inode number of a descriptor without accessing its filesystem, or None before Linux 5.14."""
-    match = _INFO_INODE.search(_read(f"/proc/{pid}/fdinfo/{number}"))
-    return int(match[1]) if match else None
 
 
 def _registered(pid: int, number: str, look_closer: Wanted) -> Iterator[_Hold]:

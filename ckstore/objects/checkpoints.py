@@ -246,10 +246,6 @@ def why_not_own(dir_fd: int) -> str:
     return f"{BLOBS}/ is {kind}, and a checkpoint owns its blobs"
 
 
-def _stamp_in(dir_fd: int) -> Stamp:
-    return Stamp.of(os.fstat(dir_fd).st_ino, os.stat(MANIFEST, dir_fd=dir_fd, follow_symlinks=False))
-
-
 class CheckpointDirectory:
     """A checkpoint that is open for reading. Its directory is locked for use (rule L), and its manifest was checked.
 
@@ -295,7 +291,8 @@ class CheckpointDirectory:
         """Open the checkpoint whose directory is locked by `lock`. If this raises, the caller still owns the lock."""
         where = f"{path}/{MANIFEST}"
         try:
-            stamp = _stamp_in(lock.fd)  # first: if the file changes while it is read, the stamp must not fit
+            # First: if the file changes while it is read, the stamp must not fit.
+            stamp = Stamp.of(os.fstat(lock.fd).st_ino, os.stat(MANIFEST, dir_fd=lock.fd, follow_symlinks=False))
             # By the descriptor: of a rename meanwhile nothing is noticed, and nothing has to be.
             manifest, manifest_id = manifest_in(lock.fd, path, hash_prefix)
         except FileNotFoundError as error:

@@ -21,8 +21,11 @@ def cache_folder() -> Path | None:
     # It need not exist. A home on a shared filesystem is passed over, since all hosts have it, and so is one of another
     # user, as ``sudo`` may leave it, or none: then it is below ``/var/tmp`` or ``/tmp``.
     for folder in _candidates():
-        existing = _nearest(folder)
-        if existing is None or examine(existing).other_hosts:
+        try:
+            existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+        except PermissionError:  # this user may not look into it
+            continue
+        if examine(existing).other_hosts:
             continue
         if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(existing):
             return folder
@@ -61,14 +64,6 @@ def _candidates() -> Iterator[Path]:
         yield Path(home, ".cache", "ckstore")
     for folder in _TEMPORARY:
         yield Path(folder, f"ckstore-{os.geteuid()}")
-
-
-def _nearest(folder: Path) -> Path | None:
-    """Return the nearest existing directory of a folder and its parents, or None if this user may not access it."""
-    try:
-        return next(path for path in (folder, *folder.parents) if path.is_dir())
-    except PermissionError:
-        return None
 
 
 def _may_be_made_in(folder: Path) -> bool:

@@ -68,7 +68,9 @@ def running(layout: Layout, name: RecordName) -> Running | None:
         return None
     except PermissionError:  # another user's, in a store whose directories were closed since
         return Running(name, None, found.st_ctime, is_locked=True)
-    says = _read(layout, name)
+    says: Evaluation | None = None
+    with suppress(CkstoreError, OSError):  # it is for people, and its lock says that there is one
+        says = read(files.read_file(path, most_bytes=EVALUATION_MAX_BYTES), parse_evaluation, str(path))
     if not is_locked and _would_see_lock(layout, says):
         return None
     # The link to the record's name set ctime, which no user can set back.
@@ -89,14 +91,6 @@ def _locks_reach_hosts(layout: Layout) -> bool:
 
     place = examine(layout.path)
     return reach_of_locks(place.kind, place.options).hosts is True
-
-
-def _read(layout: Layout, name: RecordName) -> Evaluation | None:
-    path = layout.locks / name.text
-    try:
-        return read(files.read_file(path, most_bytes=EVALUATION_MAX_BYTES), parse_evaluation, str(path))
-    except (CkstoreError, OSError):  # it is for people, and its lock says that there is one
-        return None
 
 
 def _boot() -> str:

@@ -113,18 +113,16 @@ class SaverProcess:
         if status is None:
             how = "closed its socket and has not ended"
         elif status < 0:
-            how = f"was killed by signal {-status} ({_signal_name(-status)})"
+            names = {one.value: one.name for one in signal.Signals}
+            how = f"was killed by signal {-status} ({names.get(-status, 'a real-time signal')})"
         else:
             how = f"exited with status {status}"
-        said = self._last_lines()
+        said = ""
+        if self._said >= 0:
+            size = os.fstat(self._said).st_size
+            data = os.pread(self._said, _LAST_LINES_BYTES, max(0, size - _LAST_LINES_BYTES))
+            said = " / ".join(data.decode("utf-8", "replace").strip().splitlines()[-3:])
         return f"the saver process {self.pid} {how}{self._failure}" + (f"; its last output: {said}" if said else "")
-
-    def _last_lines(self) -> str:
-        if self._said < 0:
-            return ""
-        size = os.fstat(self._said).st_size
-        data = os.pread(self._said, _LAST_LINES_BYTES, max(0, size - _LAST_LINES_BYTES))
-        return " / ".join(data.decode("utf-8", "replace").strip().splitlines()[-3:])
 
 
 def reap() -> int:
@@ -162,13 +160,6 @@ def start(entry: str, about: str, said: int, pass_fds: Sequence[int] = ()) -> su
     with _children_mutex:
         _children.append(child)
     return child
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "a real-time signal"
 
 
 def _forget_in_child() -> None:

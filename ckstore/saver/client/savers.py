@@ -41,13 +41,6 @@ def savers_of(store: str) -> tuple[SaverStatus, ...]:
     return tuple(sorted((one for one in found if one is not None and one.store == store), key=lambda one: one.pid))
 
 
-def _is_saver(folder: Path) -> bool:
-    try:
-        return MARK.encode() in _start_of(folder / "cmdline", _CMDLINE_BYTES).split(b"\0")
-    except OSError:  # it has ended
-        return False
-
-
 def started_at(pid: int) -> int:
     """Return when a process began, in ticks since the host started, or 0 if it has ended."""
     try:
@@ -63,9 +56,9 @@ def status_at(pid: int) -> SaverStatus | None:
 
 
 def _status(folder: Path) -> SaverStatus | None:
-    if not _is_saver(folder):
-        return None
     try:
+        if MARK.encode() not in _start_of(folder / "cmdline", _CMDLINE_BYTES).split(b"\0"):
+            return None
         pages = [fd for fd in (folder / "fd").iterdir() if is_memory(f"{_file_of(fd)}", STATUS_NAME)]
         for _ in range(_TRIES if pages else 0):
             status = _parsed(int(folder.name), _start_of(pages[0], STATUS_BYTES))

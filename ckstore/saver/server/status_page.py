@@ -37,7 +37,9 @@ class Inbox:
         self._kept: deque[tuple[Message, list[int]]] = deque()
         self._refused: set[int] = set()  # orders that the trainer gave up
         # Beside the socket: a child that the trainer forked may hold the other end open for days after its death.
-        self._trainer = _process_of(os.getppid())
+        self._trainer: int | None = None
+        with contextlib.suppress(AttributeError, OSError):  # this kernel has no such descriptors
+            self._trainer = os.pidfd_open(os.getppid())  # becomes readable when the trainer ends
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         if self._trainer is not None:
@@ -103,14 +105,6 @@ class Inbox:
         if got is None or got[0] is None:
             return None
         return got[0], got[1]
-
-
-def _process_of(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends, or None if the kernel does not support it."""
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        return None
 
 
 # Each chunk would be a message of its own; the trainer's thread would take the GIL for each.
