@@ -65,7 +65,9 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
     if glanced.manifest_id != info.id:
         return f"its directory holds one with the id {glanced.manifest_id}"
     if glanced.touched:
-        return f"a program wrote to {_some([blob.digest for blob in glanced.touched])}"
+        first, *others = glanced.touched
+        more = f" and {len(others)} more blobs" if others else ""
+        return f"a program wrote to {first.digest}{more}"
     return ""
 
 
@@ -108,10 +110,6 @@ def _manifest_in(fd: int, path: StorePath, cache: ManifestCache | None) -> tuple
     if cache is not None:
         cache.remember(stamp, manifest, manifest_id)
     return manifest, manifest_id
-
-
-def _some(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more blobs"
 
 
 def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) -> CheckpointDirectory:

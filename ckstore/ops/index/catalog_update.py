@@ -78,9 +78,12 @@ def _reconcile(context: Context, look: Look) -> list[str]:
         stale = _differing(context, known.listing.stamps, runs) if by_name is None else by_name
     notes = reconcile.remove(context) if known.listing.wrong_count else []
     if not context.view.sees_changes or (look != "counts" and context.catalog_is_private):
+        from ckstore.objects.checkpoints import id_at
+
         # The catalogs of other users do not inform this one of a replacement, and a new directory can have the inode of
         # the old one.
-        stale |= _replaced(context)
+        known_ids = {info.key: info.id for info in context.catalog.infos()}
+        stale |= {key for key, known_id in known_ids.items() if id_at(context.layout.checkpoint(key)) != known_id}
     if stale:
         reconcile_all(context, sorted(stale))
     elif (tags := context.layout.tags()) != known.tags:
@@ -120,11 +123,3 @@ def _differing(context: Context, listing: Mapping[CheckpointKey, Stamp], runs: s
         published = {place: stamp for run in runs for place, stamp in context.layout.stamps(run).items()}
     known = listing if runs is None else {place: stamp for place, stamp in listing.items() if place.run in runs}
     return set() if known == published else {place for place, _ in known.items() ^ published.items()}
-
-
-def _replaced(context: Context) -> set[CheckpointKey]:
-    """Return the directories that hold another checkpoint than in the catalog, even with an equal inode number."""
-    from ckstore.objects.checkpoints import id_at
-
-    known = {info.key: info.id for info in context.catalog.infos()}
-    return {place for place, known_id in known.items() if id_at(context.layout.checkpoint(place)) != known_id}

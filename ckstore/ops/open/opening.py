@@ -248,7 +248,8 @@ def recover(context: Context) -> list[str]:
     except NewerFormat:
         raise
     except (CatalogUnavailable, InUse) as error:
-        notes.append(_left_aside(context, error))
+        full = f"the filesystem of {layout.root} is full, so the catalog is not used; ckstore gc frees space"
+        notes.append(full if reserve.is_full(layout) else f"the catalog is not used for now: {error.message}")
     # After the catalog: emptying trash records there which blobs lost their last use.
     if trash.names_in(layout.trash):
         from ckstore.ops.free.reclaim import free_unused  # a tenth of the time of opening in a new process
@@ -285,14 +286,6 @@ def _unless_full() -> Iterator[None]:
     except OSError as error:
         if error.errno not in files.NO_SPACE:
             raise
-
-
-def _left_aside(context: Context, error: CkstoreError) -> str:
-    from ckstore.objects import reserve
-
-    if reserve.is_full(context.layout):
-        return f"the filesystem of {context.layout.root} is full, so the catalog is not used; ckstore gc frees space"
-    return f"the catalog is not used for now: {error.message}"
 
 
 def try_recover(context: Context) -> list[str]:

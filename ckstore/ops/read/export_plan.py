@@ -68,11 +68,13 @@ def plan_export(
     held: list[tuple[LeafRecord, TensorToWrite]] = []
     unheld = []
     for i, leaf in chosen:
-        tensor = _tensor(leaf, quantized.names.get(i) or naming(leaf.name))
-        if tensor is None:
+        name = quantized.names.get(i) or naming(leaf.name)
+        as_held = dtype_and_shape(leaf.kind, leaf.dtype, leaf.shape)
+        item_bytes = itemsize(leaf.kind, leaf.dtype)
+        if as_held is None or item_bytes is None or not can_be_name(name):
             unheld.append(leaf)
         else:
-            held.append((leaf, tensor))
+            held.append((leaf, TensorToWrite(name, *as_held, item_bytes * math.prod(leaf.shape))))
     seen: dict[str, str] = {}
     for leaf, tensor in held:
         if tensor.name in seen:
@@ -121,14 +123,6 @@ def strides_of(leaf: LeafRecord) -> tuple[int, ...] | None:
 
 def _that_matter(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True))
-
-
-def _tensor(leaf: LeafRecord, name: str) -> TensorToWrite | None:
-    as_held = dtype_and_shape(leaf.kind, leaf.dtype, leaf.shape)
-    item_bytes = itemsize(leaf.kind, leaf.dtype)
-    if as_held is None or item_bytes is None or not can_be_name(name):
-        return None
-    return TensorToWrite(name, *as_held, item_bytes * math.prod(leaf.shape))
 
 
 def _check_sizes(manifest: Manifest, unheld: Iterable[LeafRecord]) -> None:

@@ -128,7 +128,12 @@ class ExportSums:
 
     def sums(self) -> bytes:
         """Return the content of the sums file, as sha256sum writes and reads it."""
-        return b"".join(_line(digest, name) for name, digest in self._sha256.items())
+        lines = []
+        for name, digest in self._sha256.items():
+            escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+            mark = "\\" if escaped != name else ""
+            lines.append(f"{mark}{digest}  {escaped}\n".encode("utf-8", "surrogateescape"))
+        return b"".join(lines)
 
     def statement(self, model: str) -> bytes:
         """Return the unsigned in-toto statement about all files so far, as OpenSSF's model-signing makes it.
@@ -152,9 +157,3 @@ class ExportSums:
             },
         }
         return (json.dumps(statement, indent=2) + "\n").encode("ascii")
-
-
-def _line(digest: str, name: str) -> bytes:
-    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    mark = "\\" if escaped != name else ""
-    return f"{mark}{digest}  {escaped}\n".encode("utf-8", "surrogateescape")

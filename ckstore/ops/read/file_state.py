@@ -140,18 +140,16 @@ def _view(
 
 
 def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> CannotLoad:
-    reasons = {error.path: _why(error) for error in refused}
+    reasons = {}
+    for error in refused:
+        reason = error.message.removeprefix(f"{error.path or 'the state itself'}: ")
+        reasons[error.path] = reason.replace("cannot be stored", "cannot be loaded")
     lines = [
         f"  {_cut(where) or 'the state itself'}: {reason}" for where, reason in list(reasons.items())[:_SHOWN_MOST]
     ]
     more = [f"  and {len(reasons) - _SHOWN_MOST} more"] if len(reasons) > _SHOWN_MOST else []
     message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
     return CannotLoad(message, hint=_HINT, file=path, refused=reasons)
-
-
-def _why(error: CannotStore) -> str:
-    reason = error.message.removeprefix(f"{error.path or 'the state itself'}: ")
-    return reason.replace("cannot be stored", "cannot be loaded")
 
 
 def _cut(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import SupportsIndex, TypeVar
@@ -55,7 +55,9 @@ def find(context: Context, ref: AnyRef) -> CheckpointInfo:
     keys = _keys_of(context, parsed, tags)
     present = infos(context, at=stamps(context, keys), superseded=True)
     if parsed.kind == "step" or not present:
-        if _has_repaired(context, {*keys} - {info.key for info in present}):
+        incomplete = {*keys} - {info.key for info in present}
+        # Each of them is tried, not only the first that can be repaired.
+        if context.rescuer is not None and [key for key in sorted(incomplete) if context.rescuer.checkpoint(key)]:
             present = infos(context, at=stamps(context, keys), superseded=True)
         _refuse_damaged(context, keys, present)
     if present:
@@ -112,14 +114,6 @@ def text_of(ref: str | SupportsIndex) -> str:
     except TypeError:
         pass
     raise BadInput(f"a ref is a string, a step number or a CheckpointInfo, got {type(ref).__name__}")
-
-
-def _has_repaired(context: Context, keys: Collection[CheckpointKey]) -> bool:
-    """Whether one of these incomplete checkpoints is complete now, repaired from a remote."""
-    if context.rescuer is None:
-        return False
-    repaired = [key for key in sorted(keys) if context.rescuer.checkpoint(key)]
-    return bool(repaired)
 
 
 def _refuse_damaged(context: Context, keys: Sequence[CheckpointKey], present: Sequence[CheckpointInfo]) -> None:

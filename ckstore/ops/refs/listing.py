@@ -149,7 +149,9 @@ def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointIn
     if any(info.sequence > WIDEST_GAP for info in found):
         found = [_read(context, info) if info.sequence > WIDEST_GAP else info for info in found]
         limit = sequence_limit(context)
-        found = [_told_out_of_order(context, info, limit) if info.sequence > limit else info for info in found]
+        for info in (info for info in found if info.sequence > limit):
+            context.notices.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
+        found = [replace(info, out_of_order=True) if info.sequence > limit else info for info in found]
     return sorted(found, key=lambda info: info.order)
 
 
@@ -159,11 +161,6 @@ def _read(context: Context, info: CheckpointInfo) -> CheckpointInfo:
         return from_manifests(context, info)
     except (FileNotFoundError, NotADirectoryError, DamagedBlob):
         return info
-
-
-def _told_out_of_order(context: Context, info: CheckpointInfo, limit: int) -> CheckpointInfo:
-    context.notices.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
-    return replace(info, out_of_order=True)
 
 
 def order_problem(info: CheckpointInfo) -> str:

@@ -42,17 +42,12 @@ def best_by_each(infos: Sequence[CheckpointInfo], modes: Mapping[str, Mode]) -> 
     of_runs: dict[str, list[CheckpointInfo]] = {}
     for info in infos:
         of_runs.setdefault(info.run, []).append(info)
-    found = (
-        _best(metric, mode, of_runs)
-        for metric in sorted({name for info in infos for name in info.metrics})
-        for mode in _modes(metric, modes)
-    )
+    found: list[BestCheckpoint | None] = []
+    for metric in sorted({name for info in infos for name in info.metrics}):
+        known = modes.get(metric) or mode_by_name(metric)
+        wanted: tuple[Mode, ...] = ("min", "max") if known is None else (known,)
+        found += [_best(metric, mode, of_runs) for mode in wanted]
     return [best for best in found if best is not None]
-
-
-def _modes(metric: str, modes: Mapping[str, Mode]) -> tuple[Mode, ...]:
-    known = modes.get(metric) or mode_by_name(metric)
-    return ("min", "max") if known is None else (known,)
 
 
 def _best(metric: str, mode: Mode, of_runs: Mapping[str, Sequence[CheckpointInfo]]) -> BestCheckpoint | None:

@@ -207,7 +207,9 @@ def _rules(page: ReportPage) -> str:
     kept: dict[str, int] = {}
     for entry in page.plan.kept:
         for reason in entry.reasons:
-            of_all = _of_its_run(reason, entry.info.run)
+            # Without the name of the run, so that all runs have one row for it. Of a pin it is the user's text.
+            is_of_pin = reason.startswith("it is pinned: ")
+            of_all = reason if is_of_pin else reason.replace(f" of the run {entry.info.run}", " of its run", 1)
             kept[of_all] = kept.get(of_all, 0) + 1
     dropped = [
         (entry.info.name, size_text(alone[entry.info.id]), "; ".join(entry.reasons)) for entry in page.plan.dropped
@@ -220,12 +222,6 @@ def _rules(page: ReportPage) -> str:
         parts.append("<p>ckstore prune would drop nothing.</p>")
     parts += [f"<p class='bad'>{_text(note)}</p>" for note in page.plan.notes]
     return _section("Rules", *parts)
-
-
-def _of_its_run(reason: str, run: str) -> str:
-    """Return a reason without the name of the run, so that all runs have one row for it."""
-    # The reason of a pin is the user's text, and is not changed.
-    return reason if reason.startswith("it is pinned: ") else reason.replace(f" of the run {run}", " of its run", 1)
 
 
 def _map(one: ChangeMap) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from ckstore.errors import BadInput
 from ckstore.fs import dirfd_stat
 from ckstore.model.reports.metrics import Metric, openmetrics
-from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.times import time_of_text
 from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.context import Context
@@ -112,15 +111,11 @@ def store_metrics(context: Context) -> list[Metric]:
             (
                 "mirror_listed_timestamp_seconds",
                 "Time of the last complete listing of the mirror, 0 if never",
-                _seconds_of(status),
+                _seconds(status.looked) if status.looked else 0.0,
             ),
         )
         metrics += [gauge(name, about, "remote", {status.remote: value}) for name, about, value in of_mirror]
     return metrics
-
-
-def _seconds_of(status: MirrorStatus) -> float:
-    return _seconds(status.looked) if status.looked else 0.0
 
 
 def _seconds(created: str) -> float:

@@ -115,12 +115,14 @@ class Recheck:
         begun_s = time.monotonic()
         try:
             data = bytes_of(part.start, part.stop)
+            if not hasattr(self._local, "buffer"):  # one for each thread
+                self._local.buffer = reading_buffer()
             stopped_at = agrees_to(
                 self._staging.path_of(digest),
                 data,
                 part.start,
                 algorithm=self._context.algorithm,
-                buffer=self._buffer(),
+                buffer=self._local.buffer,
                 go_on=self._may_go_on,
             )
         except OSError as error:
@@ -177,12 +179,6 @@ class Recheck:
     def _note(self, reading: Reading) -> None:
         with self._mutex:
             self._read[reading.digest] = reading
-
-    def _buffer(self) -> memoryview:
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = reading_buffer()
-        buffer: memoryview = self._local.buffer
-        return buffer
 
     # ----------------------------------------------------------------------------------- when it is done
 

@@ -20,7 +20,7 @@ from ckstore.model.manifest.captured import BytesSource
 from ckstore.objects.checkpoints import CheckpointDirectory, places_with_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ckstore.model.digest import Algorithm
     from ckstore.model.manifest.captured import ByteSource, Captured
@@ -186,9 +186,11 @@ class DeviceChunks:
             counts[source.name] += 1
         chunk_bytes = context.settings.chunk_bytes
         below = captured.pack_below_bytes(chunk_bytes)
-        self._chunks = [
-            (source, start, stop) for source in on_device for start, stop in _cuts(source, below, chunk_bytes)
-        ]
+        self._chunks: list[tuple[DeviceSource, int, int]] = []
+        for source in on_device:
+            step = chunk_bytes if source.nbytes >= below else max(source.nbytes, 1)
+            starts = range(0, source.nbytes, step)
+            self._chunks += [(source, start, min(start + step, source.nbytes)) for start in starts]
         self._keys = [self._key(*chunk) for chunk in self._chunks]
         self._before = self._fingerprints()
         # Removed until this save has succeeded: after a failed save everything is read.
@@ -250,9 +252,3 @@ class DeviceChunks:
         from ckstore.tensors.device.fingerprint import fingerprints
 
         return fingerprints(self._chunks)
-
-
-def _cuts(source: DeviceSource, below: int, chunk_bytes: int) -> Iterable[tuple[int, int]]:
-    step = chunk_bytes if source.nbytes >= below else max(source.nbytes, 1)
-    for start in range(0, source.nbytes, step):
-        yield start, min(start + step, source.nbytes)

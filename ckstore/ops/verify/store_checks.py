@@ -75,8 +75,10 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
     # them.
     names = Names.of(context.layout)
     may_write = not context.readonly and not context.writes_disabled_because
-    if mode == "quick":
-        yield from _touched(names)
+    # Blobs with another time; a wrong size is damage, and is reported with its checkpoint.
+    for digest in sorted(names.touched) if mode == "quick" else ():
+        message = f"a program wrote to blob {digest}, or copied it without its modification time"
+        yield StoreFinding("touched", f"{message}; a full verification reads it", digest, harmful=True)
     yield from _links(context.layout, names)
     yield from _lost_names(context.layout, names, checker, may_write=may_write)
     yield from _wrong_names(context.layout, names, checker, mode)
@@ -88,13 +90,6 @@ def survey(context: Context, checker: Verifier, mode: Mode) -> Iterator[StoreFin
         yield StoreFinding("order", context.notices.problems[order_problem(info)], info.name, harmful=True)
     yield from catalog_findings(context, checker, may_write=may_write, thorough=mode == "full")
     yield from file_findings(context)
-
-
-def _touched(names: Names) -> Iterator[StoreFinding]:
-    """Yield blobs with another time; a wrong size is damage, and is reported with its checkpoint."""
-    for digest in sorted(names.touched):
-        message = f"a program wrote to blob {digest}, or copied it without its modification time"
-        yield StoreFinding("touched", f"{message}; a full verification reads it", digest, harmful=True)
 
 
 def _links(layout: Layout, names: Names) -> Iterator[StoreFinding]:

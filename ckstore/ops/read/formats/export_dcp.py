@@ -120,9 +120,10 @@ def _plan(directory: CheckpointDirectory, select: Select) -> _Plan:
     }
     _refuse_parts_of_lists(entries, wanted)
     for name, found in wanted.items():
-        leaf = _tensor(directory, found)
+        is_leaf = isinstance(found.node, list) and found.node[0] == "leaf"
+        leaf = manifest.leaves[found.node[1]] if is_leaf else None
         plan.paths[name] = found.path
-        if leaf is None:
+        if leaf is None or leaf.kind != "torch":
             held = [manifest.leaves[i] for i in leaf_numbers(found.node)]
             # A tensor that only holds others may be large, and is streamed.
             if (
@@ -169,13 +170,6 @@ def _lost(node: Node, path: str) -> Iterator[tuple[str, str]]:
             yield path, "the keys of this dict that are not strings: torch reads them as text"
         for key, (_, item) in zip(keys, node[1], strict=True):
             yield from _lost(item, join(path, key))
-
-
-def _tensor(directory: CheckpointDirectory, found: StateValue) -> LeafRecord | None:
-    if not isinstance(found.node, list) or found.node[0] != "leaf":
-        return None
-    leaf = directory.manifest.leaves[found.node[1]]
-    return leaf if leaf.kind == "torch" else None
 
 
 def _chunks(name: str, leaf: LeafRecord) -> Iterator[_Item]:
