@@ -43,7 +43,9 @@ def find_on_remote(source: Source, text: str, *, run: str | None, hash_prefix: s
         best = resolve(ref, [*there.values()], {})
         return next(place for place in there if place.id == best.id)
     places = source.places()
-    named = resolve(ref, [_stub(place) for place in places], {})
+    # Steps replace the commit order here: the order only decides which neighbours a message suggests.
+    stubs = [CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "") for place in places]
+    named = resolve(ref, stubs, {})
     same = [place for place in places if place.run_step == named.key.run_step]
     if ref.kind == "id" or len(same) == 1:
         return next(place for place in same if place.id == named.id)
@@ -110,8 +112,3 @@ def facts_of(source: Source, places: Iterable[Place], hash_prefix: str) -> dict[
 
     for_each(look, places, threads=THREADS, stopping=MemoryBudget().ending(source.close))
     return found
-
-
-def _stub(place: Place) -> CheckpointInfo:
-    # Steps replace the commit order here: the order only decides which neighbours a message suggests.
-    return CheckpointInfo(place.id, place.run, place.step, place.step, "", 0, 0, 0, 0, "")

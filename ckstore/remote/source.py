@@ -196,16 +196,14 @@ class ObjectSource:
         if self._objects.read_into(keys.blob(name), offset, into):
             return True
         # The bare name may be retired. The blob then has a number, and the greatest one counts.
-        for other in self._numbered_names(digest):
+        names = (keys.blob_in(listed.key) for listed in self._objects.list(f"{keys.blob(digest)}."))
+        numbers = (name.number for name in names if name is not None and name.digest == digest)
+        for number in sorted(numbers, reverse=True):
+            other = str(keys.BlobName(digest, number))
             if self._objects.read_into(keys.blob(other), offset, into):
                 self._names[digest] = other
                 return True
         return False
-
-    def _numbered_names(self, digest: str) -> list[str]:
-        names = (keys.blob_in(listed.key) for listed in self._objects.list(f"{keys.blob(digest)}."))
-        numbers = sorted((name.number for name in names if name is not None and name.digest == digest), reverse=True)
-        return [str(keys.BlobName(digest, number)) for number in numbers]
 
 
 class SourceManifest(NamedTuple):

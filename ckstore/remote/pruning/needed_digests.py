@@ -47,7 +47,8 @@ class RemoteSurvey:
         # Intents are read before manifests: a push writes its manifest before it deletes its intent, so one of them is
         # found.
         found: set[str] = set()
-        for record in self._intents():
+        # Those of dead pushes are handled now, and do not count.
+        for record in [one for one in self._records() if not self._is_dead(one)]:
             found.update(record.blobs)
         source = ObjectSource(self.remote.objects, self.remote.name)
         places, self._half_removed, _ = source.listed()
@@ -97,10 +98,6 @@ class RemoteSurvey:
         listed = [one for one in self.remote.objects.list(keys.INTENTS) if is_intent(one.key)]
         records = (read_intent(self.remote.objects, one) for one in listed)
         return [record for record in records if record is not None]
-
-    def _intents(self) -> list[IntentRecord]:
-        """Return the intents that count, after those of dead pushes have been handled."""
-        return [record for record in self._records() if not self._is_dead(record)]
 
     def _is_dead(self, record: IntentRecord) -> bool:
         objects, key = self.remote.objects, record.listed.key

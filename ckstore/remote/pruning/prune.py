@@ -198,7 +198,8 @@ class _Prune:
         for name, one in sorted(self._blobs.items()):
             digest = _digest(name)
             if name != str(said.name(digest)):
-                stale += [name] if _number(name) < said.retired_names.get(digest, 0) else []
+                number = int(name.partition(".")[2] or 0)
+                stale += [name] if number < said.retired_names.get(digest, 0) else []
             elif digest in named or name in going:
                 continue
             elif name not in said.condemned:
@@ -290,7 +291,3 @@ class _Prune:
 
 def _digest(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _number(name: str) -> int:
-    return int(name.partition(".")[2] or 0)

@@ -39,11 +39,6 @@ def check_process() -> None:
     raise RemoteError(msg, hint="start it by spawn, or use the remote first in the child")
 
 
-def _broken(error: BaseException) -> RemoteError:
-    """Return the error for a panic of the engine, which is no `Exception` and would pass every handler."""
-    return RemoteError(f"the engine crashed: {scrubbed(str(error))}")
-
-
 class _Call(Generic[T]):
     """A call for a worker, and its result."""
 
@@ -145,7 +140,9 @@ class CallThreads:
             result = call.function()
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
             if not call.done.is_set():
-                call.error = error if isinstance(error, Exception) else _broken(error)
+                # A panic of the engine is no `Exception`, and would pass every handler.
+                is_panic = not isinstance(error, Exception)
+                call.error = RemoteError(f"the engine crashed: {scrubbed(str(error))}") if is_panic else error
         else:
             if not call.done.is_set():
                 call.result = result
