@@ -22,6 +22,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.names import CheckpointKey, key_of
 from ckstore.model.times import text_of_time
+from ckstore.model.words import counted
 from ckstore.objects import blobs
 from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs, manifest_in
 from ckstore.objects.documents import marks
@@ -66,7 +67,7 @@ def why_not_valid(context: Context, info: CheckpointInfo) -> str:
         return f"its directory holds one with the id {glanced.manifest_id}"
     if glanced.touched:
         first, *others = glanced.touched
-        more = f" and {len(others)} more blobs" if others else ""
+        more = f" and {counted(len(others), 'more blob')}" if others else ""
         return f"a program wrote to {first.digest}{more}"
     return ""
 
