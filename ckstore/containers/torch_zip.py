@@ -183,17 +183,9 @@ def tensors_in(value: Any, parts: set[str] | None = None) -> Iterator[tuple[str,
         if item is None or steps > MAX_STEPS:
             return
         key, value = item
-        if not _is_named(key):
+        is_named = type(key) is int or (type(key) is str and len(key) <= MAX_TEXT)
+        if not is_named:
             value = None
         elif isinstance(value, (TensorView, dict, list, tuple)):
-            name = _joined(stack[-1][0], key)
-
-
-def _is_named(key: Any) -> bool:
-    return type(key) is int or (type(key) is str and len(key) <= MAX_TEXT)
-
-
-def _joined(path: str, key: str | int) -> str:
-    if isinstance(key, int):
-        return f"{path}[{key}]"
-    return f"{path}.{key}" if path else key
+            path = stack[-1][0]
+            name = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}" if path else key

@@ -97,7 +97,7 @@ def _find_directory(file: RandomAccess) -> _Directory:
     tail = file.read(file.nbytes - nbytes, nbytes)
     at = tail.rfind(_END_MAGIC)
     # A comment may hold the magic as well: the right one is followed by a comment that ends with the file.
-    while at >= 0 and not (at + _END.size <= nbytes and _comment_bytes(tail, at) == nbytes - at - _END.size):
+    while at >= 0 and not (at + _END.size <= nbytes and _END.unpack_from(tail, at)[-1] == nbytes - at - _END.size):
         at = tail.rfind(_END_MAGIC, 0, at)
     if at < 0:
         refuse("the zip archive", "a directory at its end", "none")
@@ -122,10 +122,6 @@ def _find_directory(file: RandomAccess) -> _Directory:
     if offset + size != end or count * _CENTRAL.size > size:
         refuse("the zip directory", f"{count} records and an end at byte {end}", f"{size} bytes at {offset}")
     return _Directory(offset, size, count)
-
-
-def _comment_bytes(tail: bytes, at: int) -> int:
-    return int(_END.unpack_from(tail, at)[-1])
 
 
 def _read_end64(file: RandomAccess, end: int) -> tuple[int, ...] | None:

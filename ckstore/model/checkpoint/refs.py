@@ -183,7 +183,11 @@ def _resolve(
         return _by_step(ref, candidates, runs.union(torn_runs))
     if ref.kind == "tag":
         return _by_tag(ref, candidates, tags)
-    return _by_id(ref, candidates) or _no_id(ref, candidates)
+    if found := _by_id(ref, candidates):
+        return found
+    newest = [f"{short_id(c.id)} ({c.name})" for c in newest_first(candidates, ref.run)]
+    message = f"{ref}: no id begins with these digits, the newest are {_some(newest)}"
+    raise NoSuchRef(message, hint=_latest_hint(candidates))
 
 
 def nothing_saved(message: str, run: str | None) -> NoSuchRef:
@@ -294,13 +298,6 @@ def _no_step(
     hint = f"write {elsewhere[0].name} for the one in another run" if elsewhere else _latest_hint(candidates)
     of_run = f" of the run {run!r}" if run is not None else ""
     raise NoSuchRef(f"{ref}: there is no step {step}{of_run}, the nearest being {known}", hint=hint)
-
-
-def _no_id(ref: Ref, candidates: Sequence[CheckpointInfo]) -> NoReturn:
-    newest = [f"{short_id(c.id)} ({c.name})" for c in newest_first(candidates, ref.run)]
-    raise NoSuchRef(
-        f"{ref}: no id begins with these digits, the newest are {_some(newest)}", hint=_latest_hint(candidates)
-    )
 
 
 def _latest_hint(candidates: Sequence[CheckpointInfo]) -> str:

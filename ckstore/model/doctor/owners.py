@@ -71,7 +71,8 @@ def check_permissions(facts: OwnerFacts) -> DoctorFinding:
         told = f"files in {facts.path} that do not belong to {facts.owner}: {facts.foreign_count}"
         return DoctorFinding("warning", "permissions", told, f"as root: chown -R {facts.owner} {facts.path}")
     if facts.mode & 0o077:
-        told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: other users may {_may(facts.mode)} it"
+        may = "read" if facts.mode & 0o044 else "reach into"
+        told = f"{facts.path} has the mode {facts.mode & 0o7777:04o}: other users may {may} it"
         do = f"nothing, if that is intended; otherwise chmod -R go-rwx {facts.path}"
         return DoctorFinding("note", "permissions", told, do)
     return ok("permissions", f"only {facts.owner} may use {facts.path}")
@@ -87,10 +88,6 @@ def _of_a_group(facts: OwnerFacts) -> DoctorFinding:
         told += "; new files in it do not get its group, so other users cannot use them"
         do = f"chmod -R g+s {facts.path}, and chgrp -R to the group; see docs/how-to/group.md; or chmod -R go-rwx"
     return DoctorFinding("note", "permissions", told, do)
-
-
-def _may(mode: int) -> str:
-    return "read" if mode & 0o044 else "reach into"
 
 
 def check_layout(misplaced: Sequence[str]) -> DoctorFinding:

@@ -188,7 +188,10 @@ def check_place(facts: PlaceFacts) -> Iterator[DoctorFinding]:
     yield _options(facts)
     yield durability(facts)
     if facts.kind == "lustre":
-        yield _striping(facts)
+        told = "on Lustre, a file is on one server unless its directory is striped"
+        layout = "-E 1M -c 1 -E -1 -c 4 -S 4M"
+        do = f"before the first save: lfs setstripe {layout} {facts.path}/blobs {facts.path}/staging"
+        yield DoctorFinding("note", "striping", told, do)
 
 
 def _filesystem(facts: PlaceFacts) -> DoctorFinding:
@@ -269,9 +272,3 @@ def _mended(facts: PlaceFacts) -> str:
     if facts.kind == "overlay":
         return "in a container, mount a volume or a directory of the host on ext4 or XFS, and put the store on it"
     return _LOCAL
-
-
-def _striping(facts: PlaceFacts) -> DoctorFinding:
-    told = "on Lustre, a file is on one server unless its directory is striped"
-    do = f"before the first save: lfs setstripe -E 1M -c 1 -E -1 -c 4 -S 4M {facts.path}/blobs {facts.path}/staging"
-    return DoctorFinding("note", "striping", told, do)

@@ -54,7 +54,8 @@ class _Place:
         self.depth: int = parent.depth + 1 if parent else 0
         self.leafless: bool = key is _ATTRIBUTES or (parent is not None and parent.leafless)
         self._name: str | None = None if parent else ""
-        own_chars = len(key) if type(key) is str else len(join("", decode_key(key))) if _is_tuple(key) else _INDEX_CHARS
+        is_tuple = type(key) is list and key[0] == "tuple"
+        own_chars = len(key) if type(key) is str else len(join("", decode_key(key))) if is_tuple else _INDEX_CHARS
         self.name_chars: int = parent.name_chars + own_chars if parent else 0
 
     @property
@@ -179,10 +180,6 @@ class _StateCheck:
 
     def refuse(self, place: _Place, key: Any, wanted: str, found: object, *, words: bool = False) -> NoReturn:
         refuse(self.where, f"state at {shown(place.child(key))}", wanted, found, words=words)
-
-
-def _is_tuple(key: Any) -> bool:
-    return type(key) is list and key[0] == "tuple"
 
 
 def _is_maxlen(most: Any, count: int) -> bool:

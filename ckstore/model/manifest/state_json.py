@@ -126,7 +126,10 @@ def json_of_node(node: Node) -> Any:
     if tag == "complex":
         return {"complex": [_float(node[1]), _float(node[2])]}
     if tag == "numpy":
-        return {"numpy": node[1], "data": node[2], **_readable(node[1], bytes_of_text(node[2]))}
+        # The plain number in addition to the bytes, if JSON supports it.
+        value = numpy_number(node[1], bytes_of_text(node[2]))
+        readable = {} if value is None or not math.isfinite(value) else {"value": value}
+        return {"numpy": node[1], "data": node[2], **readable}
     if tag in SEQUENCES:
         return []
     if tag in PAIRS:
@@ -152,9 +155,3 @@ def _float(x: float | str) -> Any:
     if not isinstance(x, str):
         return float(x)
     return {"float": _NAMED[x]} if x in _NAMED else {"float": "nan", "bits": x}
-
-
-def _readable(dtype: str, data: bytes) -> dict[str, Any]:
-    """Return the plain number of a NumPy scalar, in addition to its bytes, if JSON supports it."""
-    value = numpy_number(dtype, data)
-    return {} if value is None or not math.isfinite(value) else {"value": value}

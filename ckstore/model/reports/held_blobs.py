@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckstore.model.brief import brief
@@ -140,16 +140,10 @@ def by_holder(held: Sequence[HeldBlob]) -> dict[tuple[int | None, str], tuple[st
     """Return the blobs of each process and one way in which it has them, the process with most bytes first."""
     found: dict[tuple[int | None, str], tuple[dict[str, None], dict[str, HeldBlob]]] = {}
     for blob in held:
-        for key, how in _holders(blob):
+        ways: list[tuple[tuple[int | None, str], str]] = [((one.pid, one.command), one.how) for one in blob.holders]
+        for key, how in ways or [((None, _UNSEEN), "open")]:
             hows, blobs = found.setdefault(key, ({}, {}))
             hows[how] = None
             blobs[blob.digest] = blob
     ordered = sorted(found.items(), key=lambda item: -sum(blob.nbytes for blob in item[1][1].values()))
     return {key: (some_of([*hows], 1), [*blobs.values()]) for key, (hows, blobs) in ordered}
-
-
-def _holders(blob: HeldBlob) -> Iterator[tuple[tuple[int | None, str], str]]:
-    for holder in blob.holders:
-        yield (holder.pid, holder.command), holder.how
-    if not blob.holders:
-        yield (None, _UNSEEN), "open"
