@@ -21,10 +21,13 @@ _HUGE_FROM_BYTES = 4 * 2**20
 def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
     """Return new memory for a storage of `nbytes` bytes, with undefined content."""
     try:
-        return _in_huge_pages(_fresh(kind, nbytes))
+        memory = _fresh(kind, nbytes)
+        if memory.view.nbytes >= _HUGE_FROM_BYTES:
+            prefer_huge_pages(memory.view)
     # torch says RuntimeError, NumPy ValueError or MemoryError: callers catch one.
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
         raise MemoryError(f"{nbytes} bytes for one storage could not be allocated") from error
+    return memory
 
 
 def allocate_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
@@ -50,12 +53,6 @@ def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:
     else:
         owner = bytearray(nbytes)
     return StorageMemory(owner, memoryview(owner))
-
-
-def _in_huge_pages(memory: StorageMemory) -> StorageMemory:
-    if memory.view.nbytes >= _HUGE_FROM_BYTES:
-        prefer_huge_pages(memory.view)
-    return memory
 
 
 def wrap(kind: LeafKind, view: memoryview) -> StorageMemory:

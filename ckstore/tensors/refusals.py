@@ -90,14 +90,11 @@ def refuse_in_optimizer(value: object, path: str) -> NoReturn:
 
 def refuse_key(key: object, path: str, reason: str) -> CannotStore:
     """Return the error for a key that the format does not support."""
-    cause = f"a key of type {type_name(type(key))}, {_text(key)}, which {reason}, cannot be stored"
+    # An integer with more digits than str() accepts is shown by its size.
+    text = f"{key!a:.60}" if type(key) is not int or is_storable_int(key) else f"of {key.bit_length()} bits"
+    cause = f"a key of type {type_name(type(key))}, {text}, which {reason}, cannot be stored"
     hint = "keys are str, int, float, bool, None, or tuples of these; store a list of (key, value) pairs instead"
     return CannotStore(path, cause, hint=hint)
-
-
-def _text(key: object) -> str:
-    """Return a key for a message. An integer with more digits than str() accepts is shown by its size."""
-    return f"{key!a:.60}" if type(key) is not int or is_storable_int(key) else f"of {key.bit_length()} bits"
 
 
 def type_name(kind: type) -> str:

@@ -146,9 +146,12 @@ class Walk:
         scalar = _SCALARS.get(kind)
         # The most common kinds first: this runs for each of up to millions of values.
         if kind is str:
-            return self._str(value, path)
+            if len(value) <= STR_INLINE_MAX and fits_json(value):
+                return value
+            # Lone surrogates are legal in Python's strings, as in names of files; strict UTF-8 would refuse them.
+            return self._text("str", path, value.encode("utf-8", "surrogatepass"))
         if kind is bytes:
-            return self._bytes(value, path)
+            return encode_bytes(value) if len(value) <= BYTES_INLINE_MAX else self._text("bytes", path, value)
         try:
             if scalar is not None:
                 return scalar(value)
@@ -163,17 +166,6 @@ class Walk:
         except CannotStore as error:  # go on: all that cannot be stored is said at once
             self.refused.append(error)
         return None
-
-    def _str(self, value: str, path: str) -> Node:
-        if len(value) <= STR_INLINE_MAX and fits_json(value):
-            return value
-        # Lone surrogates are legal in Python's strings, as in names of files; strict UTF-8 would refuse them.
-        return self._text("str", path, value.encode("utf-8", "surrogatepass"))
-
-    def _bytes(self, value: bytes, path: str) -> Node:
-        if len(value) <= BYTES_INLINE_MAX:
-            return encode_bytes(value)
-        return self._text("bytes", path, value)
 
     def _container(self, value: Any, path: str, depth: int) -> Node:
         if depth > MAX_DEPTH or id(value) in self._open:

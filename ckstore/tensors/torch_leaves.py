@@ -164,7 +164,10 @@ def make_tensor(leaf: LeafRecord, flat: torch.Tensor) -> torch.Tensor:
         msg = f"{leaf.name}: dtype {leaf.dtype} is not known to torch {torch.__version__}"
         raise BadInput(msg, hint="install a newer torch")
     dtype = DTYPES[leaf.dtype]
-    tensor = _no_elements(dtype, flat)
+    if dtype is torch.complex32:  # new_empty would warn that it is experimental; holding it is not
+        tensor = flat.new_empty(0, dtype=torch.float16).view(dtype)
+    else:
+        tensor = flat.new_empty(0, dtype=dtype)
     if 0 in leaf.shape:
         return tensor.resize_(leaf.shape)
     offset, rest = divmod(leaf.offset, TORCH_ITEMSIZE[leaf.dtype])
@@ -284,9 +287,3 @@ def _storage_of(tensor: torch.Tensor, path: str) -> tuple[torch.UntypedStorage, 
 def _has_names(tensor: torch.Tensor) -> bool:
     named = getattr(tensor, "has_names", None)  # gone from torch 2.12 on
     return named is not None and bool(named())
-
-
-def _no_elements(dtype: torch.dtype, beside: torch.Tensor) -> torch.Tensor:
-    if dtype is torch.complex32:  # new_empty would warn that it is experimental; holding it is not
-        return beside.new_empty(0, dtype=torch.float16).view(dtype)
-    return beside.new_empty(0, dtype=dtype)

@@ -11,9 +11,12 @@ Number = int | float
 
 def count_beyond(values: torch.Tensor, dtype: torch.dtype) -> int:
     """Return the number of values that a conversion to a dtype changes by more than rounding."""
-    if values.dtype is dtype or not values.numel() or _holds_all_of(dtype, values.dtype):
+    if values.dtype is dtype or not values.numel():
         return 0
     low, high, has_infinity = _range(dtype)
+    own_low, own_high, own_infinity = _range(values.dtype)
+    if low <= own_low and own_high <= high and has_infinity >= own_infinity:  # no value can be beyond
+        return 0
     values = _real(values.detach())
     # One pass, and most often the only one: with a NaN among them both are NaN, and all are looked at.
     smallest, largest = (float(one) for one in values.aminmax())
@@ -32,12 +35,6 @@ def _real(values: torch.Tensor) -> torch.Tensor:
     if values.is_floating_point():
         return values.float() if values.element_size() == 1 else values
     return values.double() if values.dtype is torch.uint64 else values.long()
-
-
-def _holds_all_of(dtype: torch.dtype, other: torch.dtype) -> bool:
-    low, high, has_infinity = _range(dtype)
-    others_low, others_high, others_infinity = _range(other)
-    return low <= others_low and others_high <= high and has_infinity >= others_infinity
 
 
 @cache

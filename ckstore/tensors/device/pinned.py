@@ -26,8 +26,10 @@ class Pinned:
         self._system = streams.system
         # Where it could not be pinned, copies are right, and slower.
         self.why_not = self._system.register(self._address, len(memory))
-        if self.why_not:
-            _say_once(self.why_not)
+        if self.why_not and not _said:
+            _said.add(self.why_not)
+            slower = "so copies from and to the GPU are slower; `ulimit -l` may allow it"
+            log(logging.WARNING, f"memory cannot be pinned ({self.why_not}), {slower}", name="ckstore")
 
     def close(self) -> None:
         """Unpin the memory. No copy may be running."""
@@ -87,10 +89,3 @@ class BufferPool:
 
 pool = BufferPool()
 _said: set[str] = set()
-
-
-def _say_once(reason: str) -> None:
-    if not _said:
-        _said.add(reason)
-        text = f"memory cannot be pinned ({reason}), so copies from and to the GPU are slower; `ulimit -l` may allow it"
-        log(logging.WARNING, text, name="ckstore")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.manifest import LeafRecord, Manifest, Node
+from ckstore.model.manifest.manifest import Manifest, Node
 from ckstore.model.manifest.nodes import SPARSE_KINDS
 from ckstore.model.names import plain
 from ckstore.tensors.walks import leaf_numbers, parts_in
@@ -44,7 +44,12 @@ class QuantizedNames:
             return
         for i, leaf in enumerate(manifest.leaves):
             # torchao splits each name at its last dot: one without is not listed, and comes back among what is left.
-            if i not in self.names and _is_tensor(leaf, keep) and "." in (name := naming(leaf.name)):
+            if (
+                i not in self.names
+                and leaf.kind in ("torch", "numpy")
+                and (keep is None or keep(leaf.name))
+                and "." in (name := naming(leaf.name))
+            ):
                 self.metadata[name] = _PLAIN
         self.metadata["tensor_names"] = json.dumps([*self.metadata])
 
@@ -63,10 +68,6 @@ class QuantizedNames:
         self.names.update((item[1], f"{module}._{own}_{key}") for key, item in node[1])
         keys = [key for key, _ in node[1]]
         self.metadata[name] = json.dumps({"_type": kind, "_data": context, "_tensor_data_names": keys})
-
-
-def _is_tensor(leaf: LeafRecord, keep: Callable[[str], bool] | None) -> bool:
-    return leaf.kind in ("torch", "numpy") and (keep is None or keep(leaf.name))
 
 
 def _refused(name: str, reason: str) -> BadInput:

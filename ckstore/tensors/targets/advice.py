@@ -131,7 +131,8 @@ def _target_is_a_part(load: Load) -> Iterator[str]:
 
 def _checkpoint_is_a_part(load: Load) -> Iterator[str]:
     """Yield the part of the target that fits the checkpoint, if the checkpoint was saved as a whole state."""
-    has = _own_keys(load.manifest)
+    node = load.manifest.state
+    has = {decode_key(own) for own, _ in node[1]} if isinstance(node, list) and node[0] in DICTS else set()
     for key, value in load.target.items() if isinstance(load.target, dict) else ():
         names = _names_of(value)
         prefixed: set[object] = {f"{key}.{name}" for name in names}
@@ -155,12 +156,6 @@ def _only_what_the_target_has(load: Load, found: Differences, rename: Mapping[st
         names = keys[0] if len(keys) == 1 else keys
         with_it = f", {_written(rename)}" if rename else ""
         yield f"select={names!r}{with_it} loads only what the target has"
-
-
-def _own_keys(manifest: Manifest) -> set[object]:
-    """Return the keys of a state that is a dict."""
-    node = manifest.state
-    return {decode_key(own) for own, _ in node[1]} if isinstance(node, list) and node[0] in DICTS else set()
 
 
 def _names_of(value: object) -> set[object]:

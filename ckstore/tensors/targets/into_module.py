@@ -41,7 +41,12 @@ class _Module:
         self.path = path
         self.node = node
         self.found: RenamedDict = comparison.found_in(node, path, rename_all=True)
-        apart = {key for key, (_, item) in self.found.items() if _is_wrapper(item)}
+        # Tensors of a class that wraps others, and is not sparse.
+        apart = {
+            key
+            for key, (_, item) in self.found.items()
+            if isinstance(item, list) and item[0] == "parts" and item[2] not in SPARSE_KINDS
+        }
         self.parts = parts_of(module, self.found, apart)
         self.handed: dict[str, dict[str, Node]] = {prefix: {} for prefix in self.parts.loaders}
         self.loaded: set[str] = set()
@@ -119,7 +124,9 @@ class _Module:
 
     def _differ(self, missing: Collection[str], unexpected: Collection[str]) -> None:
         """Report the keys that exist on one side only."""
-        missing = [key for key in missing if not self._has_as_tied(key)]
+        # A tensor that is the same as one that is loaded under another name is not missing.
+        places = self.parts.places
+        missing = [key for key in missing if key not in places or _memory(places[key].value) not in self._memories]
         for key in missing:
             self.comparison.miss(join_key(self.path, key))
         for key in unexpected:
@@ -136,11 +143,6 @@ class _Module:
         known = any(key in self.parts.places for key in self.found)
         if self.found and not fits and not known and self.comparison.wants_some(self.node, self.path):
             self.comparison.differences.strangers.append(self.path or "the target")
-
-    def _has_as_tied(self, key: str) -> bool:
-        """Whether a tensor is the same as one that is loaded under another name."""
-        place = self.parts.places.get(key)
-        return place is not None and _memory(place.value) in self._memories
 
     def _may_take(self, value: torch.Tensor, name: str, item: Node) -> bool:
         """Whether a part may receive the value of one of its tensors; report the reason if not."""
@@ -243,11 +245,6 @@ class _Module:
             return False
         self.comparison.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
         return True
-
-
-def _is_wrapper(item: Node) -> bool:
-    """Whether a tensor belongs to a class that wraps others, and is not sparse."""
-    return isinstance(item, list) and item[0] == "parts" and item[2] not in SPARSE_KINDS
 
 
 def _memory(value: torch.Tensor) -> object:

@@ -46,7 +46,7 @@ _NAMED_MOST = 3
 def plan_optimizer(comparison: Comparison, optimizer: Any, node: Node, path: str) -> None:
     """Plan to load an optimizer, completely or, if its groups differ, not at all."""
     # The state of a parameter that has another shape is left out, so that the optimizer begins afresh with it.
-    parts = {decode_key(own): item for own, item in node[1]} if isinstance(node, list) and node[0] in DICTS else {}
+    parts = {decode_key(own): item for own, item in node[1]} if _is_dict(node) else {}
     if not {"state", "param_groups"} <= set(parts) or not _is_dict(parts["state"]):
         comparison.mismatch(path, "the state of an optimizer", comparison.described(node))
         return

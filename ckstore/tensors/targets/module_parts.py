@@ -109,7 +109,8 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
         inside = True
         parts.loaders[prefix] = Loader(part, prefix, whole=True)
     elif not inside and (
-        _loads_its_own(part, own, found.get(prefix, set()), parts.apart) or _shares(own, parts.loaded_by_loaders)
+        _loads_its_own(part, own, found.get(prefix, set()), parts.apart)
+        or any(id(place.value) in parts.loaded_by_loaders for place in own.values())
     ):
         parts.loaders[prefix] = Loader(part, prefix, whole=False)
     # A module that is registered twice has two names in a state dict, and torch loads both.
@@ -149,10 +150,6 @@ def _loads_its_own(part: Any, own: dict[str, StateSlot], found: set[str], apart:
     if has_extra_state(part) or not all(plain):
         return True
     return type(part)._load_from_state_dict is not _PLAIN_LOAD and found != own.keys()  # noqa: SLF001
-
-
-def _shares(own: dict[str, StateSlot], loaded_by_loaders: set[int]) -> bool:
-    return any(id(place.value) in loaded_by_loaders for place in own.values())
 
 
 def has_extra_state(part: Any) -> bool:
