@@ -138,7 +138,9 @@ class CkstoreTrainerMixin:
         if not path:
             own_run.begin(store, self.ckstore_run)
         elif path == asked:  # a directory of the caller
-            own_run.continue_directory(store, self.ckstore_run, str(path), _step_of(str(path)))
+            match = _DIRECTORY.search(str(path).rstrip("/"))
+            step = None if match is None else int(match[1])
+            own_run.continue_directory(store, self.ckstore_run, str(path), step)
         own_run.check_free(store, self.ckstore_run)
 
     def _restore_best(self) -> None:
@@ -364,11 +366,6 @@ def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> Checkpo
     return from_rank_zero(act)
 
 
-def _step_of(directory: str) -> int | None:
-    match = _DIRECTORY.search(directory.rstrip("/"))
-    return None if match is None else int(match[1])
-
-
 def _directory_of(args: Any, info: CheckpointInfo) -> Path:
     return Path(args.output_dir) / f"checkpoint-{info.step}"
 
@@ -416,7 +413,12 @@ def committed(
         if info and keep_count is not None:
             # The Trainer loads the best one at the end of the training, so it must not be deleted.
             best = state.best_model_checkpoint
-            keep_newest(_directories(folder), keep_count, {directory, *([Path(best)] if best else [])})
+            directories = {
+                int(match[1]): path
+                for path in folder.iterdir()
+                if (match := _DIRECTORY.match(path.name)) and path.is_dir()
+            }
+            keep_newest(directories, keep_count, {directory, *([Path(best)] if best else [])})
         return info
 
     return from_rank_zero(act)
@@ -451,11 +453,6 @@ def conditions(args: Any, dataset: Any) -> Conditions:
 def _plain(value: Any) -> str | float | None:
     value = getattr(value, "value", value)  # a member of an enumeration, which may be a `str` that prints as its name
     return value if isinstance(value, str | float | int | None) else str(value)
-
-
-def _directories(folder: Path) -> dict[int, Path]:
-    found = ((match, path) for path in folder.iterdir() if (match := _DIRECTORY.match(path.name)) and path.is_dir())
-    return {int(match[1]): path for match, path in found}
 
 
 def directory_to_resume(

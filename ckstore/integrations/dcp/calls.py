@@ -315,7 +315,10 @@ def load(
             if begun and isinstance(error, DoesNotFit | NoSuchRef | NoWholeCheckpoint | InUse):
                 msg = f"{error.message}; but the state holds a part of {', '.join(begun.values())}, which is damaged"
                 raise BadInput(msg, hint="build it again before you use it") from error
-            if not goes_back or read is None or read.id in begun or not _is_of_damage(error):
+            # An earlier checkpoint helps only if damage is the only cause on all failed ranks.
+            causes = error.causes.values() if isinstance(error, RankFailed) else [error]
+            is_of_damage = bool(causes) and all(isinstance(cause, DamagedBlob) for cause in causes)
+            if not goes_back or read is None or read.id in begun or not is_of_damage:
                 raise
             begun[read.id] = read.name
 
@@ -416,9 +419,3 @@ def _applied(own: Any, loaded: Any) -> Any:
         return own._make(values) if hasattr(own, "_make") else tuple(values)
     own[:] = values
     return own
-
-
-def _is_of_damage(error: CkstoreError) -> bool:
-    """Whether damage is the only cause on all failed ranks."""
-    causes = error.causes.values() if isinstance(error, RankFailed) else [error]
-    return bool(causes) and all(isinstance(cause, DamagedBlob) for cause in causes)

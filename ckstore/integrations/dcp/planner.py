@@ -51,7 +51,11 @@ class ComparingPlanner(DefaultLoadPlanner):
             if not any(map(must_fit(glob), {**there, **self.state_dict})):
                 raise BadInput(f"strict={glob!r} matches no name in the checkpoint or the state")
         lacking = [name for name in self.state_dict if name not in there]
-        self._first = {name: first for name in lacking if (first := self._first_value(saved, name)) is not None}
+        self._first = {
+            name: first
+            for name in lacking
+            if isinstance(self.state_dict[name], Tensor) and (first := saved.first_value(name)) is not None
+        }
         self.missing = tuple(name for name in lacking if name not in self._first)
         self.unexpected = tuple(name for name in there if name not in self.state_dict)
         self._compare({name: there[name] for name in self.state_dict if name in there})
@@ -103,15 +107,13 @@ class ComparingPlanner(DefaultLoadPlanner):
             info, self.missing, self.unexpected, self.not_loaded, self.cast, tuple(self._first), read_bytes
         )
 
-    def _first_value(self, saved: SavedOptimizers, name: str) -> float | None:
-        return saved.first_value(name) if isinstance(self.state_dict[name], Tensor) else None
-
     def _compare(self, found: dict[str, Any]) -> None:
         for name, stored in found.items():
             mine = self.state_dict[name]
             is_tensor = isinstance(stored, TensorStorageMetadata)
             if isinstance(mine, Tensor) != is_tensor:
-                self.not_loaded[name] = f"{_kind(mine)} wanted, found {'a tensor' if is_tensor else 'a plain value'}"
+                wanted = "a tensor" if isinstance(mine, Tensor) else f"a plain value ({type(mine).__name__})"
+                self.not_loaded[name] = f"{wanted} wanted, found {'a tensor' if is_tensor else 'a plain value'}"
             elif is_tensor and mine.size() != stored.size:
                 self.not_loaded[name] = f"shape {list(mine.size())} wanted, found shape {list(stored.size)}"
             elif is_tensor and mine.dtype != stored.properties.dtype:
@@ -180,10 +182,6 @@ def _value(item: WriteItem, planner: SavePlanner) -> object:
         return look_up(item.index)
     data: Any = planner.resolve_data(item)
     return torch.load(data, weights_only=True)
-
-
-def _kind(value: object) -> str:
-    return "a tensor" if isinstance(value, Tensor) else f"a plain value ({type(value).__name__})"
 
 
 def _short(dtype: object) -> str:

@@ -206,22 +206,19 @@ def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner
     sizes = tuple(item.lengths)
     if out.numel():
         wanted = block_of(tuple(item.storage_offsets), sizes, item_bytes)
-        straight = _takes_bytes(out, DTYPES[leaf.dtype])
+        # Whether the stored bytes can be read directly into the memory of the tensor.
+        dtype = DTYPES[leaf.dtype]
+        plain = type(out) is torch.Tensor and out.device.type == "cpu" and out.layout == torch.strided
+        straight = plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
         flat = out.reshape(-1).view(torch.uint8) if straight else torch.empty(wanted.nbytes, dtype=torch.uint8)
         array: Any = flat.numpy()
         reader.block(in_bytes(leaf.shape, item_bytes), wanted, memoryview(array))
         if not straight:
-            values = flat.view(DTYPES[leaf.dtype]).reshape(sizes)
+            values = flat.view(dtype).reshape(sizes)
             beyond = count_beyond(values, out.dtype)
             out.copy_(values)
     planner.commit_tensor(item, target)
     return beyond
-
-
-def _takes_bytes(out: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether stored bytes can be read directly into the memory of a tensor."""
-    plain = type(out) is torch.Tensor and out.device.type == "cpu" and out.layout == torch.strided
-    return plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
 
 
 def _bytes(directory: CheckpointDirectory, found: StateValue) -> io.BytesIO:

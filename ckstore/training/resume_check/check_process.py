@@ -198,12 +198,6 @@ def _failure(error: BaseException) -> dict[str, str]:
     return {"error": type(error).__name__, "message": str(error), "traceback": text}
 
 
-def _is_refusal(error: BaseException) -> bool:
-    """Whether the check itself raised this error about its input."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, BadInput) and frames[-1].f_code.co_filename.startswith(_OWN)
-
-
 def main(path: str) -> None:
     """Run the task in a file, write the result into its folder, and end this process."""
     task = Task.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
@@ -218,7 +212,9 @@ def main(path: str) -> None:
         result = worker.finish()
     except BaseException as error:  # noqa: BLE001 - whatever the loop raises is reported by the process that waits
         result = {} if worker is None else worker.finish()
-        if isinstance(error, BadInput) and _is_refusal(error):
+        raised_in = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1].f_code.co_filename
+        # A BadInput of the loop's own calls is a failure of the loop.
+        if isinstance(error, BadInput) and raised_in.startswith(_OWN):
             result["refused"] = {"message": error.message, "hint": error.hint}
         else:
             result["failure"] = _failure(error)

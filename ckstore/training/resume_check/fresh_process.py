@@ -124,12 +124,11 @@ def _died(what: str, folder: Path, of: tuple[int, int | None], timeout_s: float,
 
 
 def _last_lines(file: Path) -> str:
-    data = file.read_bytes()[-_OUTPUT_BYTES:] if file.stat().st_size <= _OUTPUT_BYTES else _tail(file)
+    if file.stat().st_size <= _OUTPUT_BYTES:
+        data = file.read_bytes()[-_OUTPUT_BYTES:]
+    else:
+        with file.open("rb") as opened:
+            opened.seek(-_OUTPUT_BYTES, os.SEEK_END)
+            data = opened.read()
     lines = data.decode("utf-8", "replace").rstrip().splitlines()[-_LINES_SHOWN:]
     return "\n".join(printable(line, keep_lines=True) for line in lines)
-
-
-def _tail(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        opened.seek(-_OUTPUT_BYTES, os.SEEK_END)
-        return opened.read()

@@ -77,7 +77,13 @@ class Observer:
                 leaves = dict(flat(part, name, owners))
                 self._tensors |= leaves
                 values.setdefault(_kind(name, part), {}).update((key, text_of(leaf)) for key, leaf in leaves.items())
-        gradients = dict(self._gradients())
+        trained, _ = find_objects(self._parts, is_module)
+        gradients = {
+            f"{path}.{name}.grad": parameter.grad
+            for path, module in trained.items()
+            for name, parameter in module.named_parameters()
+            if parameter.grad is not None
+        }
         self._tensors |= gradients
         values["gradient"] = {name: text_of(gradient) for name, gradient in gradients.items()}
         values[NUMBER] = _numbers(variables, self._loop)
@@ -117,13 +123,6 @@ class Observer:
         known |= {id(inner) for one in mine.values() if is_module(one) for inner in one.modules()}
         found, _ = find_objects(variables, _has_state)
         return {path: one for path, one in found.items() if id(unwrapped(one)) not in known}
-
-    def _gradients(self) -> Iterator[tuple[str, Any]]:
-        modules, _ = find_objects(self._parts, is_module)
-        for path, module in modules.items():
-            for name, parameter in module.named_parameters():
-                if parameter.grad is not None:
-                    yield f"{path}.{name}.grad", parameter.grad
 
 
 def variables_of(function: Any) -> dict[str, Any]:

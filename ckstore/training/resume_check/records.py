@@ -203,15 +203,12 @@ def number_distance(before: str, after: str) -> dict[str, Any]:
     kind, other = before.partition(" ")[2] or "float64", after.partition(" ")[2] or "float64"
     if old is None or new is None:
         return {}
-    ulps = abs(_ordered(new, kind) - _ordered(old, kind)) if kind == other and _is_finite(old, new, kind) else None
+    comparable = kind == other and kind in _CODES and math.isfinite(old) and math.isfinite(new)
+    ulps = abs(_ordered(new, kind) - _ordered(old, kind)) if comparable else None
     return {"largest_absolute": abs(new - old), "ulps": ulps, "size": abs(old)}
 
 
 _CODES = {"float16": ("<e", "<h"), "float32": ("<f", "<i"), "float64": ("<d", "<q"), "bfloat16": ("<f", "<i")}
-
-
-def _is_finite(old: float, new: float, kind: str) -> bool:
-    return kind in _CODES and math.isfinite(old) and math.isfinite(new)
 
 
 def _ordered(value: float, kind: str) -> int:
