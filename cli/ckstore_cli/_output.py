@@ -30,12 +30,6 @@ def style(text: str, look: str, *, on: bool) -> str:
     return f"\x1b[{_CODES[look]}m{text}\x1b[0m" if on and text else text
 
 
-def _columns() -> int:
-    import shutil  # slow to import, and not needed for a pipe
-
-    return shutil.get_terminal_size().columns
-
-
 class Output:
     """Prints the output of one command. With ``--json``, lines for people are not printed."""
 
@@ -43,7 +37,11 @@ class Output:
         self.as_json = as_json
         # In a pipe the width is None and nothing is cut, since a program that parses lines must not depend on it.
         on_terminal = sys.stdout.isatty() and not as_json
-        self.width = _columns() if on_terminal else None
+        self.width: int | None = None
+        if on_terminal:
+            import shutil  # slow to import, and not needed for a pipe
+
+            self.width = shutil.get_terminal_size().columns
         self._color = colored(sys.stdout) and not as_json
 
     def line(self, text: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ckstore.errors import BadInput
-from ckstore.model.best import Best, best_of
+from ckstore.model.best import best_of
 from ckstore.model.reports.gc_report import GcReport
 from ckstore.model.reports.gc_report import lines as freed_lines
 from ckstore.model.reports.held_blobs import HeldBlob, by_holder, held_size
@@ -90,18 +90,13 @@ def policy_of(rules: Mapping[str, Any]) -> RetentionPolicy | None:
     if not given:
         return None
     if "keep_best" in given:
-        given["keep_best"] = [_best_of(text) for text in given["keep_best"]]
+        try:
+            given["keep_best"] = [best_of(text) for text in given["keep_best"]]
+        except BadInput as error:
+            raise click.BadParameter(str(error), param_hint="--keep-best") from error  # includes the hint
     if "keep_within" in given:
         duration_s(given["keep_within"], "--keep-within")  # otherwise the error names an argument of Python
     return RetentionPolicy(**given)
-
-
-def _best_of(text: str) -> Best:
-    """Return the rule that ``--keep-best`` specifies."""
-    try:
-        return best_of(text)
-    except BadInput as error:
-        raise click.BadParameter(str(error), param_hint="--keep-best") from error  # includes the hint
 
 
 def print_plan(out: Output, entries: Iterable[PlanEntry]) -> None:

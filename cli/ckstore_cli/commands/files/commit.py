@@ -105,7 +105,9 @@ def commit(
     begun = text_of_time(datetime.now(UTC))
     with frame.saving() as store, Progress("committing", quiet=out.as_json) as shown:
         info = store.commit(paths, step, run, tags=tags, ranks=ranks, progress=shown.at, **options)
-    source = _source_of_step(step, paths)
+    from ckstore.ops.save.gather import step_in_name
+
+    source = "given" if step is not None else "next" if step_in_name(paths) is None else "name"
     out.document({**to_json(info), "warnings": info.warnings, "step_from": source})
     existed = info.created < begun
     out.line(f"{'already stored:' if existed else 'committed'} {info}{_GUESSED[source]}")
@@ -117,9 +119,3 @@ def commit(
 
 
 _GUESSED = {"given": "", "name": "; the step is from the name", "next": "; the step is the next one of the run"}
-
-
-def _source_of_step(step: int | None, paths: tuple[Path, ...]) -> str:
-    from ckstore.ops.save.gather import step_in_name
-
-    return "given" if step is not None else "next" if step_in_name(paths) is None else "name"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 
 from ckstore.model.manifest.committed_files import file_type
-from ckstore.model.reports.diff import Diff, Difference, summary, type_text, types_text, with_kind
+from ckstore.model.reports.diff import Diff, summary, type_text, types_text, with_kind
 from ckstore.model.sizes import size_text
 from ckstore.model.words import named, number_text, printable
 from ckstore_cli._format import columns_with_names, cut
@@ -89,11 +89,8 @@ def _rows(found: Diff, *, values: bool) -> Iterator[tuple[str, ...]]:
             yield word, kind, size_text(leaf.nbytes), "", *blank, named(leaf.name)
     for change in found.changed:
         changed = size_text(change.changed_bytes)
-        apart = _apart(change.difference) if values else ()
+        apart: tuple[str, ...] = ()
+        if values:
+            far = change.difference
+            apart = ("-", "-") if far is None else tuple(map(number_text, (far.largest_absolute, far.largest_relative)))
         yield "changed", types_text(change), size_text(change.after.nbytes), changed, *apart, named(change.name)
-
-
-def _apart(difference: Difference | None) -> tuple[str, str]:
-    if difference is None:
-        return "-", "-"
-    return number_text(difference.largest_absolute), number_text(difference.largest_relative)

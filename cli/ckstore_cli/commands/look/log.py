@@ -148,7 +148,18 @@ def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
     if not infos:
         return
     now = datetime.now(UTC)
-    head, *lines = columns([_HEAD, *(_row(info, now) for info in infos)], _ALIGN)
+    rows = [
+        (
+            str(info.step),
+            short_id(info.id),
+            info.run,
+            age_text(info.created, now),
+            size_text(info.logical_bytes),
+            size_text(info.new_bytes),
+        )
+        for info in infos
+    ]
+    head, *lines = columns([_HEAD, *rows], _ALIGN)
     beside = None if out.width is None else out.width - len(head) - 2
     indent = " " * (len(head) - len(head.lstrip()) + len(_HEAD[0]) + 2)
     fit = beside is None or all(len(metrics_text(info.metrics)) <= beside for info in infos)
@@ -164,11 +175,6 @@ def _table(infos: Sequence[CheckpointInfo], out: Output) -> Iterator[str]:
         if rest and out.width is not None:
             words = " ".join(rest).split(" ")
             yield from (indent + text for text in wrap(words, out.width - len(indent)))
-
-
-def _row(info: CheckpointInfo, now: datetime) -> tuple[str, ...]:
-    sizes = size_text(info.logical_bytes), size_text(info.new_bytes)
-    return (str(info.step), short_id(info.id), info.run, age_text(info.created, now), *sizes)
 
 
 def _about(info: CheckpointInfo) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckstore.model.reports.usage import DEAD_PART, Use
+from ckstore.model.reports.usage import DEAD_PART
 from ckstore.model.words import named, printable
 from ckstore_cli._format import columns_with_names
 from ckstore_cli._frame import Frame, framed
@@ -39,13 +39,12 @@ def why(frame: Frame, blob: str) -> None:
     if not uses:
         out.note("no checkpoint uses it; ckstore gc frees it")
         return
-    rows = [(_where(use), use.words, named(name)) for use in uses for name in use.names or (DEAD_PART,)]
+    rows = []
+    for use in uses:
+        # The bytes may be stored on remotes only.
+        where = printable(f"{use.shown} (elsewhere, on {' and '.join(use.remotes)})") if use.remotes else use.shown
+        rows += [(where, use.words, named(name)) for name in use.names or (DEAD_PART,)]
     if any(use.words for use in uses):
         out.table(columns_with_names([("CHECKPOINT", "HOW", "NAME"), *rows], "<<<", out.width))
     else:
         out.table(columns_with_names([("CHECKPOINT", "NAME"), *((row[0], row[2]) for row in rows)], "<<", out.width))
-
-
-def _where(use: Use) -> str:
-    """Return the checkpoint, with the remotes that have the bytes if they are not stored locally."""
-    return printable(f"{use.shown} (elsewhere, on {' and '.join(use.remotes)})") if use.remotes else use.shown

@@ -81,12 +81,17 @@ def _list(frame: Frame, out: Output) -> None:
         out.note("no pins")
         return
     head = ("PIN", "CHECKPOINT", "ID", "PROTECTED", "REASON")
-    rows = [(one.name, _place(one), short_id(one.id), _until(one, now), printable(one.reason)) for one in found]
+    rows = [
+        (
+            one.name,
+            f"{one.run}@{one.step}{' (deleted)' if one.dangling else ''}",
+            short_id(one.id),
+            _until(one, now),
+            printable(one.reason),
+        )
+        for one in found
+    ]
     out.table([line.rstrip() for line in columns([head, *rows], "<<<<<")])
-
-
-def _place(one: Pin) -> str:
-    return f"{one.run}@{one.step}{' (deleted)' if one.dangling else ''}"
 
 
 def _until(one: Pin, now: datetime) -> str:

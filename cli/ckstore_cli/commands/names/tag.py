@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from ckstore.errors import NoSuchRef
-from ckstore.model.checkpoint.tag import Tag
 from ckstore.model.digest import short_id
 from ckstore_cli._format import columns
 from ckstore_cli._frame import Frame, framed
@@ -79,12 +78,15 @@ def _list(frame: Frame, out: Output) -> None:
     with frame.reading() as store:
         found = store.tags()
     out.documents(found)
-    rows = [(one.name, _place(one), "no longer exists" if one.id is None else short_id(one.id)) for one in found]
+    rows = [
+        (
+            one.name,
+            f"{one.run}@{one.step}{' (superseded)' if one.superseded else ''}",
+            "no longer exists" if one.id is None else short_id(one.id),
+        )
+        for one in found
+    ]
     if not found:
         out.note("no tags yet")
         return
     out.table(columns([("TAG", "CHECKPOINT", "ID"), *rows], "<<<"))
-
-
-def _place(one: Tag) -> str:
-    return f"{one.run}@{one.step}{' (superseded)' if one.superseded else ''}"
