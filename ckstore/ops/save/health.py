@@ -28,29 +28,29 @@ if TYPE_CHECKING:
     from ckstore.ops.context import Context
 
 _ARRAYS = ("torch", "numpy")
+_WHOLE_BYTES = 2 * 2**20  # a piece of this size is counted completely
 _WINDOW_ALIGNMENT = 64  # a multiple of the size of each number
 _MOST_PARTS = 64
 """A state with more values at its top level counts as flat, and as one part."""
 
 
 class PieceCounter:
-    """Counts values that are not finite in a piece: in each of its parts, or in one of several windows of each part."""
+    """Counts values that are not finite in the bytes from `begin` to `end` of one piece, which it gets in parts."""
 
-    def __init__(self, check: HealthCheck, form: FloatForm, window_count: int, window: int) -> None:
+    def __init__(self, check: HealthCheck, form: FloatForm, begin: int, end: int) -> None:
         self._check = check
         self._form = form
-        self._window_count = window_count
-        self._window = window
+        self._begin = begin
+        self._end = end
+        self._at = 0
         self._count = FINITE
 
     def part(self, data: memoryview) -> None:
         """Process the next part while it is in the processor's cache."""
-        size = len(data) // self._window_count // _WINDOW_ALIGNMENT * _WINDOW_ALIGNMENT
-        begin = self._window * size
-        is_last = self._window == self._window_count - 1
-        found = self._form.count(data[begin : len(data) if is_last else begin + size])
-        if found is not FINITE:
-            self._count = self._count.plus(found)
+        begin, end = max(0, self._begin - self._at), min(len(data), self._end - self._at)
+        self._at += len(data)
+        if begin < end:
+            self._count = self._count.plus(self._form.count(data[begin:end]))
 
     def end(self, piece: str) -> None:
         """Record the count under the digest of the piece."""
@@ -75,19 +75,23 @@ class HealthCheck:
         """Return the number format of a source, or None if it has none or its values are not counted."""
         return self._by_source.get(id(source))
 
-    def counting(self, source: ByteSource, part_count: int) -> PieceCounter | None:
-        """Return the counter for a piece that is read in `part_count` parts, or None if it is not counted."""
+    def counting(self, source: ByteSource, nbytes: int) -> PieceCounter | None:
+        """Return the counter for a piece of a source that has `nbytes` bytes, or None if it is not counted."""
         form = self.form_of(source)
         if form is None:
             return None
-        # A window of each part, so that a tensor that has diverged completely is always detected.
         # A tensor that had such values before is counted completely: otherwise it would seem healthy in some saves.
-        window_count = 1 if part_count == 1 or source.name in self._before.sick else self._window_count
-        return PieceCounter(self, form, window_count, self._before.turn % window_count)
+        if nbytes <= _WHOLE_BYTES or source.name in self._before.sick:
+            return PieceCounter(self, form, 0, nbytes)
+        # A share of each piece, so that a tensor that has diverged completely is always detected.
+        window = self._before.turn % self._window_count
+        size = nbytes // self._window_count // _WINDOW_ALIGNMENT * _WINDOW_ALIGNMENT
+        is_last = window == self._window_count - 1
+        return PieceCounter(self, form, window * size, nbytes if is_last else (window + 1) * size)
 
-    def counting_new(self, source: ByteSource, part_count: int) -> PieceCounter | None:
+    def counting_new(self, source: ByteSource, nbytes: int) -> PieceCounter | None:
         """As `counting`, but None if the piece is likely known: it is hashed first, and then needs no counting."""
-        return None if source.name in self._before.settled else self.counting(source, part_count)
+        return None if source.name in self._before.settled else self.counting(source, nbytes)
 
     def knows(self, source: ByteSource, piece: str) -> bool:
         """Whether a piece need not be read to be counted."""

@@ -82,11 +82,6 @@ def alignment_of(nbytes: int) -> int:
     return GRAIN_BYTES if nbytes >= SMALL_BELOW_BYTES else ALIGNMENT
 
 
-def part_count(nbytes: int) -> int:
-    """Return the number of parts in which bytes are copied and hashed."""
-    return max(1, -(-nbytes // PART_BYTES))
-
-
 class PackNeed(NamedTuple):
     """The most that pieces take in new packs."""
 
@@ -142,7 +137,7 @@ def fill_pack(
             whole.update(memory[hashed:start])
             hashed = end
             running = algorithm.start()
-            counting = None if health is None else health.counting(source, part_count(nbytes))
+            counting = None if health is None else health.counting(source, nbytes)
             for at in range(0, nbytes, PART_BYTES):
                 part = memory[start + at : start + min(at + PART_BYTES, nbytes)]
                 source.read_into(at, at + len(part), part)

@@ -28,7 +28,6 @@ from ckstore.ops.save.packing import (
     PackMemory,
     PackPiece,
     fill_pack,
-    part_count,
     place_small,
 )
 from ckstore.ops.save.recorded_chunks import RecordedChunk, RecordedSource, state_changed
@@ -568,7 +567,7 @@ class _ChunkWriter:
             # (docs/adr/0006).
             self._local.part = aligned_buffer(PART_BYTES)
         running = self._context.algorithm.start()
-        counting = None if self._health is None else self._health.counting(chunk.source, part_count(chunk.length))
+        counting = None if self._health is None else self._health.counting(chunk.source, chunk.length)
         for at in range(chunk.start, chunk.stop, PART_BYTES):
             stop = min(at + PART_BYTES, chunk.stop)
             part: memoryview = self._local.part[: stop - at]
@@ -587,7 +586,7 @@ class _ChunkWriter:
         """Return the digest of bytes in memory; count values that are not finite if they are written uncopied."""
         counting = None
         if self._health is not None and isinstance(source, BytesSource):
-            counting = self._health.counting_new(source, part_count(len(live)))
+            counting = self._health.counting_new(source, len(live))
         if counting is None:
             return self._context.algorithm.digest(live)
         running = self._context.algorithm.start()
@@ -604,7 +603,7 @@ class _ChunkWriter:
         # Each part is hashed while the processor's cache still has it.
         algorithm = self._context.algorithm
         running = algorithm.start()
-        counting = None if self._health is None else self._health.counting_new(source, part_count(stop - start))
+        counting = None if self._health is None else self._health.counting_new(source, stop - start)
         for part in self._copied_parts(source, start, stop):
             running.update(part)
             if counting is not None:
