@@ -291,7 +291,7 @@ class Context:
                 return
             uuid = read_settings(self.layout.path).uuid
         except (CkstoreError, OSError):
-            # Damage of this file alone must not stop a training. A store that is gone fails at the next call.
+            # Damage to this file alone must not stop a training. If the store is missing, its next access raises.
             return
         if uuid != self.settings.uuid:
             raise another_store(self.layout, uuid, self.settings.uuid)

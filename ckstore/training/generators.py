@@ -170,13 +170,19 @@ def _seeds(generator: Any) -> dict[str, Any] | None:
     found: Any = getattr(getattr(generator, "bit_generator", generator), "seed_seq", None)
     if not _is_of("numpy.random", "SeedSequence", found):
         return None
-    entropy = found.entropy if isinstance(found.entropy, int) else [int(number) for number in found.entropy]
     return {
-        "entropy": entropy,
-        "spawn_key": [*map(int, found.spawn_key)],
+        "entropy": _plain(found.entropy),
+        "spawn_key": _plain(found.spawn_key),
         "pool_size": found.pool_size,
         "n_children_spawned": found.n_children_spawned,
     }
+
+
+def _plain(numbers: Any) -> Any:
+    """Return what NumPy accepts as a seed, such as nested sequences and scalars of NumPy, as lists, int and str."""
+    if hasattr(numbers, "tolist"):
+        return numbers.tolist()
+    return numbers if isinstance(numbers, int | str) else [_plain(number) for number in numbers]
 
 
 def set_generators(generators: Mapping[str, Any], states: Mapping[str, Any]) -> tuple[str, ...]:

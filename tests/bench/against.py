@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -125,10 +126,14 @@ def _program(tree: Path, store: Path, program: Sequence[str], *tracer: str) -> I
         with subprocess.Popen(
             command, cwd=tree, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
+            watchdog = threading.Timer(_TIMEOUT_S, process.kill)
+            watchdog.start()
             try:
                 yield process
+                process.communicate()  # its input ends, and so does the program
             finally:
-                process.communicate(timeout=_TIMEOUT_S)
+                process.kill()
+                watchdog.cancel()
     finally:
         shutil.rmtree(store, ignore_errors=True)
         os.sync()  # what one leaves to write must not cost the next
@@ -139,7 +144,9 @@ def _save_once(process: subprocess.Popen[str]) -> dict[str, float]:
         raise ValueError("the process has no pipes")
     process.stdin.write("save\n")
     process.stdin.flush()
-    took: dict[str, float] = json.loads(process.stdout.readline())
+    if not (line := process.stdout.readline()):
+        raise RuntimeError(f"the saving process has ended with status {process.wait(_TIMEOUT_S)}; its error is above")
+    took: dict[str, float] = json.loads(line)
     return took
 
 
