@@ -100,7 +100,7 @@ def _rebuild(cls: type[CkstoreError], args: tuple[Any, ...], state: dict[str, An
 
 
 class StoreNotFound(CkstoreError):
-    """No store exists at this path."""
+    """No store exists at this path, or another one has taken the place of the opened store."""
 
     exit_status = 4
 
