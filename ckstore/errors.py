@@ -1,7 +1,7 @@
 """The errors that ckstore raises deliberately, with their exit statuses.
 
     CkstoreError                 1
-    ├── StoreNotFound            4   no store exists at this path
+    ├── StoreNotFound            4   no store exists at this path, or another one has taken the place of the opened one
     ├── NoSuchRef                4   no checkpoint has this step, tag or id (also a LookupError)
     │   └── NoSuchFile           4   the checkpoint has no file of this name (also a FileNotFoundError)
     ├── AmbiguousRef             4   the ref matches several checkpoints (also a LookupError)
@@ -100,7 +100,7 @@ def _rebuild(cls: type[CkstoreError], args: tuple[Any, ...], state: dict[str, An
 
 
 class StoreNotFound(CkstoreError):
-    """No store exists at this path, or another one has taken the place of the opened store."""
+    """No store exists at this path, or another one has taken the place of the opened one."""
 
     exit_status = 4
 
