@@ -16,7 +16,7 @@ from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, CAPTURED, DEFAULT_RUN, check_run, expanded
-from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options, places_of
+from ckstore.ops.api_calls import api_call, api_call_in_memory, check_options
 from ckstore.saver.helper_processes import SUBSCRIBERS, wake_mirror
 
 if TYPE_CHECKING:
@@ -2108,7 +2108,7 @@ class Store:
         continue_from(self._context, parent)
 
     def _act_places(self) -> tuple[object, ...]:
-        return places_of(self.path)
+        return self._context.act_places()
 
 
 def context_of(store: Store) -> Context:

@@ -12,7 +12,7 @@ from ckstore.model.document import shown
 from ckstore.model.settings.retention import Budget, RetentionPolicy
 from ckstore.objects.layout import Layout
 from ckstore.ops import config_file
-from ckstore.ops.api_calls import api_call, places_of
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.config_file import Setting
 from ckstore.ops.context import Context, annotated, read_info
 
@@ -347,7 +347,7 @@ class StoreConfig:
         return f"<settings of {self._context.layout.root}>"
 
     def _act_places(self) -> tuple[object, ...]:
-        return places_of(self._context.layout.root.path)
+        return self._context.act_places()
 
 
 @api_call

@@ -17,6 +17,7 @@ from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.host_view import HostView
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
+from ckstore.ops.api_calls import places_of
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, read_config, setting_of
 from ckstore.ops.manifest_cache import DirectoryCache, HighWaterMark, ManifestCache
@@ -270,6 +271,15 @@ class Context:
 
         room = dirfd_stat.free_space(self.layout.path)
         return Need(new, room.free_bytes, room.free_inodes)
+
+    def act_places(self) -> tuple[object, ...]:
+        """Return what tells this store from others, at the beginning of a call; see `api_calls.api_call`.
+
+        Raises:
+            StoreNotFound: Another store has the path of this one.
+        """
+        self.check_is_same_store()
+        return places_of(self.layout.path)
 
     def check_writable(self) -> None:
         """Raise if this process must not write to the store, or another store has taken its place.

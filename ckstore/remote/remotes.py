@@ -18,7 +18,7 @@ from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
 from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.ops import config_file
-from ckstore.ops.api_calls import api_call, places_of
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
 from ckstore.ops.failures import OF_ALL
 from ckstore.ops.notices import warn
@@ -40,7 +40,7 @@ class Remotes:
         self._context = context
 
     def _act_places(self) -> tuple[object, ...]:
-        return places_of(self._context.layout.root.path)
+        return self._context.act_places()
 
     def __repr__(self) -> str:
         return f"<remotes of {self._context.layout.root}>"

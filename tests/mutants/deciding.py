@@ -42,6 +42,15 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
+        "another store that has taken the path does not answer for the opened one",
+        "another-store-answers",
+        "context.Context.act_places",
+        "        self.check_is_same_store()\n",
+        "",
+        "tests/ops/open/test_vanished.py::test_another_store_at_the_path_does_not_answer_for_the_opened_one[readonly-latest]",
+        "DID NOT RAISE",
+    ),
+    Mutant(
         "a saver does not open another store that has taken the path",
         "saver-of-another-store",
         "main._open",

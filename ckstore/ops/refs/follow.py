@@ -21,7 +21,7 @@ from ckstore.model.checkpoint.evaluation import check_metrics
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run, key_of
-from ckstore.ops.api_calls import api_call, places_of
+from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
 from ckstore.ops.refs.evaluations import ATTEMPTS, Evaluator
 from ckstore.ops.refs.find import AnyRef, find
@@ -141,7 +141,7 @@ class Follower:
         self._close(tried=True)  # left by an error, or by `break`
 
     def _act_places(self) -> tuple[object, ...]:
-        return places_of(self._context.layout.path)
+        return self._context.act_places()
 
     @api_call
     def _look(self, names: set[str] | None) -> None:

@@ -112,6 +112,23 @@ def test_nothing_is_written_into_another_store_at_the_path(tmp_path: Path, write
     check_store(tmp_path / "moved")
 
 
+@pytest.mark.parametrize("question", [name for name in QUESTIONS if name not in ("gc", "save")])
+@pytest.mark.parametrize("readonly", [False, True], ids=["writable", "readonly"])
+def test_another_store_at_the_path_does_not_answer_for_the_opened_one(
+    tmp_path: Path, question: str, readonly: bool
+) -> None:
+    _saved(tmp_path / "store").close()
+    with Store.open(tmp_path / "store", readonly=readonly) as store:
+        QUESTIONS[question](store)
+        (tmp_path / "store").rename(tmp_path / "moved")
+        _saved(tmp_path / "store").close()
+
+        with pytest.raises(StoreNotFound, match="another store has taken the place"):
+            QUESTIONS[question](store)
+    check_store(tmp_path / "store")
+    check_store(tmp_path / "moved")
+
+
 def test_a_store_whose_description_is_rewritten_is_still_the_same(tmp_path: Path) -> None:
     with _saved(tmp_path / "store") as store:
         shutil.copy2(tmp_path / "store" / "store.json", tmp_path / "copy")
