@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -16,14 +17,17 @@ from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
 from ckstore.fs.store_path import StorePath
 from ckstore.model.canonical import canonical_json
+from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, parse_document, refuse
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.transfer import MirrorStatus, mirror_named
 from ckstore.model.seal import read, to_write
+from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, plan
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.objects.documents import atomic_file
+from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config, setting_of
 from ckstore.ops.context import Context
@@ -227,10 +231,33 @@ def behind(layout: Layout, remote: str, infos: Iterable[CheckpointInfo]) -> list
     if any(info.id in known.pruned for info in lacking):
         # Checkpoints that the rule removed there and now keeps, for example because of a tag, must be pushed again.
         policy = policy_of(layout, KEEP_REMOTE)
-        kept = listed if policy is None else [one.info for one in plan(policy, [*map(Candidate, listed)], now()).kept]
-        wanted = {info.id for info in kept}
+        pins: list[Pin] = []
+        with suppress(CkstoreError):  # an unreadable pin must not keep other checkpoints from being mirrored
+            pins = read_pins(layout)
+        wanted = {info.id for info in listed} if policy is None else wanted_there(policy, pins, listed).keys()
         lacking = [info for info in lacking if info.id not in known.pruned or info.id in wanted]
     return sorted(lacking, key=lambda info: info.order, reverse=True)
+
+
+def wanted_there(policy: RetentionPolicy, pins: Iterable[Pin], infos: Iterable[CheckpointInfo]) -> dict[str, str]:
+    """Return which of some local checkpoints `keep_remote` keeps on the mirror by local facts: their ids -> why."""
+    listed, at = sorted(infos, key=lambda info: info.order), now()
+    pinned = {pin.id: str(pin) for pin in pins if not pin.expired(at)}
+    # The policy is applied to the local order: an earlier use of the run may have left greater numbers on the mirror.
+    current = [Candidate(info) for info in listed if not info.superseded]
+    by_policy = {entry.info.id for entry in plan(policy, current, at).kept}
+    newest = {info.run: info for info in listed}
+    wanted: dict[str, str] = {}
+    for info in listed:
+        if info.tags:
+            wanted[info.id] = f"it has the tag {info.tags[0]} in this store"
+        elif info.id in pinned:
+            wanted[info.id] = f"it is pinned in this store: {pinned[info.id]}"
+        elif newest[info.run] is info:
+            wanted[info.id] = f"it is the newest checkpoint of the run {info.run} that this store pushed"
+        elif info.id in by_policy:
+            wanted[info.id] = "keep_remote keeps it among the checkpoints of this store"
+    return wanted
 
 
 def now() -> datetime:

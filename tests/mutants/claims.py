@@ -167,9 +167,9 @@ CLAIMS = [
     Mutant(
         "keep_remote keeps the newest checkpoint of this store, despite higher numbers from an earlier life of the run",
         "abandoned-timeline-wins",
-        "KeepRemote._kept_for_store",
-        "            elif info.id in wanted:\n",
-        "            elif False:\n",
+        "mirror_record.wanted_there",
+        "        elif info.id in by_policy:\n",
+        "        elif False:\n",
         f"{_OWNERS}::test_a_store_that_gets_a_mirror_late_saves_after_its_checkpoints",
         "NoSuchRef",
     ),

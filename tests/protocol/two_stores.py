@@ -39,7 +39,7 @@ class Rules(Switches):
     # KeepRemote._candidates
     judges_own: bool = True  # a policy counts for a run that no other store owns
     judges_last: bool = True  # and reads the owner after it listed the checkpoints
-    # KeepRemote._kept_for_store
+    # mirror_record.wanted_there
     spares_own: bool = True  # a policy keeps the newest checkpoint of its store, whatever else is there
     spares_pushed: bool = True  # of those of its store that are there: a later one may not have been pushed yet
     # KeepRemote._drop_locally, end_claims

@@ -9,11 +9,13 @@ import pytest
 from ckstore import BadInput, RetentionPolicy, Store
 from ckstore.provisional import RetentionPlan
 from ckstore.remote import keys
+from ckstore.remote.metadata_sync import named_at
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.target import Target
 from ckstore.remote.small_objects import tag_bytes
+from ckstore.remote.source import ObjectSource
 from ckstore.store import context_of
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
@@ -102,6 +104,29 @@ def test_a_compacted_checkpoint_does_not_count_as_one_that_can_be_evicted(store:
     assert reasons[1] == reasons[2] == ("no remote has its encoded files",)
     assert [info.step for info in store.evict(rule=True).evicted] == [3]
     assert store.verify().ok
+
+
+@pytest.mark.parametrize("by", ["tag", "pin"])
+def test_a_checkpoint_named_after_keep_remote_removed_it_is_mirrored_again(store: Store, by: str) -> None:
+    store.config.keep_remote = RetentionPolicy(keep_last=2)
+    for step in range(1, 5):
+        store.save(state(step), step=step)
+    mirrored(store)
+    assert there(store) == [3, 4]
+
+    if by == "tag":
+        store.tag("paper", 1)
+    else:
+        store.pin(1, "for the paper")
+
+    status = store.mirror_status()
+    assert status is not None
+    assert [info.step for info in status.behind] == [1]
+    mirrored(store)
+    assert there(store) == [1, 3, 4]
+    objects = open_objects(store.remotes.get("cold").target)
+    assert named_at(ObjectSource(objects, "cold")) == {store.info(1).id}
+    check_store(store.path)
 
 
 def test_keep_remote_removes_from_the_mirror_and_drops_listed_checkpoints_locally(store: Store) -> None:

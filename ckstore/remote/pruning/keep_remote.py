@@ -8,7 +8,7 @@ do not exist must not stay listed. Checkpoints with local bytes stay complete, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,6 +23,7 @@ from ckstore.model.seal import read
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.checkpoints import judge_blobs
+from ckstore.objects.documents.pins import read_pins
 from ckstore.objects.documents.remote_only import read_remote_only
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import MIRROR, setting_of
@@ -31,10 +32,9 @@ from ckstore.ops.events import note
 from ckstore.ops.failures import OF_ALL
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
-from ckstore.ops.mirror_record import note_pruned
+from ckstore.ops.mirror_record import note_pruned, wanted_there
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
-from ckstore.ops.refs.protection import pins_by_id
 from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_claims
 from ckstore.remote.documents.remote_info import read_info
 from ckstore.remote.documents.run_owner import read_owner
@@ -83,7 +83,10 @@ class KeepRemote:
         # Checkpoints that are not pushed yet do not count: otherwise the policy would delete older ones in their
         # favour.
         pushed = {place.id for place in places}
-        stays = dict(self._kept_for_store([info for info in here.values() if info.id in pushed]))
+        # A tag or a pin may have been added locally after the push.
+        # If a pin cannot be read, this raises and nothing is deleted.
+        pins = read_pins(self.context.layout)
+        stays = wanted_there(self.policy, pins, [info for info in here.values() if info.id in pushed])
         meant, replaced = self._candidates(source, places, here, stays)
         made = plan(self.policy, meant, datetime.now(UTC))
         by_order = sorted([*made.entries, *replaced], key=lambda entry: (entry.run, entry.info.order))
@@ -135,24 +138,6 @@ class KeepRemote:
         stay = who_claims(self.context, remote, claims) | failed
         skipped += [Skipped(info, stay[place]) for place, info in chosen.items() if place in stay]
         return [info for place, info in chosen.items() if place not in stay]
-
-    def _kept_for_store(self, listed: list[CheckpointInfo]) -> Iterator[tuple[str, str]]:
-        """Yield the ids of checkpoints that the mirror keeps because of local facts, and the reasons."""
-        pins = pins_by_id(self.context, datetime.now(UTC))
-        # The policy is also applied to the local order: an earlier use of the run may have left greater numbers there.
-        current = [Candidate(info) for info in listed if not info.superseded]
-        wanted = {entry.info.id for entry in plan(self.policy, current, datetime.now(UTC)).kept}
-        newest = {info.run: info for info in sorted(listed, key=lambda info: info.order)}
-        for info in listed:
-            # A tag or a pin may have been added locally after the push.
-            if info.tags:
-                yield info.id, f"it has the tag {info.tags[0]} in this store"
-            elif info.id in pins:
-                yield info.id, f"it is pinned in this store: {pins[info.id][0]}"
-            elif newest[info.run] is info:
-                yield info.id, f"it is the newest checkpoint of the run {info.run} that this store pushed"
-            elif info.id in wanted:
-                yield info.id, "keep_remote keeps it among the checkpoints of this store"
 
     def _candidates(
         self, source: ObjectSource, places: list[Place], here: dict[str, CheckpointInfo], stays: dict[str, str]
