@@ -25,7 +25,8 @@ from ckstore.errors import (
     StepExists,
 )
 from ckstore.remote.mirror.mirror_step import Mirror
-from ckstore.saver.mirror import lock_mirror
+from ckstore.saver.server.mirror import serve
+from ckstore.saver.server.status_page import StatusPage
 from ckstore.store import context_of
 from tests.soak import doomed
 from tests.soak.doomed import check_promised, check_warnings, token_of
@@ -39,6 +40,7 @@ NAMES = ("a", "b")
 _KEPT = {"a": (3, 4), "b": (1, 2)}
 """How many checkpoints of a run each store keeps here and there; a rule applied to the runs of the other one shows."""
 _SEVERAL = 3
+_PATIENCE_S = 3.0
 _REFUSALS = (InUse, NoSuchRef, RemoteUnavailable, RunIsOwned, StepExists)
 """What one process may say when another was faster."""
 
@@ -130,20 +132,16 @@ class Member:
         self._collect()
 
     def mirror(self) -> None:
-        """Do what the mirror has to do, by both of its rules as well; note what it has then."""
+        """Do what the process that mirrors does until nothing is left, or too little works; note what it has then."""
         context = context_of(self.store)
-        lock = lock_mirror(context)
-        if lock is None:  # the other process that mirrors
-            return
-        try:
-            before = {place: save[1] for place, save in promised(self.ledger).items()}
-            mirror = Mirror(context)
-            while mirror.step():
-                self.tell()
-            mirror.tidy()
-            note_mirrored(self.party, self.store, self.ledger, before)
-        finally:
-            lock.release()
+        before = {place: save[1] for place, save in promised(self.ledger).items()}
+
+        def begin(_: CheckpointInfo) -> None:
+            self.tell()
+
+        with StatusPage(str(context.layout.path)) as page:
+            serve(context, Mirror(context, begin), page, linger_s=0.0, patience_s=_PATIENCE_S)
+        note_mirrored(self.party, self.store, self.ledger, before)
 
     def work(self) -> None:
         """Do one thing that a person does at the remote, or to checkpoints."""
