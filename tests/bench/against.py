@@ -1,7 +1,8 @@
-"""``python -m tests.bench.against COMMIT``: compare saves with those of another commit.
+"""``python -m tests.bench.against COMMIT``: compare saves, loads and gc with those of another commit.
 
-Both commits run the same program, which only uses ``Store.init`` and ``Store.save``, in a new process and a new store
-a round. The two processes take turns, one save each, so that other work on the machine slows both. The filesystem is
+Both commits run the same program, which only uses ``Store.init``, ``save``, ``load``, ``delete`` and ``gc``, in a new
+process and a new store a round. The two processes take turns, one act each, so that other work on the machine slows
+both. The filesystem is
 an ext4 with a journal on a loop device, which needs root; ``--dir`` names another place. The last round runs under
 strace and only counts the calls that make something durable.
 """
@@ -37,7 +38,7 @@ from ckstore import Store
 torch.set_num_threads(1)
 path, kind, health = sys.argv[1:]
 torch.manual_seed(0)
-if kind == "large":
+if kind in ("large", "load large"):
     state = {f"layer{i}": torch.randn(2**23) for i in range(8)}
 elif kind == "medium":
     state = {f"layer{i}": torch.randn(2**20) for i in range(64)}
@@ -51,12 +52,23 @@ if "health_share" in dir(store.config) and not int(health):
 store.save(state, step=0)
 os.access("/ckstore-bench/begin/x", os.F_OK)
 for step, _ in enumerate(sys.stdin, 1):
-    if kind != "unchanged":
+    if kind not in ("unchanged", "load small", "load large"):
         for value in state.values():
             value += 1
     options = {"step": 0, "if_exists": "replace"} if kind == "replacing" else {"step": step}
+    if kind == "gc":
+        for number in range(10):
+            state["layer0"] += 1
+            store.save(state, step=100 * step + number)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    store.save(state, **options)
+    if kind.startswith("load"):
+        store.load()
+    elif kind == "gc":
+        for number in range(9):
+            store.delete(100 * step + number)
+        store.gc(now=True)
+    else:
+        store.save(state, **options)
     took = {"wall_s": time.perf_counter() - began_s, "cpu_s": time.process_time() - began_cpu_s}
     print(json.dumps(took), flush=True)
 os.access("/ckstore-bench/end/x", os.F_OK)
@@ -68,6 +80,9 @@ _KINDS = {
     "unchanged": ("new steps of unchanged 128 tensors of 512 KiB", 30),
     "medium": ("new steps of 64 tensors of 4 MiB, all changed", 4),
     "large": ("new steps of 8 tensors of 32 MiB, all changed", 4),
+    "load small": ("loads of 50 tensors of 256 bytes", 50),
+    "load large": ("loads of 8 tensors of 32 MiB", 8),
+    "gc": ("deleting 9 small checkpoints, then gc", 10),
 }
 
 
@@ -76,22 +91,22 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.against", description=__doc__)
     parser.add_argument("commit", help="to compare the working tree with")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=_KINDS, action="append", help="a kind of save; default: all")
+    parser.add_argument("--only", choices=_KINDS, action="append", help="a kind of act; default: all")
     parser.add_argument("--no-health", action="store_true", help="without the search for NaN and infinite values")
     parser.add_argument("--dir", type=Path, default=None, help="measure in this directory; default: a loop device")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="ckstore-against-", dir="/var/tmp") as folder:
         place = given(options.dir, 0) if options.dir else on_loops(Path(folder), _IMAGE_BYTES, 0)
         with place as where, _checked_out(options.commit, Path(folder)) as other:
-            print("| saves | wall, ms | of the other | CPU, ms | of the other | durable calls | of the other |")
+            print("| acts | wall, ms | of the other | CPU, ms | of the other | durable calls | those of the other |")
             print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
             for kind in options.only or _KINDS:
                 program = ("-c", _PROGRAM, kind, str(int(not options.no_health)))
-                words, saves = _KINDS[kind]
-                rounds = [_round((_ROOT, other), where.path, program, saves) for _ in range(options.rounds)]
-                calls = [_durable_calls(tree, where.path, program, saves) for tree in (_ROOT, other)]
+                words, acts = _KINDS[kind]
+                rounds = [_round((_ROOT, other), where.path, program, acts) for _ in range(options.rounds)]
+                calls = [_durable_calls(tree, where.path, program, acts) for tree in (_ROOT, other)]
                 times = f"{_cells(rounds, 'wall_s')} | {_cells(rounds, 'cpu_s')}"
-                print(f"| {words} | {times} | {calls[0]:.1f} | {calls[0] / calls[1]:.2f} |", flush=True)
+                print(f"| {words} | {times} | {calls[0]:.1f} | {calls[1]:.1f} |", flush=True)
     return 0
 
 
@@ -106,20 +121,20 @@ def _checked_out(commit: str, folder: Path) -> Iterator[Path]:
         subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=_ROOT, check=True)
 
 
-def _round(trees: Sequence[Path], folder: Path, program: Sequence[str], saves: int) -> list[dict[str, float]]:
-    """Return the median wall and processor seconds of the saves of each tree's process, which take turns."""
+def _round(trees: Sequence[Path], folder: Path, program: Sequence[str], acts: int) -> list[dict[str, float]]:
+    """Return the median wall and processor seconds of the acts of each tree's process, which take turns."""
     with ExitStack() as stack:
         processes = [stack.enter_context(_program(tree, folder / f"store{i}", program)) for i, tree in enumerate(trees)]
         took: list[list[dict[str, float]]] = [[] for _ in trees]
-        for number in range(saves):
+        for number in range(acts):
             for i in range(len(trees)) if number % 2 else reversed(range(len(trees))):
-                took[i].append(_save_once(processes[i]))
+                took[i].append(_act_once(processes[i]))
     return [{unit: statistics.median(one[unit] for one in of_tree) for unit in of_tree[0]} for of_tree in took]
 
 
 @contextmanager
 def _program(tree: Path, store: Path, program: Sequence[str], *tracer: str) -> Iterator[subprocess.Popen[str]]:
-    """Give a process that saves into a new store once for each line that it reads."""
+    """Give a process that acts on a new store once for each line that it reads."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(tree / name) for name in (".", "cli", "migrations"))}
     command = [*tracer, sys.executable, "-W", "ignore", *program[:2], str(store), *program[2:]]
     try:
@@ -139,29 +154,29 @@ def _program(tree: Path, store: Path, program: Sequence[str], *tracer: str) -> I
         os.sync()  # what one leaves to write must not cost the next
 
 
-def _save_once(process: subprocess.Popen[str]) -> dict[str, float]:
+def _act_once(process: subprocess.Popen[str]) -> dict[str, float]:
     if process.stdin is None or process.stdout is None:
         raise ValueError("the process has no pipes")
-    process.stdin.write("save\n")
+    process.stdin.write("act\n")
     process.stdin.flush()
     if not (line := process.stdout.readline()):
-        raise RuntimeError(f"the saving process has ended with status {process.wait(_TIMEOUT_S)}; its error is above")
+        raise RuntimeError(f"the process has ended with status {process.wait(_TIMEOUT_S)}; its error is above")
     took: dict[str, float] = json.loads(line)
     return took
 
 
-def _durable_calls(tree: Path, folder: Path, program: Sequence[str], saves: int) -> float:
-    """Return how many calls that make something durable one save makes."""
+def _durable_calls(tree: Path, folder: Path, program: Sequence[str], acts: int) -> float:
+    """Return how many calls that make something durable one act makes."""
     with tempfile.TemporaryDirectory(prefix="ckstore-trace-") as logs:
         log = Path(logs) / "log"
         strace = ("strace", "-f", "--seccomp-bpf", "-q", "-o", str(log))
         traced = ("-e", f"trace=?access,?faccessat,?faccessat2,{_SYNCS}")
         with _program(tree, folder / "store", program, *strace, *traced) as process:
-            for _ in range(saves):
-                _save_once(process)
+            for _ in range(acts):
+                _act_once(process)
         text = log.read_text(errors="replace")
     between = text.partition("/ckstore-bench/begin")[2].partition("/ckstore-bench/end")[0]
-    return len(re.findall(rf"^\d+ +(?:{_SYNCS.replace(',', '|')})\(", between, re.MULTILINE)) / saves
+    return len(re.findall(rf"^\d+ +(?:{_SYNCS.replace(',', '|')})\(", between, re.MULTILINE)) / acts
 
 
 def _cells(rounds: Sequence[Sequence[dict[str, float]]], unit: str) -> str:
