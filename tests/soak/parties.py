@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ckstore import CheckpointInfo, RetentionPolicy, Store
 from ckstore.errors import (
+    BytesElsewhere,
     CkstoreError,
     InUse,
     MissingBlob,
@@ -161,9 +162,18 @@ class Member:
     def push(self) -> None:
         """Push a part of the run of this member."""
         chosen = self._some(self.store.checkpoints(self.party.name))
-        if chosen:
+        if not chosen:
+            return
+        here = promised(self.ledger)
+        try:
             self.store.push(chosen, REMOTE)
-            self.ledger.did(pushed=len(chosen))
+        except BytesElsewhere:
+            # A store that was set back to a backup lists evicted ones that its rule removed at the remote since then.
+            still = promised(self.ledger)
+            places = [(info.run, info.step) for info in chosen if info.elsewhere]
+            if not places or all(place in here and still.get(place) == here[place] for place in places):
+                raise
+        self.ledger.did(pushed=len(chosen))
 
     def pull(self) -> None:
         """Pull checkpoints that no member had the right to remove from the remote."""
