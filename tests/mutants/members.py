@@ -97,4 +97,14 @@ MEMBERS = [
         f"{_RULES}::test_gc_now_of_a_member_leaves_superseded_checkpoints_of_other_members",
         "assert",
     ),
+    Mutant(
+        "blobs that another member pulled back are not reported as linked outside the store",
+        "pulled-back-by-another",
+        "gc_plan.linked_outside",
+        "        if not outdated:\n",
+        "        if True:\n",
+        "tests/ops/test_group.py::test_blobs_that_another_member_pulled_back_do_not_count_as_linked_outside"
+        "[owner first-umask 077]",
+        "assert",
+    ),
 ]

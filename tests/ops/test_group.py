@@ -209,6 +209,24 @@ tell(report.freed_bytes, len(report.held), report.held_bytes, [blob.why for blob
     assert os.listdir(one.store / "trash") == []
 
 
+def test_blobs_that_another_member_pulled_back_do_not_count_as_linked_outside(both: Members) -> None:
+    one, two = both
+    far = one.store.parent / "far"
+    assert one.user.run("sh", "-ec", f"mkdir {far} && chgrp {GROUP} {far} && chmod 2770 {far}").returncode == 0
+    one.do(f"""
+store.remotes.add("far", {str(far)!r})
+for step in (1, 2):
+    store.save(state(step), step=step)
+store.push(all=True, remote="far")
+store.evict(1, remote="far")
+store.gc()
+""")
+    two.do('store.pull(1, "far")')
+
+    for _ in range(2):
+        assert one.do("report = store.gc(); tell(len(report.linked_outside), len(report.held))") == [0, 0]
+
+
 def test_gc_of_the_owner_finds_what_another_member_condemned_without_that_members_catalog(both: Members) -> None:
     """The owner's catalog has never seen the checkpoint that the other one dropped: blobs/ is listed before gc."""
     one, two = both

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CatalogUnavailable, CkstoreError, InUse
 from ckstore.fs import dirfd_stat
 from ckstore.fs.open_dir import with_open_parents
 from ckstore.fs.store_path import StorePath
@@ -24,10 +24,12 @@ from ckstore.objects.last_links import LastLink, NameCount, OpenFileCheck, blobs
 from ckstore.objects.layout import BLOBS, ELSEWHERE
 from ckstore.ops.api_calls import describe_error
 from ckstore.ops.context import Context, tags_by_checkpoint
+from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.refs.listing import with_superseded
 from ckstore.ops.refs.protection import pins_by_id
 
 _LOOKS = 5
+_CATALOG_TIMEOUT_S = 5.0
 
 
 def plan_gc(
@@ -112,9 +114,16 @@ def linked_outside(
         counts = {digest: count for digest in sorted(unused) if (count := names.outside(digest)) > 0}
         if not counts:
             return ()
-        if seen == (names.listing, counts):
+        if seen != (names.listing, counts):
+            seen = (names.listing, counts)
+            continue
+        outdated = names.not_counted(counts.keys())
+        if not outdated:
             return tuple(LinkedBlob(digest, sizes[digest], count) for digest, count in counts.items())
-        seen = (names.listing, counts)
+        # Another member of a group brought evicted blobs back, and cannot change the times of this user's manifest.
+        with suppress(CatalogUnavailable, InUse):
+            for key in outdated:
+                reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     return ()
 
 
@@ -124,16 +133,18 @@ class _Names:
     def __init__(self, context: Context, dropping: Collection[CheckpointKey]) -> None:
         layout = self._layout = context.layout
         known = context.catalog.listing()
-        # A killed pull leaves links in an evicted checkpoint, and the checkpoint keeps its row.
-        self.listing = (
-            tuple(layout.staging / name for name in trash.names_in(layout.staging)),
-            tuple(layout.trash / name for name in trash.names_in(layout.trash)),
-            tuple(
-                layout.checkpoint(key)
-                for key, stamp in layout.stamps().items()
-                if key in dropping or known.get(key) != stamp or dirfd_stat.exists(layout.checkpoint(key) / ELSEWHERE)
-            ),
-        )
+        stagings = tuple(layout.staging / name for name in trash.names_in(layout.staging))
+        trashed = tuple(layout.trash / name for name in trash.names_in(layout.trash))
+        unknown: list[StorePath] = []
+        self._kept: list[CheckpointKey] = []
+        for key, stamp in layout.stamps().items():
+            path = layout.checkpoint(key)
+            # A killed pull leaves links in an evicted checkpoint, and the checkpoint keeps its row.
+            if key in dropping or known.get(key) != stamp or dirfd_stat.exists(path / ELSEWHERE):
+                unknown.append(path)
+            else:
+                self._kept.append(key)
+        self.listing = (stagings, trashed, tuple(unknown))
 
     @LazyProperty
     def _loose(self) -> list[StorePath]:
@@ -156,6 +167,11 @@ class _Names:
             names.add(digest, path)
         found = dirfd_stat.find(canonical)
         return 0 if found is None else max(0, found.st_nlink - names.counts[found.st_dev, found.st_ino])
+
+    def not_counted(self, digests: Collection[str]) -> list[CheckpointKey]:
+        """Return the catalogued and kept checkpoints that have one of these blobs, which by their rows they lack."""
+        blobs = {key: trash.names_in(self._layout.checkpoint(key) / BLOBS) for key in self._kept}
+        return [key for key, names in blobs.items() if not {*names}.isdisjoint(digests)]
 
 
 def differences(context: Context, plan: GcPlan, done: Collected, swept: Collection[str]) -> tuple[str, ...]:
