@@ -1752,6 +1752,9 @@ class Store:
         first. After a kill, the same call continues the renaming. It also moves checkpoints that the same training has
         saved under the old name since.
 
+        The mirror keeps the checkpoints under the old name also, until `StoreConfig.keep_remote` removes them. Without
+        that policy, a `CkstoreWarning` gives their number.
+
         Raises:
             NoSuchRef: There is no such run.
             InUse: A save to the run is in progress, or one of its checkpoints is open. If it was opened, tagged or

@@ -21,18 +21,23 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
 from ckstore.model.names import CheckpointKey, check_own_run, check_run
 from ckstore.model.reports.event import RENAMED
+from ckstore.model.words import counted, some_of
 from ckstore.objects import publish, trash
 from ckstore.objects.checkpoints import CheckpointDirectory, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
+from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.generations import take_annotations
 from ckstore.objects.layout import PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops import config_file, events
+from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context, info_of, read_info
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.index.reconcile import reconcile_one
+from ckstore.ops.mirror_record import read_mirrored
+from ckstore.ops.notices import warn
 from ckstore.ops.refs.evaluations import check_not_evaluated
 from ckstore.ops.refs.labels import move_tag
 from ckstore.ops.refs.listing import infos, no_such_run
@@ -54,6 +59,7 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     check_tags(context.layout)
     read_pins(context.layout)
     moving = _checked(context, old, new)
+    left = _left_on_mirror(context, moving)
     with failing_as_save(context, f"renaming {old}"):
         _take_directory(context, new)
     ids: dict[str, str] = {}
@@ -77,6 +83,8 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     reclaim.free_unused(context, digests)
     rename_lineage(context, old, new, ids)
     events.note(context, "renamed", (new, None), why=f"it was {old}")
+    if left:
+        warn(f"{left} under the name {old}, so new stores list both runs: open them with run={new!r}")
     taken = {copy.id for copy in copies}
     return [info for info in infos(context, new, superseded=True) if info.id in taken]  # with their tags
 
@@ -87,12 +95,13 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     for info in found:
         if info.damaged:
             raise _damaged(f"{info.name} is marked as damaged")
-        if info.elsewhere:
-            raise BytesElsewhere(f"data of {info.name} is on a remote only", hint=f"ckstore pull {info.name} pulls it")
         # The drop needs an exclusive lock: detect a reader before anything is copied.
         if trash.in_use(context.layout.checkpoint(info.key)):
             raise InUse(f"{info.name} is open for reading", hint="close it in the process that has it open")
         check_not_evaluated(context, info)
+    # One with a copy needs no data: it is only dropped.
+    if lacking := [info for info in found if info.elsewhere and _copied(context, info, new) is None]:
+        raise _remote_only(context, lacking)
     _check_free(context, found, new)
     if {old, new} <= config_file.policies_by_run(context.layout).keys():  # one of the rules would be lost
         raise BadInput(
@@ -101,6 +110,18 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
             command_hint=f"ckstore config retention off --run {new} removes those of {new}",
         )
     return found
+
+
+def _left_on_mirror(context: Context, moving: Sequence[CheckpointInfo]) -> str:
+    """Return what a renaming leaves on the mirror; empty if nothing, or if the mirror has a policy."""
+    mirror = setting_of(context.layout, MIRROR)
+    if mirror is None or policy_of(context.layout, KEEP_REMOTE) is not None:  # the policy removes them
+        return ""
+    ids = read_mirrored(context.layout, mirror).ids
+    there = [
+        info for info in moving if info.id in ids or mirror in holder_names_at(context.layout.checkpoint(info.key))
+    ]
+    return f"the mirror {mirror} keeps {counted(len(there), 'checkpoint')}" if there else ""
 
 
 def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
@@ -129,6 +150,16 @@ def _whole_in(context: Context, run: str) -> list[CheckpointInfo]:
 
 def _save_under_way(run: str) -> InUse:
     return InUse(f"a save to the run {run} is under way", hint="stop the training, then rename its run")
+
+
+def _remote_only(context: Context, lacking: Sequence[CheckpointInfo]) -> BytesElsewhere:
+    names = [info.name for info in lacking]
+    (remote, *_) = holder_names_at(context.layout.checkpoint(lacking[0].key)) or ("NAME",)
+    return BytesElsewhere(
+        f"data of {some_of(names)} is on a remote only",
+        hint=f"first download it: store.pull(ref, {remote!r}) for each",
+        command_hint=f"first download it: ckstore pull {' '.join(names)} --remote {remote}",
+    )
 
 
 def _damaged(message: str) -> DamagedBlob:

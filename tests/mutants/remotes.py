@@ -12,6 +12,7 @@ _MANY = "tests/remote/test_prune_many.py"
 _EVICT, _ENGINE = "tests/remote/test_evict.py", "tests/remote/test_engine.py"
 _DELTAS, _KEEP, _CACHE = "tests/remote/test_deltas.py", "tests/remote/test_keep.py", "tests/remote/test_cache.py"
 _REMOTES, _MIRROR = "tests/remote/test_remotes.py", "tests/remote/test_mirror.py"
+_RENAMED = "tests/remote/test_renamed_run.py"
 _IN_DIRECTORY = "tests/remote/test_in_directory.py"
 _IN_DIRECTORY_CRASH = "tests/crash/test_objects_in_a_directory.py"
 _CONVERT, _OTHER = "tests/remote/test_convert_store.py", "tests/remote/test_other_store.py"
@@ -532,6 +533,15 @@ REMOTES = [
         '    kept += ["this store has it as the newest of its step"] if is_here else []\n',
         "",
         f"{_KEEP}::test_a_listed_checkpoint_is_not_replaced_by_the_save_of_another_store",
+        "assert",
+    ),
+    Mutant(
+        "a renamed checkpoint is removed at the mirror only for a copy that the store lists",
+        "both-names-removed",
+        "KeepRemote._candidates",
+        "for one in everything if one.info.id in here}",
+        "for one in everything}",
+        f"{_RENAMED}::test_both_names_stay_on_the_mirror_if_the_store_lists_neither_or_both",
         "assert",
     ),
     Mutant(

@@ -62,7 +62,8 @@ class KeepRemote:
     remote: Remote
     policy: RetentionPolicy
     known: dict[Place, Candidate] = field(default_factory=dict)
-    # Ids of checkpoints on the mirror whose step has a newer checkpoint, and the location of that one.
+    # Ids of checkpoints on the mirror whose step has a newer checkpoint, or whose run was renamed, and the location
+    # of the other one.
     _replaced: dict[str, Place] = field(default_factory=dict, init=False)
     _notes: list[str] = field(default_factory=list, init=False)
 
@@ -174,8 +175,18 @@ class KeepRemote:
                 wanted_by=stays.get(place.id, "") or claimed.get(place, ""),
             )
             found.setdefault(place.run_step, []).append(candidate)
+        # A checkpoint that this store no longer has, because its run was renamed, is replaced by the renamed one.
+        everything = [one for several in found.values() for one in several]
+        copies = {_unchanged_by_rename(one.info): one for one in everything if one.info.id in here}
         meant, replaced = [], []
-        for several in found.values():
+        for listed in found.values():
+            moved = [one for one in listed if one.info.id not in here and _unchanged_by_rename(one.info) in copies]
+            for one in moved:
+                self._replaced[one.info.id] = place_of(copies[_unchanged_by_rename(one.info)].info)
+                replaced.append(_replaced_entry(one, copies[_unchanged_by_rename(one.info)], is_here=False))
+            several = [one for one in listed if one not in moved]
+            if not several:
+                continue
             # The newest of several checkpoints at a step is current.
             *older, newest = sorted(several, key=lambda candidate: candidate.info.order)
             meant.append(newest)
@@ -242,14 +253,22 @@ def _is_only_at(uuid: str, manifest: Manifest, lock: locks.DirectoryLock) -> boo
     return is_lacking and document is not None and all(holder.uuid == uuid for holder in document.remotes)
 
 
+def _unchanged_by_rename(info: CheckpointInfo) -> tuple[object, ...]:
+    """Return what a renaming of the run does not change."""
+    return info.step, info.sequence, info.created, info.content
+
+
 def _replaced_entry(candidate: Candidate, newest: Candidate, *, is_here: bool) -> PlanEntry:
-    """Return the plan entry of a checkpoint whose step has a newer one."""
+    """Return the plan entry of a checkpoint whose step has a newer one, or whose run was renamed."""
     kept = [f"it has the tag {tag}" for tag in candidate.tags]
     kept += [f"it is pinned: {pin}" for pin in candidate.pins]
     kept += [candidate.wanted_by] if candidate.wanted_by else []
     # This store does not have the newer one, for example if two trainings share a run by mistake.
     kept += ["this store has it as the newest of its step"] if is_here else []
-    reasons = tuple(kept) or (f"its step was saved again: it now names {newest.info.id}",)
+    again = f"its step was saved again: it now names {newest.info.id}"
+    if newest.info.run != candidate.info.run:
+        again = f"its run was renamed: it is now {newest.info.name}"
+    reasons = tuple(kept) or (again,)
     return PlanEntry(candidate.info, bool(kept), reasons, protected=bool(kept))
 
 

@@ -19,7 +19,11 @@ def rename_run(frame: Frame, old: str, new: str) -> None:
     No tensor is copied. Each checkpoint gets a new id, since the id depends on the
     name of the run. Tags, pins, metrics, notes and the retention rules of the run
     are kept. The command fails while a save to the run is in progress, or while one
-    of its checkpoints is open. After an interruption, the same command continues.
+    of its checkpoints is open, or if a remote has the only copy of its data. After
+    an interruption, the same command continues.
+
+    The mirror keeps the checkpoints under the old name also, until keep-remote
+    removes them. Without keep-remote, the command warns.
 
     \b
     Example:
@@ -28,7 +32,8 @@ def rename_run(frame: Frame, old: str, new: str) -> None:
     \b
     Exit status:
       0  done
-      1  NEW already has checkpoints, or a checkpoint of RUN is damaged
+      1  NEW already has checkpoints, or a checkpoint of RUN is damaged or only on
+         a remote
       2  wrong usage
       4  no such store or run
       5  a save to the run is in progress, or one of its checkpoints is open
