@@ -1223,7 +1223,8 @@ class Store:
                 other stores.
             ReadOnlyStore: `lacking` is given, and the store was opened for reading only.
             UnsafePlace: `lacking` is given, and files cannot be locked on the filesystem of the store.
-            NoSuchRemote: There is no remote of that name.
+            NoSuchRemote: There is no remote of that name, or another program removed all objects of the remote. The
+                iteration also raises this.
         """
         from ckstore.ops.refs.follow import follow
 

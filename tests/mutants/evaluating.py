@@ -135,6 +135,15 @@ EVALUATING = [
         "InUse",
     ),
     Mutant(
+        "a follower does not yield a checkpoint that was dropped before its turn",
+        "dropped-yielded",
+        "follow.Follower._next_ready",
+        "            if layout.inode(info.key) is not None or ",
+        "            if True or ",
+        "tests/ops/refs/test_follow.py::test_checkpoints_deleted_before_their_turn_are_not_yielded[looking]",
+        "assert",
+    ),
+    Mutant(
         "a checkpoint that is dropped before its evaluation is reported",
         "evaluation-dropped-quietly",
         "follow.Follower._tell_dropped",

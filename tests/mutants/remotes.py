@@ -545,6 +545,15 @@ REMOTES = [
         "assert",
     ),
     Mutant(
+        "a follower fails if its remote was emptied",
+        "waits-for-an-emptied-remote",
+        "News.__call__",
+        "            if not places:\n",
+        "            if False:\n",
+        "tests/remote/test_news.py::test_following_a_remote_that_was_emptied_fails",
+        "StopIteration",
+    ),
+    Mutant(
         "a push that is slowed to its rate renews its intent",
         "stale-while-it-waits",
         "Push._wait_for_rate",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
-from ckstore import BadInput, CkstoreWarning, SaveFailed, Store
+from ckstore import BadInput, CkstoreWarning, NoSuchRemote, SaveFailed, Store
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.s3_proxy import Proxy
@@ -106,3 +107,19 @@ def test_a_remote_can_be_read_by_its_url(store: Store, service: Service, monkeyp
 def test_a_poll_interval_of_zero_is_refused(store: Store) -> None:
     with pytest.raises(BadInput, match="poll_s"):
         store.follow(remote="cloud", poll_s=0)
+
+
+def test_following_a_remote_that_was_emptied_fails(tmp_path: Path) -> None:
+    store = Store.init(tmp_path / "store", chunk_bytes=MIB)
+    store.remotes.add("cold", tmp_path / "cold")
+    store.save(state(1), step=1)
+    store.push()
+    other = Store.clone(tmp_path / "cold", tmp_path / "other")
+    with other.follow("main", remote="origin", poll_s=0.01, timeout_s=3) as follower:
+        assert next(follower).step == 1
+        for path in (tmp_path / "cold").iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with pytest.raises(NoSuchRemote, match=r"no remote at origin: remote.json is missing"):
+            next(follower)
+    with pytest.raises(NoSuchRemote):
+        other.follow("main", remote="origin", timeout_s=30)

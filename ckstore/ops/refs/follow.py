@@ -21,6 +21,7 @@ from ckstore.model.checkpoint.evaluation import check_metrics
 from ckstore.model.checkpoint.refs import Ref
 from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import DEFAULT_RUN, CheckpointKey, check_run, key_of
+from ckstore.objects.checkpoints import key_with_id
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
 from ckstore.ops.refs.evaluations import ATTEMPTS, Evaluator
@@ -90,16 +91,16 @@ class Follower:
     def _next(self) -> CheckpointInfo | None:
         """Return the next checkpoint, or None after the timeout or `close`."""
         deadline_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        if self._ready and self._evaluator is None:
-            return self._ready.popleft()
+        if self._evaluator is None and (ready := self._next_ready()) is not None:
+            return ready
         names = self._wait(0.0)
         while not self._closed:
             self._look(names | self._torn if names is not None else None)
             if self._evaluator is not None:
                 if (found := self._pick(self._evaluator)) is not None:
                     return found
-            elif self._ready:
-                return self._ready.popleft()
+            elif (ready := self._next_ready()) is not None:
+                return ready
             left_s = _LOOK_S if deadline_s is None else min(_LOOK_S, deadline_s - time.monotonic())
             if left_s <= 0:
                 break
@@ -178,6 +179,17 @@ class Follower:
         if self._evaluator is not None:
             self._evaluator.pass_over({info.id for info in new} - {info.id for info in wanted})
         self._ready.extend(wanted)
+
+    @api_call
+    def _next_ready(self) -> CheckpointInfo | None:
+        """Return the next listed checkpoint that still exists, or None."""
+        layout = self._context.layout
+        while self._ready:
+            info = self._ready.popleft()
+            # A compaction has moved it to another directory. To find that, the whole run is listed.
+            if layout.inode(info.key) is not None or key_with_id(layout, info.run, info.step, info.id) is not None:
+                return info
+        return None
 
     @api_call
     def _end_evaluation(self, evaluator: Evaluator) -> None:

@@ -246,6 +246,8 @@ class News:
             return
         try:
             places = {*self._source.places(self._under)}
+            if not places:
+                uuid_of(self._there)  # raises if the remote was emptied: nothing new would ever appear
             if new := places - self._seen:
                 for text in list_remote(self._context, self._there, sorted(new))[1]:
                     warn(text)

@@ -199,3 +199,27 @@ def test_which_run_is_followed(store: Store, tmp_path: Path) -> None:
             store.follow("gpt", timeout_s=wrong)
     with pytest.raises(BadInput, match="run"):
         store.follow("a/b")
+
+
+def test_checkpoints_deleted_before_their_turn_are_not_yielded(kind: str, store: Store) -> None:
+    for step in range(4):
+        save(store, step)
+    with store.follow("gpt", timeout_s=0) as follower:
+        assert next(follower).step == 0
+        for step in range(3):
+            store.delete(f"gpt@{step}", now=True)
+        assert next(follower).step == 3
+        store.delete("gpt@3", now=True)
+        assert list(follower) == []
+
+
+def test_a_checkpoint_compacted_before_its_turn_is_yielded(kind: str, store: Store) -> None:
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=300_000).astype(np.float32)
+    for step in range(3):
+        value[step::7] += np.float32(0.001)
+        store.save({"w": value}, step, "gpt")
+    with store.follow("gpt", timeout_s=0) as follower:
+        assert next(follower).step == 0
+        assert [done.info.step for done in store.compact(keep_newest=1).compacted] == [1, 0]
+        assert [info.step for info in follower] == [1, 2]
