@@ -37,6 +37,7 @@ _FORMAT = "ckstore-mirrored"
 _VERSION = 1
 _MAX_BYTES = 64 * 2**20
 _WHY_CHARS = 500
+_FORMER_MOST = 100  # a tag that moves more often is soon written again anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class MirrorRecord:
     looked: str = ""  # when the mirror was last listed completely; empty if never
     missing: dict[str, str] = field(default_factory=dict)  # id -> what the mirror has lost of a checkpoint
     pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
+    # Key -> digests of earlier versions that were pushed, the latest last. They show that the mirror was restored.
+    former: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def render(self) -> bytes:
         """Return the file's bytes."""
@@ -68,6 +71,7 @@ class MirrorRecord:
             "looked": self.looked,
             "missing": self.missing,
             "pruned": sorted(self.pruned),
+            "former": {key: list(digests) for key, digests in self.former.items()},
         }
         return canonical_json(members) + b"\n"
 
@@ -88,7 +92,11 @@ def _parse(data: bytes, where: str) -> MirrorRecord:
     missing = members.get("missing", {})
     if not isinstance(missing, dict) or not all(isinstance(why, str) for why in missing.values()):
         refuse(where, "missing", "ids with texts", missing)
-    return MirrorRecord(remote, uuid, ids, problem, documents, since or "", looked or "", missing, pruned)
+    former = members.get("former", {})
+    if not isinstance(former, dict) or not all(isinstance(digests, list) for digests in former.values()):
+        refuse(where, "former", "keys with arrays of digests", former)
+    former = {key: tuple(map(str, digests)) for key, digests in former.items()}
+    return MirrorRecord(remote, uuid, ids, problem, documents, since or "", looked or "", missing, pruned, former)
 
 
 def _ids(name: str, value: Any, where: str) -> frozenset[str]:
@@ -158,6 +166,10 @@ def add_mirrored(
         missing = {id: why for id, why in known.missing.items() if id not in ids}
         pruned = (known.pruned - {*ids}) & listed
         said = still | dict(documents)
+        former = {key: digests for key, digests in known.former.items() if key not in gone}
+        for key in documents:
+            old = [*known.former.get(key, ()), known.documents.get(key, "")]
+            former[key] = tuple(digest for digest in old if digest not in ("", said[key]))[-_FORMER_MOST:]
         return replace(
             known,
             ids=(known.ids | {*ids}) & listed,
@@ -166,6 +178,7 @@ def add_mirrored(
             documents=said,
             missing=missing,
             pruned=pruned,
+            former={key: digests for key, digests in former.items() if digests},
         )
 
     _change(layout, remote, uuid, added)

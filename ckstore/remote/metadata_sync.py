@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -26,8 +26,8 @@ from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held
 from ckstore.remote import keys
 from ckstore.remote.key_lookup import look
-from ckstore.remote.objects import Remote
-from ckstore.remote.record import RemoteRecord
+from ckstore.remote.objects import ObjectEntry, Remote
+from ckstore.remote.record import RemoteRecord, read_record
 from ckstore.remote.small_objects import TAG_MAX_BYTES, change, read_document, read_pin, tag_bytes
 from ckstore.remote.source import Source
 
@@ -89,6 +89,22 @@ def pins_of(context: Context, infos: Iterable[CheckpointInfo]) -> Iterator[Metad
         if pin.id in by_id and not pin.expired(now):
             data = seal(pin.render())
             yield MetadataObject(keys.pin(pin.name), by_id[pin.id], data, partial(_replacement, data), PIN_MAX_BYTES)
+
+
+def restored_at(context: Context, remote: Remote, found: Mapping[str, ObjectEntry]) -> set[str]:
+    """Return the keys of small objects that are back at an earlier version, since the mirror was restored.
+
+    A version that this store never pushed was written by another store, and stays.
+
+    Args:
+        context: The store.
+        remote: Its mirror.
+        found: The present entries of objects that this store pushed.
+    """
+    former, pushed = read_mirrored(context.layout, remote.name).former, read_record(context.layout, remote.name)
+    changed = [key for key in found.keys() & former.keys() if pushed.documents.get(key, ("", ""))[1] != found[key].tag]
+    contents = {key: remote.objects.get(key, ANNOTATIONS_MAX_BYTES) for key in changed}
+    return {key for key, data in contents.items() if data is not None and _ALGORITHM.digest(data) in former[key]}
 
 
 class MetadataPusher:

@@ -545,6 +545,15 @@ REMOTES = [
         "assert",
     ),
     Mutant(
+        "a restored mirror gets tags again, but tags that another store moved stay",
+        "moved-tag-reverted",
+        "metadata_sync.restored_at",
+        "if data is not None and _ALGORITHM.digest(data) in former[key]}",
+        "if data is not None}",
+        "tests/remote/test_restored_tags.py::test_a_tag_that_another_store_moved_on_the_mirror_is_left_alone",
+        "assert",
+    ),
+    Mutant(
         "a follower fails if its remote was emptied",
         "waits-for-an-emptied-remote",
         "News.__call__",

@@ -20,7 +20,7 @@ from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.key_lookup import PAGE_ASKS, look
-from ckstore.remote.metadata_sync import annotations_of, pins_of, tags_of
+from ckstore.remote.metadata_sync import annotations_of, pins_of, restored_at, tags_of
 from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
@@ -246,7 +246,8 @@ class Mirror:
             claim_again(context, there)
         missing = missing_at(context, there, had)
         documents, _ = look(there.objects, known.documents, len(known.ids))
-        note_looked(context.layout, name, missing, known.documents.keys() - documents)
+        lost = (known.documents.keys() - documents) | restored_at(context, there, documents)
+        note_looked(context.layout, name, missing, lost)
         names = {info.id: info for info in had}
         for id, why in missing.items():
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
