@@ -90,12 +90,9 @@ class Remotes:
         self._context.check_writable()
         check_name(name)
         wanted = target_at(parse_target(target, endpoint=endpoint, region=region))
-        taken = entries(self._context.layout).get(name)
-        if taken is not None and taken.target != wanted:
-            hint = f"remove it first with ckstore remote rm {name}, or choose another name"
-            raise BadInput(f"{name} is the remote at {taken.target}", hint=hint)
+        self._check_is_at(name, wanted)
         entry = self._probed_entry(name, wanted, make=True)
-        self._keep(entry)
+        self._keep(entry, is_new=True)
         return entry
 
     @api_call
@@ -104,6 +101,7 @@ class Remotes:
 
         Raises:
             NoSuchRemote: No remote has that name, or its place no longer holds a remote.
+            BadInput: Another process has meanwhile given the name to another remote.
             RemoteError: The place cannot be reached or used, or it holds another remote.
         """
         from ckstore.remote.documents.remote_info import check_uuid_is
@@ -112,7 +110,7 @@ class Remotes:
         old = entry_named(self._context.layout, name)
         entry = self._probed_entry(old.name, old.target, make=False)
         check_uuid_is(entry.uuid, old.uuid, old.name)
-        self._keep(entry)
+        self._keep(entry, is_new=False)
         return entry
 
     @api_call
@@ -336,8 +334,22 @@ class Remotes:
         self._add(new, directory)
         return convert(self._context, old, open_remote(self._context, new, writing=True))
 
-    def _keep(self, entry: RemoteEntry) -> None:
-        config_file.edit(self._context.layout, MEMBER, lambda found: {**(found or {}), entry.name: entry.setting()})
+    def _keep(self, entry: RemoteEntry, *, is_new: bool) -> None:
+        def kept(found: Any) -> Any:
+            # Under the lock of the settings: another process may have removed or added a remote during the probe.
+            if not is_new:
+                entry_named(self._context.layout, entry.name)
+            self._check_is_at(entry.name, entry.target)
+            return {**(found or {}), entry.name: entry.setting()}
+
+        config_file.edit(self._context.layout, MEMBER, kept)
+
+    def _check_is_at(self, name: str, target: Target) -> None:
+        """Raise `BadInput` if a name is already that of a remote at another place."""
+        taken = entries(self._context.layout).get(name)
+        if taken is not None and taken.target != target:
+            hint = f"remove it first with ckstore remote rm {name}, or choose another name"
+            raise BadInput(f"{name} is the remote at {taken.target}", hint=hint)
 
     def _probed_entry(self, name: str, target: Target, *, make: bool) -> RemoteEntry:
         """Return the entry of a remote after probing its place. With `make`, create a remote if none exists."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 from ckstore import BadInput, CkstoreError, MissingExtra, NoSuchRemote, RemoteDenied, RemoteError, Store
 from ckstore.ops import config_file
 from ckstore.remote.documents.remote_info import RemoteInfo
-from ckstore.remote.service import engine
+from ckstore.remote.service import engine, service_probe
 from ckstore.remote.service.abilities import Abilities
 from ckstore.remote.service.engine import ServiceObjects
 from ckstore.remote.service.engine_calls import CallThreads
@@ -90,6 +91,53 @@ def test_a_remote_is_added_listed_probed_and_removed(store: Store, service: Serv
     assert service.objects == before
     with pytest.raises(NoSuchRemote, match="has no remote"):
         store.remotes.remove("cold")
+
+
+def during_probe(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) -> None:
+    """Change the remotes in another handle while a place is being probed."""
+
+    def probing(target: Target) -> tuple[Abilities, datetime | None]:
+        monkeypatch.undo()
+        found = probe(target)
+        other = threading.Thread(target=change)  # one thread may not call two methods at once
+        other.start()
+        other.join()
+        return found
+
+    monkeypatch.setattr(service_probe, "probe", probing)
+
+
+def test_a_remote_that_is_removed_during_its_probe_stays_removed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Store.open(store.path)
+    store.remotes.add("cold", tmp_path / "cold")
+    during_probe(monkeypatch, lambda: other.remotes.remove("cold"))
+
+    with pytest.raises(NoSuchRemote, match="has no remote"):
+        store.remotes.probe("cold")
+
+    assert store.remotes.list() == ()
+
+
+def test_a_remote_that_is_replaced_during_a_probe_or_an_add_stays(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Store.open(store.path)
+    store.remotes.add("cold", tmp_path / "cold")
+
+    def replace_it() -> None:
+        other.remotes.remove("cold")
+        other.remotes.add("cold", tmp_path / "new")
+
+    during_probe(monkeypatch, replace_it)
+    with pytest.raises(BadInput, match=f"cold is the remote at {tmp_path / 'new'}"):
+        store.remotes.probe("cold")
+    during_probe(monkeypatch, lambda: other.remotes.add("warm", tmp_path / "new"))
+    with pytest.raises(BadInput, match=f"warm is the remote at {tmp_path / 'new'}"):
+        store.remotes.add("warm", tmp_path / "warm")
+
+    assert {entry.name: entry.target.path.name for entry in store.remotes.list()} == {"cold": "new", "warm": "new"}
 
 
 def test_the_remote_that_is_the_mirror_is_not_removed(store: Store, tmp_path: Path) -> None:
