@@ -1751,13 +1751,14 @@ class Store:
         Data is not copied. Each checkpoint gets a new id, since the id depends on the name of the run. Metrics, notes,
         times, tags, pins and the rules of the run are kept. Background saves of this handle to the run are finished
         first. After a kill, the same call continues the renaming. It also moves checkpoints that the same training has
-        saved under the old name since.
+        saved under the old name since. If another process drops some of the checkpoints during the renaming, the others
+        are renamed, and a `CkstoreWarning` names those.
 
         The mirror keeps the checkpoints under the old name also, until `StoreConfig.keep_remote` removes them. Without
         that policy, a `CkstoreWarning` gives their number.
 
         Raises:
-            NoSuchRef: There is no such run.
+            NoSuchRef: There is no such run, or all its checkpoints were dropped during the renaming.
             InUse: A save to the run is in progress, or one of its checkpoints is open. If it was opened, tagged or
                 pinned during the renaming, the same call completes the renaming.
             StepExists: The run `new` has checkpoints of its own, or a process reserved the name by ``run="auto"``.

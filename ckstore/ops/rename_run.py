@@ -8,12 +8,13 @@ same call continues.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
-from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, Protected, StepExists
+from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, NoSuchRef, Protected, StepExists
 from ckstore.fs import files, links, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding
@@ -23,7 +24,7 @@ from ckstore.model.names import CheckpointKey, check_own_run, check_run
 from ckstore.model.reports.event import RENAMED
 from ckstore.model.words import counted, some_of
 from ckstore.objects import publish, trash
-from ckstore.objects.checkpoints import CheckpointDirectory, look, published_of_step
+from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.objects.documents.remote_only import holder_names_at
@@ -45,6 +46,7 @@ from ckstore.ops.refs.protection import check_tags, gone, held
 from ckstore.ops.save.continuation import is_reserved, parent_at, rename_lineage
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 
+_T = TypeVar("_T")
 _AGAIN = "rename the run again, which completes the renaming"
 
 
@@ -63,30 +65,32 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     with failing_as_save(context, f"renaming {old}"):
         _take_directory(context, new)
     ids: dict[str, str] = {}
-    copies = []
+    pairs: list[tuple[CheckpointInfo, CheckpointInfo]] = []
+    dropped: list[str] = []  # what rules and users dropped meanwhile
     for info in moving:
         copy = _copied(context, info, new)
         if copy is None:
             with failing_as_save(context, f"renaming {info.name}"):
-                copy = _copy(context, info, new, ids)
+                copy = _unless_dropped(context, info, partial(_copy, context, run=new, ids=ids))
+        if copy is None:
+            dropped.append(f"{info.name} was dropped during the renaming")
+            continue
         ids[info.id] = copy.id
-        copies.append(copy)
+        pairs.append((info, copy))
+    if not pairs:
+        raise no_such_run(context.layout, old)
     make_kept_durable(context, new)
     make_kept_durable(context, old)
-    _take_names(context, moving, copies)
-    digests: set[str] = set()
-    # The oldest first: after a kill, the newest checkpoint of the old run is still its newest.
-    for info, copy in zip(moving, copies, strict=True):
-        with _continuing():
-            later = partial(_take_later, context, copy)
-            digests |= set(drop(context, info, f"{RENAMED} {copy.name}", last=later).digests)
+    _take_names(context, pairs)
+    digests, kept = _drop_old(context, pairs)
     reclaim.free_unused(context, digests)
     rename_lineage(context, old, new, ids)
     events.note(context, "renamed", (new, None), why=f"it was {old}")
+    if dropped := [*dropped, *kept]:
+        warn(some_of(dropped))
     if left:
         warn(f"{left} under the name {old}, so new stores list both runs: open them with run={new!r}")
-    taken = {copy.id for copy in copies}
-    return [info for info in infos(context, new, superseded=True) if info.id in taken]  # with their tags
+    return [info for info in infos(context, new, superseded=True) if info.id in ids.values()]  # with their tags
 
 
 def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
@@ -209,6 +213,19 @@ def _copied(context: Context, info: CheckpointInfo, new: str) -> CheckpointInfo 
     return None
 
 
+def _unless_dropped(context: Context, info: CheckpointInfo, act: Callable[[CheckpointInfo], _T]) -> _T | None:
+    """Return the result of `act` on a checkpoint, in its current directory. Return None if it was dropped."""
+    layout = context.layout
+    while (key := key_with_id(layout, info.run, info.step, info.id)) is not None:
+        try:
+            return act(replace(info, directory=key.directory))
+        except (NoSuchRef, FileNotFoundError):
+            # A compaction may have moved it to another directory.
+            if key_with_id(layout, info.run, info.step, info.id) == key:
+                raise
+    return None
+
+
 def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, str]) -> CheckpointInfo:
     """Publish a checkpoint again under another run, durably, with links to its blobs."""
     layout = context.layout
@@ -245,23 +262,23 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
     return info_of(context, manifest, checkpoint_id, key=key)
 
 
-def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequence[CheckpointInfo]) -> None:
-    """Make tags, pins and the rules of the run name the copies."""
+def _take_names(context: Context, pairs: Sequence[tuple[CheckpointInfo, CheckpointInfo]]) -> None:
+    """Make tags, pins and the rules of the run name the copies, except those that were dropped meanwhile."""
     layout = context.layout
-    by_key = {info.key.any_generation: (info, copy) for info, copy in zip(moving, copies, strict=True)}
-    by_id = {info.id: copy for info, copy in zip(moving, copies, strict=True)}
+    by_key = {info.key.any_generation: copy for info, copy in pairs}
+    by_id = {info.id: copy for info, copy in pairs}
     texts = layout.tag_texts()
     for tag, key in layout.tags().items():
         if key in by_key:
-            copy = by_key[key][1]
-            with held(context, copy, is_durable=True):
+            copy = by_key[key]
+            with suppress(NoSuchRef), held(context, copy, is_durable=True):
                 move_tag(layout, tag, texts.get(tag), copy.key)
     for pin in read_pins(layout):
         if pin.id in by_id:
             copy = by_id[pin.id]
-            with held(context, copy, is_durable=True):
+            with suppress(NoSuchRef), held(context, copy, is_durable=True):
                 write_pin(layout, replace(pin, run=copy.run, id=copy.id), instead_of=pin)
-    old, new = moving[0].run, copies[0].run
+    old, new = (info.run for info in pairs[0])
     if old in config_file.policies_by_run(layout):
         config_file.edit(
             layout,
@@ -269,6 +286,34 @@ def _take_names(context: Context, moving: Sequence[CheckpointInfo], copies: Sequ
             # Another process may have removed the rule.
             lambda rules: {new if name == old else name: rule for name, rule in (rules or {}).items()} or None,
         )
+
+
+def _drop_old(context: Context, pairs: Sequence[tuple[CheckpointInfo, CheckpointInfo]]) -> tuple[set[str], list[str]]:
+    """Drop the old checkpoints. Return the digests of their blobs, and what rules and users dropped meanwhile."""
+    digests: set[str] = set()
+    dropped = []
+    # The oldest first: after a kill, the newest checkpoint of the old run is still its newest.
+    for info, copy in pairs:
+        later = partial(_take_later, context, copy)
+        why = f"{RENAMED} {copy.name}"
+        try:
+            with _continuing():
+                done = _unless_dropped(context, info, partial(drop, context, why=why, last=later))
+        except (NoSuchRef, Protected):
+            if _exists(context, copy):
+                raise
+            dropped.append(f"{copy.name} was dropped during the renaming, so {info.name} keeps its name; {_AGAIN}")
+            continue
+        if done is None:
+            what = f"{info.name} was dropped during the renaming, after it was copied to {copy.name}, which stays"
+            dropped.append(what)
+        else:
+            digests |= {*done.digests}
+    return digests, dropped
+
+
+def _exists(context: Context, info: CheckpointInfo) -> bool:
+    return key_with_id(context.layout, info.run, info.step, info.id) is not None
 
 
 @contextmanager
@@ -284,7 +329,13 @@ def _continuing() -> Iterator[None]:
 
 
 def _take_later(context: Context, copy: CheckpointInfo, lock: locks.DirectoryLock) -> None:
-    """Copy annotations that were added since the copy was made; no more can be added, since the old one is locked."""
+    """Copy annotations that were added since the copy was made; no more can be added, since the old one is locked.
+
+    Raises:
+        NoSuchRef: The copy was dropped, for example by a rule before it had the tags and the rules of the run.
+    """
+    if not _exists(context, copy):
+        raise gone(copy)
     found = read_annotations(lock.inside)
     if found is None:
         return

@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef, Protected, RetentionPolicy, StepExists, Store
+from ckstore import (
+    BadInput,
+    CkstoreError,
+    CkstoreWarning,
+    DamagedBlob,
+    InUse,
+    NoSuchRef,
+    Protected,
+    RetentionPolicy,
+    StepExists,
+    Store,
+)
 from ckstore.objects.layout import Layout
 from ckstore.ops import config_file
 from tests.support.crashing import run_and_kill
@@ -450,6 +461,88 @@ def test_a_reader_that_opened_a_checkpoint_meanwhile_lets_the_rename_be_complete
     assert caught.value.hint == "once that has ended, rename the run again, which completes the renaming"
     assert [info.name for info in store.rename_run("old", "new")] == ["new@2"]
     assert [info.name for info in store.checkpoints()] == ["new@1", "new@2"]
+    check_store(store.path)
+
+
+@pytest.mark.parametrize(
+    "before, message, names",
+    [
+        ("_take_directory", "old@1 was dropped during the renaming", ["new@2", "new@3"]),
+        (
+            "_take_names",
+            "old@1 was dropped during the renaming, after it was copied to new@1, which stays",
+            ["new@1", "new@2", "new@3"],
+        ),
+    ],
+)
+def test_a_checkpoint_that_a_rule_drops_meanwhile_does_not_stop_the_rename(
+    store: Store, monkeypatch: pytest.MonkeyPatch, before: str, message: str, names: list[str]
+) -> None:
+    for step in (1, 2, 3):
+        save(store, step)
+    rule = RetentionPolicy(keep_last=2)
+    at_first(monkeypatch, before, lambda: Store.open(store.path).prune(rule, run="old"))
+
+    with pytest.warns(CkstoreWarning) as told:
+        infos = store.rename_run("old", "new")
+
+    assert [str(one.message) for one in told] == [message]
+    assert [info.name for info in infos] == [info.name for info in store.checkpoints()] == names
+    assert store.verify().ok
+    check_store(store.path)
+
+
+def test_a_rename_whose_checkpoints_were_all_dropped_meanwhile_says_that_there_is_no_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(store, 1)
+    at_first(monkeypatch, "_take_directory", lambda: Store.open(store.path).delete("old@1"))
+
+    with pytest.raises(NoSuchRef, match="there is no run 'old'"):
+        store.rename_run("old", "new")
+
+
+def test_a_checkpoint_whose_copy_a_rule_drops_meanwhile_keeps_its_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        save(store, step)
+    store.tag("best", "old@1")
+    rule = RetentionPolicy(keep_last=1)  # the copies do not have the tag yet
+    at_first(monkeypatch, "_take_names", lambda: Store.open(store.path).prune(rule, run="new"))
+
+    with pytest.warns(CkstoreWarning, match="new@1 was dropped during the renaming, so old@1 keeps its name") as told:
+        store.rename_run("old", "new")
+
+    assert len(told) == 1
+    assert str(told[0].message).endswith("; rename the run again, which completes the renaming")
+    assert [info.name for info in store.checkpoints()] == ["old@1", "old@2", "new@3"]
+    assert [info.name for info in store.rename_run("old", "new")] == ["new@1", "new@2"]
+    assert store.info("best").name == "new@1"
+    assert [info.name for info in store.checkpoints()] == ["new@1", "new@2", "new@3"]
+    check_store(store.path)
+
+
+def test_a_checkpoint_that_is_compacted_meanwhile_is_renamed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=300_000).astype(np.float32)
+    for step in (1, 2):
+        value[step::7] += np.float32(0.001)
+        store.save({"w": value}, step=step, run="old")
+    done: list[int] = []
+    at_first(
+        monkeypatch,
+        "_take_directory",
+        lambda: done.extend(
+            one.info.step for one in Store.open(store.path).compact(keep_newest=1, run="old").compacted
+        ),
+    )
+
+    infos = store.rename_run("old", "new")
+
+    assert done == [1]
+    assert [info.name for info in infos] == [info.name for info in store.checkpoints()] == ["new@1", "new@2"]
+    assert store.verify().ok
     check_store(store.path)
 
 
