@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckstore import AmbiguousRef, CkstoreWarning, InsufficientSpace, NoSuchRef, RemoteError, StepExists, Store
+from ckstore import AmbiguousRef, CkstoreWarning, InsufficientSpace, NoSuchRef, RemoteError, RunInUse, StepExists, Store
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.store_path import StorePath
 from ckstore.model.seal import seal
@@ -567,3 +567,22 @@ def test_progress_ends_at_the_planned_bytes(store: Store, other: Store) -> None:
     said.clear()
     other.pull(1, remote, progress=lambda *at: said.append(at))
     assert said[-1] == (moved, moved)
+
+
+def test_a_pull_may_name_a_run_that_run_auto_reserved_and_its_checkpoint_is_not_replaced(
+    store: Store, other: Store
+) -> None:
+    training = Store.open(other.path, run="auto")
+    assert training.run == "main"
+    _, remote = new_remote(store.settings)
+    store.push(1, remote)
+
+    pulled = other.pull(1, remote).checkpoints
+
+    with pytest.raises(StepExists):
+        training.save(state(2), step=1)
+    with pytest.raises(RunInUse, match=r"main@1 of .* belongs to another training"):
+        training.save(state(2), step=1, if_exists="replace")
+    training.save(state(2), step=2)  # logs that it continues no checkpoint of its run
+    assert [info.id for info in other.checkpoints("main")][:1] == [info.id for info in pulled]
+    assert Store.open(other.path, run="auto").run == "main-2"
