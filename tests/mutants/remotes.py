@@ -572,6 +572,15 @@ REMOTES = [
         "DID NOT RAISE",
     ),
     Mutant(
+        "a verification does not count evicted checkpoints as undamaged",
+        "evicted-undamaged",
+        "verify.verify",
+        "if key not in hurt and key not in checker.away)",
+        "if key not in hurt)",
+        "tests/remote/test_listing.py::test_verify_counts_only_what_it_read_as_undamaged",
+        "assert",
+    ),
+    Mutant(
         "a follower fails if its remote was emptied",
         "waits-for-an-emptied-remote",
         "News.__call__",

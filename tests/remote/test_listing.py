@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import BytesElsewhere, NoSuchRemote, RemoteError, RetentionPolicy, Store
+from ckstore.model.sizes import size_text
 from ckstore.model.times import time_of_text
 from ckstore.ops import mirror_record
 from ckstore.remote import keys
@@ -86,6 +87,29 @@ def test_verify_lists_the_remote_and_names_missing_objects(mirroring: tuple[Stor
     assert "1 checkpoint cannot be fetched" in str(report)
     assert all(not key.startswith(keys.BLOBS) for key in objects.keys_read)
     assert not store.verify(quick=True).ok
+
+
+def test_verify_counts_only_what_it_read_as_undamaged(mirroring: tuple[Store, Double, str]) -> None:
+    store, objects, name = mirroring
+    report = store.verify()
+    listed = f"{report.elsewhere[0].as_of[:16].replace('T', ' ')} UTC"
+    assert report.whole == ("main@2", "main@3")
+    assert str(report).splitlines()[-2:] == [
+        f"1 checkpoint is only on a remote: listed as of {listed}, not read",
+        f"2 checkpoints, {size_text(report.checked_bytes)} read: no damage",
+    ]
+    assert str(store.verify(quick=True)).splitlines()[-1] == "2 checkpoints, no data read: no damage"
+
+    store.save(state(4), step=4)
+    store.push(4, name)
+    store.evict([2, 3, 4], name)
+    objects.delete(own_blobs(store, objects, 1)[:1])
+    report = store.verify()
+    assert report.whole == ()
+    assert "no damage" not in str(report)
+    assert "3 checkpoints are only on a remote: listed as of" in str(report)
+    objects.fault = lambda call, key: "fail" if call == "list" else None
+    assert str(store.verify()).splitlines()[-1] == "4 checkpoints are only on a remote: not checked"
 
 
 def test_verify_distinguishes_checkpoints_of_one_step(mirroring: tuple[Store, Double, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Literal
@@ -198,7 +198,8 @@ class VerifyReport:
             After a repair, only the remaining damage.
         sample: The fraction of the blobs that was chosen to be read, from 0 to 1.
         mode: ``full``, ``sampled`` (also with a budget) or ``quick``.
-        whole: The checkpoints, as ``RUN@STEP``, without damage in the data that they use.
+        whole: The checkpoints, as ``RUN@STEP``, without damage in the data that they use. Those in `elsewhere` are not
+            among them, since their data was not read.
         findings: Findings about the store itself.
         blob_count, read_count: Number of blobs (inodes) that were examined, and number that were read.
         unread_count: Blobs that no recorded verification has read yet.
@@ -256,9 +257,11 @@ def details(report: VerifyReport) -> Iterator[tuple[str, str]]:
 
 def summary(report: VerifyReport) -> Iterator[str]:
     """Yield lines on how much was read, how much of it is intact, and what to do."""
-    checkpoints = counted(report.checkpoint_count, "checkpoint")
+    away = {one.name for one in report.elsewhere}
+    local_count = report.checkpoint_count - len(report.elsewhere)
+    checkpoints = counted(local_count, "checkpoint")
     if report.damage:
-        whole = report.checkpoint_count - len({found.name for found in report.damage if found.affects})
+        whole = local_count - len({found.name for found in report.damage if found.affects} - away)
         yield f"{whole} of {checkpoints} intact, as far as they were read"
     if report.healable:
         blobs = counted(len(report.healable), "damaged blob")
@@ -272,8 +275,22 @@ def summary(report: VerifyReport) -> Iterator[str]:
         read = f"{checkpoints}, no data read"
     if lost := sum(bool(one.missing) for one in report.elsewhere):
         yield f"{counted(lost, 'checkpoint')} cannot be fetched: the remote that should have the bytes lacks some"
+    yield from _remote_only(report.elsewhere)
     bad_count = len({damage.name for damage in report.damage})
-    yield f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
+    if local_count or bad_count or report.checked_bytes or not away:
+        yield f"{read}: {f'{bad_count} with damage' if bad_count else 'no damage'}"
+
+
+def _remote_only(elsewhere: Sequence[Away]) -> Iterator[str]:
+    """Yield lines on the checkpoints whose data was not read, since only remotes have it."""
+    listed = [one.as_of for one in elsewhere if one.as_of and not one.missing]
+    unasked_count = sum(bool(one.unasked) for one in elsewhere)
+    for count, known in (
+        (len(listed), f"listed as of {minute(min(listed, default=''))}, not read"),
+        (unasked_count, "not checked"),
+    ):
+        if count:
+            yield f"{counted(count, 'checkpoint')} {'is' if count == 1 else 'are'} only on a remote: {known}"
 
 
 def minute(created: str) -> str:

@@ -155,7 +155,7 @@ class Verification:
             damage=tuple(damage),
             sample=1.0 if options.sample is None else float(options.sample),
             mode=options.mode,
-            whole=tuple(key.name for key in self._in_order() if key not in hurt),
+            whole=tuple(key.name for key in self._in_order() if key not in hurt and key not in checker.away),
             findings=tuple(findings),
             blob_count=len(self._inventory.sizes),
             read_count=len(checker.good | checker.bad),
