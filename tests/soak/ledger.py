@@ -61,6 +61,10 @@ class Ledger:
         """It was moved."""
         self._line(["tagged", name])
 
+    def untagged(self, name: str) -> None:
+        """It was removed, since its checkpoint is lost."""
+        self._line(["untagged", name])
+
     def begins_again(self, promised: dict[Place, int]) -> None:
         """The store was lost, or set back: place -> token of what it must have; the rest may be there."""
         self._line(["again", *([*place, token] for place, token in promised.items())])
@@ -151,6 +155,8 @@ class History:
             self.tags.setdefault(name, set()).add(id)
         elif what == "tagged":
             self.moved.add(rest[0])
+        elif what == "untagged":
+            self.moved.discard(rest[0])
         else:
             self.did.update(rest[0])
 

@@ -279,6 +279,7 @@ class Meeting:
                 if is_lost:
                     for tag in info.tags:
                         store.untag(tag)
+                        ledger.untagged(tag)
                     store.delete(info)
                 elif is_lost is not None:
                     store.pull(info.id, REMOTE)
