@@ -107,4 +107,22 @@ MEMBERS = [
         "[owner first-umask 077]",
         "assert",
     ),
+    Mutant(
+        "a budget counts equal blobs of several users as often as they are stored",
+        "budget-by-digest",
+        "retain._blobs",
+        """{f"{status.st_dev}:{status.st_ino}": status.st_size for _, status in found}""",
+        "{name: status.st_size for name, status in found}",
+        f"{_RULES}::test_a_budget_counts_each_file_of_equal_content",
+        "assert",
+    ),
+    Mutant(
+        "the budget of a member is exceeded only by that member's data",
+        "budget-of-others",
+        "make_room._used_bytes",
+        "own_only=own_only)",
+        "own_only=False)",
+        f"{_RULES}::test_the_budget_of_a_member_drops_nothing_while_only_others_exceed_it",
+        "assert",
+    ),
 ]

@@ -48,7 +48,7 @@ class Candidate:
     wanted_by: str = ""  # why the mirror of the store needs it; it is then kept
     evaluated: str = ""  # the process that evaluates it; it is then kept
     overdue: str = ""  # the process whose evaluation of it takes too long to wait for
-    # Digest -> size of each blob in its directory, used if there is a budget.
+    # File -> size of each blob in its directory, used if there is a budget.
     blobs: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -146,7 +146,7 @@ def plan(
         history: All checkpoints of each run to consider, in any order. Other runs are not changed.
         now: The current time, with a time zone.
         budget: The budget of all runs together. It needs their blobs in the history.
-        beside: Run -> digest -> size of each blob of superseded checkpoints that are kept. They count only for budgets.
+        beside: Run -> file -> size of each blob of superseded checkpoints that are kept. They count only for budgets.
     """
     beside = beside or {}
     entries: list[PlanEntry] = []
@@ -160,7 +160,7 @@ def plan(
         notes += planned.notes
     if budget is not None:
         blobs = {candidate.info.name: candidate.blobs for candidate in history}
-        staying = {digest: nbytes for of_run in beside.values() for digest, nbytes in of_run.items()}
+        staying = {file: nbytes for of_run in beside.values() for file, nbytes in of_run.items()}
         over = over_budget(entries, blobs, budget, "the store", staying)
         entries, notes = over.entries, [*notes, *over.notes]
     single = policy if isinstance(policy, RetentionPolicy) else None
@@ -184,14 +184,14 @@ def over_budget(
 ) -> Budgeted:
     """Drop the oldest checkpoints until the others are within a budget, those that are the best by a metric last.
 
-    Protected checkpoints are kept. Unhealthy ones are dropped first. Each blob counts once.
+    Protected checkpoints are kept. Unhealthy ones are dropped first. Each file of a blob counts once.
 
     Args:
         entries: The plan before the budget.
-        blobs: Name of a checkpoint -> digest -> size of each blob.
+        blobs: Name of a checkpoint -> file -> size of each blob.
         budget: The budget.
         whose: The name of the run or store that has the budget, for the reasons.
-        staying: Digest -> size of kept blobs of checkpoints without an entry.
+        staying: File -> size of kept blobs of checkpoints without an entry.
     """
     uses: Counter[str] = Counter(staying.keys())
     nbytes: dict[str, int] = {**staying}
@@ -210,7 +210,7 @@ def over_budget(
             break
         gone.add(entry.info.name)
         uses.subtract(blobs[entry.info.name].keys())
-        total -= sum(size for digest, size in blobs[entry.info.name].items() if uses[digest] == 0)
+        total -= sum(size for file, size in blobs[entry.info.name].items() if uses[file] == 0)
     reason = f"{whose}{OVER_BUDGET}{budget}"
     made = [
         replace(entry, keep=False, reasons=(reason,), relied_on=False) if entry.info.name in gone else entry

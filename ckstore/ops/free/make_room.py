@@ -26,6 +26,7 @@ from ckstore.objects import reserve, trash
 from ckstore.ops import download_cache
 from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.config_file import (
+    BUDGET,
     KEEP_LOCAL,
     MIRROR,
     UNDO_BY_HAND_S,
@@ -39,8 +40,9 @@ from ckstore.ops.context import Context, Publication
 from ckstore.ops.free.drop import tell_unfreed
 from ckstore.ops.free.gc import collect
 from ckstore.ops.free.gc_plan import freed_in_turn, plan_gc
-from ckstore.ops.free.retain import carry_out, plan_drops, plan_local, plan_retention
+from ckstore.ops.free.retain import bytes_on_disk, carry_out, plan_drops, plan_local, plan_retention
 from ckstore.ops.free.superseded_checkpoints import drop_superseded, due
+from ckstore.ops.index.catalog_place import why_of_several_users
 from ckstore.ops.mirror_record import behind
 from ckstore.ops.refs.listing import infos
 
@@ -214,7 +216,7 @@ def keep_policy(publication: Publication) -> Sequence[str]:
     undo_s = UNDO_BY_RULE_S.of(config, str(context.layout.config))
     plans = [] if policy is None else [plan_drops(context, policy, run, own_only=rules.is_own_only(run))]
     done = [carry_out(context, plan, undo_s) for plan in plans]
-    if rules.budget is not None and _used_bytes(context) > rules.budget.most:
+    if rules.budget is not None and _used_bytes(context, own_only=BUDGET in rules.own_only) > rules.budget.most:
         drop_superseded(context, purge=True)  # worth less than any other checkpoint
         plans.append(plan_retention(context, None))
         done.append(carry_out(context, plans[-1], undo_s))
@@ -241,8 +243,11 @@ def failed_afterwards(what: str, run: str, why: str) -> str:
     return f"the checkpoint is saved, but {what} of the run {run} failed afterwards: {why}"
 
 
-def _used_bytes(context: Context) -> int:
-    """Return the size of the blobs of all checkpoints by the catalog; it only decides whether to look further."""
+def _used_bytes(context: Context, *, own_only: bool) -> int:
+    """Return the size of the blobs of all checkpoints, or of this user's; it only decides whether to look further."""
+    # The catalog counts equal blobs of several users once, and does not know who saved a checkpoint.
+    if own_only or why_of_several_users(context.layout.path):
+        return bytes_on_disk(context, own_only=own_only)
     try:
         return context.catalog.used_bytes()
     except CatalogUnavailable:  # then look at the directories

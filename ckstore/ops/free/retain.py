@@ -287,10 +287,21 @@ def _has_budget(rules: RetentionPolicy | Mapping[str, RetentionPolicy] | None, r
     return of_run is not None and of_run.budget is not None
 
 
+def bytes_on_disk(context: Context, *, own_only: bool) -> int:
+    """Return the size of the blobs of all checkpoints, superseded ones included, or of those that this user saved."""
+    files: dict[str, int] = {}
+    for info in infos(context, superseded=True):
+        if not own_only or _is_own(context, info):
+            files |= _blobs(context, info)
+    return sum(files.values())
+
+
 def _blobs(context: Context, info: CheckpointInfo) -> dict[str, int]:
-    """Return the blobs in the directory of a checkpoint, and their sizes (rule D)."""
+    """Return the files of the blobs in the directory of a checkpoint, and their sizes (rule D)."""
+    # By inode, since equal blobs of several users are separate files.
     with suppress(FileNotFoundError, NotADirectoryError):  # removed since it was listed
-        return {name: status.st_size for name, status in blobs_in(context.layout.checkpoint(info.key) / BLOBS)}
+        found = blobs_in(context.layout.checkpoint(info.key) / BLOBS)
+        return {f"{status.st_dev}:{status.st_ino}": status.st_size for _, status in found}
     return {}
 
 

@@ -6,6 +6,7 @@ The user of this process is given as data, and owners by `chown`; `tests/ops/tes
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from ckstore.fs import owner
 from ckstore.ops.config_file import make_room_of, read_config
 from ckstore.store import context_of
 from tests.ops.free.test_superseded import two_of_step
-from tests.support.checkpoint_dirs import checkpoint_dir
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.plans import plan_of
 
 pytestmark = pytest.mark.root
@@ -122,6 +123,40 @@ def test_a_budget_of_a_member_counts_and_drops_what_that_member_saved(
 
     assert [entry.info.name for entry in plan.dropped] == ["three@1"]
     assert {entry.run for entry in plan.entries} == {"three"}
+
+
+def test_a_budget_counts_each_file_of_equal_content(store: Store, user: Callable[[int], None]) -> None:
+    for step in (1, 2, 3):  # of each the blob has a file of its own, as after saves of three users
+        store.save(state(0), step=step)
+        (blob,) = blobs_dir(store.path, "main", step).iterdir()
+        status, data = blob.stat(), blob.read_bytes()
+        blob.unlink()
+        blob.write_bytes(data)
+        blob.chmod(stat.S_IMODE(status.st_mode))
+        os.utime(blob, ns=(status.st_atime_ns, status.st_mtime_ns))
+    store.config.budget = Budget(2_000_000)
+    user(_ONE)
+
+    assert [entry.info.name for entry in plan_of(store).dropped] == ["main@1"]
+    store.save(state(0), step=4)
+    assert steps(store) == [3, 4]
+
+
+def test_the_budget_of_a_member_drops_nothing_while_only_others_exceed_it(
+    store: Store, user: Callable[[int], None]
+) -> None:
+    store.config.undo_by_hand_s = 86400
+    user(_ONE)
+    save(store, _ONE, 1, 2, 3, run="one")
+    user(_THREE)
+    store.config.budget = Budget(2_500_000)
+    older, _ = two_of_step(store)
+    assert older.superseded
+    os.chown(store.path / f"checkpoints/main/{older.directory}", _THREE, -1)
+
+    save(store, _THREE, 2, run="three")
+
+    assert older.id in [info.id for info in store.checkpoints(superseded=True)]
 
 
 def test_a_member_s_rule_for_a_run_leaves_the_owner_s_default_to_all_others(
