@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ from ckstore.model.manifest.info import CheckpointInfo, Stamp
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.documents.annotations import read_annotations
 from ckstore.objects.host_view import HostView
-from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE, MARK, PLAIN
+from ckstore.objects.layout import ANNOTATIONS, BLOBS, ELSEWHERE, MARK, PLAIN
 from ckstore.ops.api_calls import places_of
 from ckstore.ops.call_threads import DEFAULT_THREADS
 from ckstore.ops.config_file import FAILED_SAVES_MOST, ON_FAILED_SAVE, THREADS, Setting, read_config, setting_of
@@ -433,7 +434,7 @@ def tags_by_checkpoint(layout: Layout) -> dict[CheckpointKey, tuple[str, ...]]:
 
 def with_small_files(context: Context, info: CheckpointInfo, there: Collection[str]) -> CheckpointInfo:
     """Return `info` with the facts that were added after the save; `there` has the `SMALL_FILES` that exist."""
-    found = MARK in there, ELSEWHERE in there, PLAIN in there
+    found = MARK in there, ELSEWHERE in there and _lacks_blobs(context, info.key), PLAIN in there
     if (info.damaged, info.elsewhere, info.compacted) != found:
         info = replace(info, damaged=found[0], elsewhere=found[1], compacted=found[2])
     if ANNOTATIONS in there:
@@ -441,6 +442,18 @@ def with_small_files(context: Context, info: CheckpointInfo, there: Collection[s
     if context.notices.problems:  # a problem with annotations is over when they are removed
         context.notices.problems.pop(annotation_problem(info), None)
     return info
+
+
+def _lacks_blobs(context: Context, key: CheckpointKey) -> bool:
+    """Whether a checkpoint with ``elsewhere.json`` lacks blobs: an eviction that runs or was killed moved none yet."""
+    path = context.layout.checkpoint(key)
+    with suppress(FileNotFoundError, PermissionError):
+        if here := {*dirfd_stat.names(path / BLOBS)}:
+            from ckstore.ops.check.validity import glance  # imports this module
+
+            manifest = glance(path, key, context.known.manifests).manifest
+            return manifest is None or any(blob.digest not in here for blob in manifest.stored)
+    return True
 
 
 def annotated(context: Context, info: CheckpointInfo) -> CheckpointInfo:

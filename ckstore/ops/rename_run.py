@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, NoSuchRef, Protected, StepExists
-from ckstore.fs import files, links, locks
+from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.model.checkpoint.annotations import Annotations
 from ckstore.model.manifest import encoding
 from ckstore.model.manifest.info import CheckpointInfo
@@ -29,7 +29,7 @@ from ckstore.objects.documents.annotations import add_annotations, read_annotati
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.generations import take_annotations
-from ckstore.objects.layout import PLAIN
+from ckstore.objects.layout import ELSEWHERE, PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops import config_file, events
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, policy_of, setting_of
@@ -106,6 +106,11 @@ def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:
     # One with a copy needs no data: it is only dropped.
     if lacking := [info for info in found if info.elsewhere and _copied(context, info, new) is None]:
         raise _remote_only(context, lacking)
+    for info in found:  # the claim of an eviction names the run
+        record = context.layout.checkpoint(info.key) / ELSEWHERE
+        if dirfd_stat.exists(record) and _copied(context, info, new) is None:
+            msg = f"an eviction of {info.name} has begun and has not ended"
+            raise BytesElsewhere(msg, hint=f"ckstore evict {info.name} or ckstore pull {info.name} ends it")
     _check_free(context, found, new)
     if {old, new} <= config_file.policies_by_run(context.layout).keys():  # one of the rules would be lost
         raise BadInput(

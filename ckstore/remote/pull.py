@@ -33,7 +33,7 @@ from ckstore.model.words import PUSH_AGAIN
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import id_at, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
-from ckstore.objects.layout import ANNOTATIONS
+from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
 from ckstore.objects.publish import IfExists, Outcome, Rule
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import why_of
@@ -198,7 +198,8 @@ class Pull:
         key = _key_here(self.context, place) if place.run_step in self._taken else None
         if key is not None:
             info = info_of(self.context, manifest, manifest_id, tags=(), key=key)
-            if info.elsewhere:
+            # Also after an eviction that was killed before it freed anything: this ends its record and its claim.
+            if dirfd_stat.exists(self.context.layout.checkpoint(key) / ELSEWHERE):
                 with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
                     self._restore_bytes(place, manifest, found.encoding, info)
             self._annotate(info, annotations)

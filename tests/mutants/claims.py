@@ -327,4 +327,22 @@ CLAIMS = [
         f"{_LISTING}::test_lost_checkpoints_are_reported_by_status_doctor_and_metrics",
         "assert",
     ),
+    Mutant(
+        "a checkpoint whose eviction has freed no data is reported as local",
+        "evicted-by-record",
+        "context.with_small_files",
+        " and _lacks_blobs(context, info.key)",
+        "",
+        "tests/remote/test_killed_evict.py::test_a_checkpoint_of_a_killed_eviction_is_local_and_a_pull_ends_its_claim",
+        "assert",
+    ),
+    Mutant(
+        "a pull ends the claim of a killed eviction",
+        "claim-after-pull",
+        "Pull._pull_one",
+        "if dirfd_stat.exists(self.context.layout.checkpoint(key) / ELSEWHERE):",
+        "if info.elsewhere:",
+        "tests/remote/test_killed_evict.py::test_a_checkpoint_of_a_killed_eviction_is_local_and_a_pull_ends_its_claim",
+        "assert",
+    ),
 ]

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from ckstore import RetentionPolicy, Store
+from ckstore.errors import BytesElsewhere
 from ckstore.ops.context import Context
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.remote.pruning import keep_remote
+from ckstore.remote.remote_only import evict as evicting
 from ckstore.remote.remote_only import remote_presence
+from tests.remote.test_keep import mirrored
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.meanwhile import elsewhere
 from tests.support.stores import check_links, check_store
@@ -64,6 +68,77 @@ def test_a_gc_after_any_kill_frees_all_unused_blobs(tmp_path: Path, act: Callabl
         shutil.rmtree(path)
         if not was_killed:
             return
+
+
+@pytest.mark.parametrize("act", [_evict, _pull])
+def test_after_any_kill_elsewhere_means_lacking_blobs_and_the_rule_completes_the_eviction(
+    tmp_path: Path, act: Callable[[Store], None]
+) -> None:
+    made = Store.init(tmp_path / "made", chunk_bytes=MIB)
+    made.remotes.add(_REMOTE, tmp_path / "remote")
+    made.config.mirror = _REMOTE
+    for step in (1, 2):
+        made.save(state(step), step=step)
+    mirrored(made)
+    made.config.keep_local = RetentionPolicy(keep_last=1)
+    if act is _pull:
+        _evict(made)
+    blob_count = len(blobs_of(made, 2))
+    made.close()
+    shutil.copytree(tmp_path / "remote", tmp_path / "remote before")
+    for at in itertools.count(1):
+        path = tmp_path / f"store-{at}"
+        shutil.copytree(tmp_path / "made", path, symlinks=True)
+        shutil.rmtree(tmp_path / "remote")
+        shutil.copytree(tmp_path / "remote before", tmp_path / "remote")
+        with Store.open(path) as store:
+            store.reindex(relink=True)
+
+        was_killed = run_and_kill(lambda path=path: act(Store.open(path)), at=at, before=True)  # type: ignore[misc]
+
+        with Store.open(path) as store:
+            is_lacking = len(blobs_of(store, 1)) < blob_count
+            assert [store.info(1).elsewhere, store.checkpoints()[0].elsewhere] == [is_lacking] * 2, f"at {at}"
+            report = store.verify()
+            assert (report.ok, [one.step for one in report.elsewhere]) == (True, [1] * is_lacking), f"at {at}"
+            if act is _evict:
+                store.evict(rule=True)
+            else:  # a killed pull may leave some blobs, which only an eviction by hand frees
+                _evict(store)
+            assert (blobs_of(store, 1), store.info(1).elsewhere) == ([], True), f"at {at}"
+            assert len(store.remotes.claims(_REMOTE)) == 1, f"at {at}"
+            store.pull(1, _REMOTE)
+            assert store.info(1).elsewhere is False
+            assert store.remotes.claims(_REMOTE) == (), f"at {at}"
+            assert same(store.load(1), state(1))
+        check_links(path)
+        shutil.rmtree(path)
+        if not was_killed:
+            return
+
+
+def blobs_of(store: Store, step: int) -> list[str]:
+    """Return the blobs in the directory of a checkpoint; none if the directory has no ``blobs/``."""
+    folder = blobs_dir(store.path, "main", step)
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_a_checkpoint_of_a_killed_eviction_is_local_and_a_pull_ends_its_claim(tmp_path: Path) -> None:
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.remotes.add(_REMOTE, tmp_path / "remote")
+        for step in (1, 2):
+            store.save(state(step), step=step)
+        store.push(all=True, remote=_REMOTE)
+        assert run_and_kill_instead(lambda: _evict(Store.open(store.path)), evicting, "_evict_one")
+        assert len(store.remotes.claims(_REMOTE)) == 1
+        assert not store.info(1).elsewhere
+        with pytest.raises(BytesElsewhere, match="an eviction of main@1 has begun and has not ended"):
+            store.rename_run("main", "other")
+
+        store.pull(1, _REMOTE)
+
+        assert store.remotes.claims(_REMOTE) == ()
+        assert not (checkpoint_dir(store.path, "main", 1) / "elsewhere.json").exists()
 
 
 def test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_outside(tmp_path: Path) -> None:
