@@ -15,12 +15,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
+from ckstore.errors import BytesElsewhere, CkstoreError, DamagedBlob, RemoteError
 from ckstore.fs import direct, dirfd_stat, files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
+from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import MANIFEST
 from ckstore.ops.api_calls import why_of
@@ -209,11 +210,32 @@ class Push:
         except (CkstoreError, OSError) as error:  # local `OSError`s; those of the engine are translated
             self._begin()  # the error has stopped the shared limiter and memory budget
             if len(batch) == 1:
+                if isinstance(error, BytesElsewhere):
+                    error = self._with_commands(batch[0], error)
                 self.failures[batch[0].name] = failure_of(batch[0].name, error)
                 self._left_out.add(batch[0].id)
                 return
             for info in batch:
                 self._send_whole([info])
+
+    def _with_commands(self, info: CheckpointInfo, error: BytesElsewhere) -> BytesElsewhere:
+        """Return the error for an evicted checkpoint that this remote lacks, with the commands that help."""
+        holders = holder_names_at(self._context.layout.checkpoint(info.key))
+        at = [name for name in holders if name != self._remote.name]
+        if at:
+            return BytesElsewhere(
+                f"data of {info.name} is only on {' and '.join(at)}",
+                hint=f"store.pull({info.name!r}, {at[0]!r}) restores it; then push again",
+                command_hint=f"ckstore pull {info.name} --remote {at[0]} restores it; then push again",
+            )
+        if not holders:
+            return error
+        if_any, otherwise = "if another remote has it,", "restores it; then push again. Otherwise"
+        return BytesElsewhere(
+            f"data of {info.name} is missing: it was evicted to {self._remote.name}, which no longer has all of it",
+            hint=f"{if_any} store.pull(ref, remote) {otherwise} store.delete(ref) removes the lost checkpoint",
+            command_hint=f"{if_any} ckstore pull REF --remote NAME {otherwise} ckstore delete REF removes the lost one",
+        )
 
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:

@@ -6,13 +6,14 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ckstore import CkstoreError, DamagedBlob, RemoteError, RemoteUnavailable, RetentionPolicy, Store
+from ckstore import BytesElsewhere, CkstoreError, DamagedBlob, RemoteError, RemoteUnavailable, RetentionPolicy, Store
 from ckstore.ops.free.drop import drop
 from ckstore.ops.refs.find import open_directory
 from ckstore.remote import pull as pulling
@@ -286,3 +287,51 @@ def test_a_prune_continues_if_keep_remote_cannot_be_planned(
     with pytest.raises(RemoteError, match="a tag there cannot be read"):
         store.remotes.prune("cold")
     assert pruned == ["cold"]
+
+
+@pytest.fixture
+def evicted(tmp_path: Path) -> Iterator[Store]:
+    """Return a store whose first two checkpoints are evicted to ``cold``. The remote ``spare`` has the first one."""
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        for name in ("cold", "spare"):
+            store.remotes.add(name, tmp_path / name)
+        for step in (1, 2, 3):
+            store.save({"w": np.full(1000, step)}, step=step)
+        store.push(all=True, remote="cold")
+        store.push(1, remote="spare")
+        store.evict([1, 2], remote="cold")
+        yield store
+
+
+def test_a_push_of_all_names_lost_checkpoints_with_commands_that_work_and_pushes_the_others(
+    tmp_path: Path, evicted: Store
+) -> None:
+    kept = {path.name for path in blobs_dir(evicted.path, "main", 3).iterdir()}
+    for path in (tmp_path / "cold" / "blobs").glob("*/*"):
+        if path.name not in kept:
+            path.unlink()
+    evicted.save({"w": np.full(1000, 4)}, step=4)
+
+    with pytest.raises(BytesElsewhere) as raised:
+        evicted.push(all=True, remote="cold")
+
+    told = (
+        "data of main@2 is missing: it was evicted to cold, which no longer has all of it; 1 more item failed: main@1"
+    )
+    assert raised.value.message == told
+    assert "ckstore pull REF --remote NAME restores it" in (raised.value.command_hint or "")
+    assert len([*(tmp_path / "cold/checkpoints/main/4").glob("*/manifest.json")]) == 1
+    evicted.pull(1, "spare")
+    evicted.delete(2)
+    evicted.push(all=True, remote="cold")
+    evicted.evict(1, remote="cold")
+    assert evicted.load(1)["w"][0] == 1
+
+
+def test_a_push_of_checkpoints_that_another_remote_has_names_it_and_how_to_restore_them(evicted: Store) -> None:
+    with pytest.raises(BytesElsewhere, match="data of main@2 is only on cold") as raised:
+        evicted.push(all=True, remote="spare")
+
+    assert raised.value.command_hint == "ckstore pull main@2 --remote cold restores it; then push again"
+    evicted.pull(2, "cold")
+    evicted.push(all=True, remote="spare")
