@@ -1,7 +1,8 @@
-"""The generations of a checkpoint: find the other ones, and publish the next one as the last step of a compaction."""
+"""The generations of a checkpoint: find the other ones, and publish the next one to compact or evict it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from ckstore.errors import InUse
@@ -46,9 +47,20 @@ def _is_form(layout: Layout, key: CheckpointKey, id: str) -> bool:
 
 
 def publish_generation(
-    layout: Layout, staging: Staging, former: CheckpointKey, checkpoint: str
+    layout: Layout,
+    staging: Staging,
+    former: CheckpointKey,
+    checkpoint: str,
+    check: Callable[[locks.DirectoryLock], object] | None = None,
 ) -> tuple[CheckpointKey, locks.DirectoryLock]:
     """Publish the sealed `staging`, durably, as the next generation of the checkpoint with this id.
+
+    Args:
+        layout: The store.
+        staging: The directory to publish.
+        former: The present generation.
+        checkpoint: The id.
+        check: Called before the rename, with the exclusive lock of the former generation.
 
     Returns:
         Its key, and the exclusive lock on the former generation, which the caller drops.
@@ -70,6 +82,8 @@ def publish_generation(
             raise InUse(f"a process is using {path}")
         try:
             _check(path, lock, checkpoint)
+            if check is not None:
+                check(lock)
             take_annotations(lock, staging)
             run_lock.check()
             key, _ = give_name(layout, staging.path, staging.lock, *former.run_step, checkpoint, former=former)

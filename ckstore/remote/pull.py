@@ -31,8 +31,9 @@ from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
 from ckstore.model.words import PUSH_AGAIN
 from ckstore.objects import publish as publishing
-from ckstore.objects.checkpoints import id_at, key_with_id, look, published_of_step
+from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
+from ckstore.objects.documents.remote_only import remove_remote_only
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
 from ckstore.objects.publish import IfExists, Outcome, Rule
 from ckstore.objects.staging import Staging
@@ -46,6 +47,7 @@ from ckstore.ops.free.make_room import how_to_free, purge
 from ckstore.ops.free.superseded_checkpoints import drop_older
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.pace import RateLimiter
+from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.protection import held
 from ckstore.ops.save.restore_blobs import restore_blobs
 from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
@@ -116,7 +118,7 @@ class Pull:
         manner: Limits of the transfer.
         if_exists: What to do if another checkpoint has the run and step.
         warnings: Messages for the user.
-        brought_back: Whether evicted bytes of a checkpoint were restored.
+        brought_back: Whether evicted bytes of a checkpoint were restored, or a killed eviction was ended.
     """
 
     context: Context
@@ -198,8 +200,9 @@ class Pull:
         key = _key_here(self.context, place) if place.run_step in self._taken else None
         if key is not None:
             info = info_of(self.context, manifest, manifest_id, tags=(), key=key)
-            # Also after an eviction that was killed before it freed anything: this ends its record and its claim.
-            if dirfd_stat.exists(self.context.layout.checkpoint(key) / ELSEWHERE):
+            if not info.elsewhere:
+                self._end_eviction(info)
+            else:
                 with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
                     self._restore_bytes(place, manifest, found.encoding, info)
             self._annotate(info, annotations)
@@ -290,6 +293,16 @@ class Pull:
             reclaim.discard(context, staging, error)
             raise
         reclaim.discard(context, staging)
+
+    def _end_eviction(self, info: CheckpointInfo) -> None:
+        """Remove the record of an eviction that has freed nothing, for example because it was killed."""
+        if not dirfd_stat.exists(self.context.layout.checkpoint(info.key) / ELSEWHERE):
+            return
+        with open_directory(self.context, info) as directory:
+            lock = directory.lock
+            if not judge_blobs(lock.inside, lock.fd, directory.manifest).elsewhere:
+                remove_remote_only(lock)
+                self.brought_back = True
 
     def _follow_up(
         self, staging: Staging, manifest: Manifest, place: Place, outcome: Outcome

@@ -61,15 +61,6 @@ DECIDING = [
         "DID NOT RAISE",
     ),
     Mutant(
-        "compacted checkpoints do not count as ones that can be evicted",
-        "compacted-evictable",
-        "retain.plan_local",
-        "        if info.compacted:",
-        "        if info.compacted and not info.id:",
-        "tests/remote/test_keep.py::test_a_compacted_checkpoint_does_not_count_as_one_that_can_be_evicted[url]",
-        "assert",
-    ),
-    Mutant(
         "a plan of several runs is applied to the given run only",
         "plan-of-all-runs",
         "retain.part_of",

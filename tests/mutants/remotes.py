@@ -999,7 +999,7 @@ REMOTES = [
         "a converted store relies on the remote only after every byte was observed there",
         "converted-unseen",
         "store_conversion._end",
-        "    if problem := attest.lacks(place_of(one.info), one.blobs, read=True):\n",
+        "    if problem := attest.lacks(place_of(one.info), one.manifest.blobs, read=True):\n",
         '    if problem := "":\n',
         f"{_CONVERT}::test_checkpoints_damaged_at_the_remote_are_still_read_from_the_store",
         "DID NOT RAISE",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckstore import BadInput, RetentionPolicy, Store
@@ -20,6 +21,7 @@ from ckstore.store import context_of
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.remote.test_rescue import drifting
+from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.stores import check_store
 
 pytestmark = pytest.mark.usefixtures("no_mirror_process")
@@ -90,20 +92,56 @@ def test_checkpoints_keep_their_bytes_for_a_tag_a_pin_or_the_mirror_and_the_plan
     assert [info.step for info in store.evict(rule=True).evicted] == [3]
 
 
-def test_a_compacted_checkpoint_does_not_count_as_one_that_can_be_evicted(store: Store) -> None:
+def test_compacted_checkpoints_that_were_pushed_plain_are_evicted(store: Store) -> None:
+    for step, value in enumerate(drifting(4), 1):
+        store.save({"w": value}, step=step, metrics={"loss": step})
+        store.annotate(step, note=f"note {step}")
+    mirrored(store)
+    assert [done.info.step for done in store.compact(keep_newest=2).compacted] == [2, 1]
+    ids = [info.id for info in store.checkpoints()]
+
+    assert [info.step for info in store.evict(2).evicted] == [2]
+
+    # The files that the first one is decoded with remain.
+    assert [(info.step, info.elsewhere, info.compacted) for info in store.checkpoints()[:2]] == [
+        (1, False, True),
+        (2, True, False),
+    ]
+    store.config.keep_local = RetentionPolicy(keep_last=1)
+    report = store.evict(rule=True)
+    assert ([info.step for info in report.evicted], report.skipped) == ([1, 3], ())
+    assert report.freed_bytes > 0
+    assert {path.name for path in store.path.glob("blobs/*/*")} == {
+        path.name for path in blobs_dir(store.path, "main", 4).iterdir()
+    }
+    assert [info.id for info in store.checkpoints()] == ids
+    assert [info.notes[0].text for info in store.checkpoints()] == [f"note {step}" for step in range(1, 5)]
+    for step, value in enumerate(drifting(4), 1):
+        assert np.array_equal(store.load(step)["w"], value)
+    assert store.verify().ok
+    store.pull(all=True, remote="cold")
+    assert not any(info.elsewhere for info in store.checkpoints())
+    assert store.verify().ok
+    assert [done.info.step for done in store.compact(keep_newest=2).compacted] == [2, 1]
+    check_store(store.path)
+
+
+def test_a_compacted_checkpoint_stays_local_if_the_remote_lacks_bytes(store: Store) -> None:
     for step, value in enumerate(drifting(4), 1):
         store.save({"w": value}, step=step)
     mirrored(store)
-    assert [done.info.step for done in store.compact(keep_newest=2).compacted] == [2, 1]
-    store.config.keep_local = RetentionPolicy(keep_last=1)
+    own = {path.name for path in blobs_dir(store.path, "main", 1).iterdir()}
+    store.compact(keep_newest=2)
+    objects = open_objects(store.remotes.get("cold").target)
+    objects.delete([one.key for one in objects.list(keys.BLOBS) if one.key.rpartition("/")[2] in own])
 
-    report = store.evict(rule=True, dry_run=True)
+    (skipped,) = store.evict(1).skipped
 
-    assert ([info.step for info in report.evicted], report.skipped) == ([3], ())
-    reasons = {entry.info.step: entry.reasons for entry in report.plan.entries} if report.plan else {}
-    assert reasons[1] == reasons[2] == ("no remote has its encoded files",)
-    assert [info.step for info in store.evict(rule=True).evicted] == [3]
-    assert store.verify().ok
+    assert skipped.reason.startswith("cold does not have blob")
+    assert (store.info(1).elsewhere, store.info(1).compacted) == (False, True)
+    assert store.remotes.claims("cold") == ()
+    assert not (checkpoint_dir(store.path, "main", 1) / "elsewhere.json").exists()
+    check_store(store.path)
 
 
 @pytest.mark.parametrize("by", ["tag", "pin"])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from ckstore import RetentionPolicy, Store
-from ckstore.errors import BytesElsewhere
+from ckstore.errors import BytesElsewhere, CkstoreError, UnknownOutcome
+from ckstore.fs import files
+from ckstore.objects import generations, trash
 from ckstore.ops.context import Context
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.remote.pruning import keep_remote
@@ -19,6 +25,7 @@ from ckstore.remote.remote_only import remote_presence
 from tests.remote.test_keep import mirrored
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
+from tests.remote.test_rescue import drifting
 from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.crashing import run_and_kill, run_and_kill_instead
 from tests.support.meanwhile import elsewhere
@@ -85,6 +92,52 @@ def test_after_any_kill_elsewhere_means_lacking_blobs_and_the_rule_completes_the
         _evict(made)
     blob_count = len(blobs_of(made, 2))
     made.close()
+    for store, at in after_each_kill(tmp_path, act):
+        is_lacking = len(blobs_of(store, 1)) < blob_count
+        assert [store.info(1).elsewhere, store.checkpoints()[0].elsewhere] == [is_lacking] * 2, at
+        report = store.verify()
+        assert (report.ok, [one.step for one in report.elsewhere]) == (True, [1] * is_lacking), at
+        if act is _evict:
+            store.evict(rule=True)
+        else:  # a killed pull may leave some blobs, which only an eviction by hand frees
+            _evict(store)
+        assert (blobs_of(store, 1), store.info(1).elsewhere) == ([], True), at
+        assert len(store.remotes.claims(_REMOTE)) == 1, at
+        store.pull(1, _REMOTE)
+        assert store.info(1).elsewhere is False
+        assert store.remotes.claims(_REMOTE) == (), at
+        assert same(store.load(1), state(1))
+
+
+def test_after_any_kill_of_an_eviction_a_compacted_checkpoint_loads_and_the_next_one_completes_it(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("zstandard")
+    made = Store.init(tmp_path / "made", chunk_bytes=MIB)
+    made.remotes.add(_REMOTE, tmp_path / "remote")
+    values = drifting(3)
+    for step, value in enumerate(values, 1):
+        made.save({"w": value}, step=step)
+    made.push(all=True, remote=_REMOTE)
+    assert [done.info.step for done in made.compact(keep_newest=1).compacted] == [2, 1]
+    made.close()
+    for store, at in after_each_kill(tmp_path, _evict):
+        info = store.info(1)
+        assert (info.elsewhere, info.compacted) in {(False, True), (True, False)}, at
+        assert (bool(blobs_of(store, 1)), store.verify().ok) == (info.compacted, True), at
+        assert np.array_equal(store.load(1)["w"], values[0]), at
+        _evict(store)
+        report = store.gc(now=True)
+        assert (report.linked_outside, report.held) == ((), ()), at
+        assert [len([*store.path.glob(f"checkpoints/main/{step}.*")]) for step in (1, 2, 3)] == [1, 1, 1], at
+        assert (blobs_of(store, 1), store.info(1).elsewhere, len(store.remotes.claims(_REMOTE))) == ([], True, 1), at
+        assert [np.array_equal(store.load(step)["w"], value) for step, value in enumerate(values, 1)] == [True] * 3
+        store.pull(1, _REMOTE)
+        assert store.remotes.claims(_REMOTE) == (), at
+
+
+def after_each_kill(tmp_path: Path, act: Callable[[Store], None]) -> Iterator[tuple[Store, str]]:
+    """Yield copies of the store ``made``, each after another kill of `act`, and the last one after none."""
     shutil.copytree(tmp_path / "remote", tmp_path / "remote before")
     for at in itertools.count(1):
         path = tmp_path / f"store-{at}"
@@ -97,20 +150,7 @@ def test_after_any_kill_elsewhere_means_lacking_blobs_and_the_rule_completes_the
         was_killed = run_and_kill(lambda path=path: act(Store.open(path)), at=at, before=True)  # type: ignore[misc]
 
         with Store.open(path) as store:
-            is_lacking = len(blobs_of(store, 1)) < blob_count
-            assert [store.info(1).elsewhere, store.checkpoints()[0].elsewhere] == [is_lacking] * 2, f"at {at}"
-            report = store.verify()
-            assert (report.ok, [one.step for one in report.elsewhere]) == (True, [1] * is_lacking), f"at {at}"
-            if act is _evict:
-                store.evict(rule=True)
-            else:  # a killed pull may leave some blobs, which only an eviction by hand frees
-                _evict(store)
-            assert (blobs_of(store, 1), store.info(1).elsewhere) == ([], True), f"at {at}"
-            assert len(store.remotes.claims(_REMOTE)) == 1, f"at {at}"
-            store.pull(1, _REMOTE)
-            assert store.info(1).elsewhere is False
-            assert store.remotes.claims(_REMOTE) == (), f"at {at}"
-            assert same(store.load(1), state(1))
+            yield store, f"at {at}"
         check_links(path)
         shutil.rmtree(path)
         if not was_killed:
@@ -123,15 +163,21 @@ def blobs_of(store: Store, step: int) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_a_checkpoint_of_a_killed_eviction_is_local_and_a_pull_ends_its_claim(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_checkpoint_of_a_killed_eviction_is_local_and_a_pull_ends_its_claim(
+    tmp_path: Path, is_compacted: bool
+) -> None:
     with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
         store.remotes.add(_REMOTE, tmp_path / "remote")
-        for step in (1, 2):
-            store.save(state(step), step=step)
+        for step, value in enumerate(drifting(2), 1):
+            store.save({"w": value}, step=step)
         store.push(all=True, remote=_REMOTE)
+        if is_compacted:
+            store.compact(keep_newest=1)
+        before = blobs_of(store, 1)
         assert run_and_kill_instead(lambda: _evict(Store.open(store.path)), evicting, "_evict_one")
         assert len(store.remotes.claims(_REMOTE)) == 1
-        assert not store.info(1).elsewhere
+        assert (store.info(1).elsewhere, store.info(1).compacted) == (False, is_compacted)
         with pytest.raises(BytesElsewhere, match="an eviction of main@1 has begun and has not ended"):
             store.rename_run("main", "other")
 
@@ -139,6 +185,67 @@ def test_a_checkpoint_of_a_killed_eviction_is_local_and_a_pull_ends_its_claim(tm
 
         assert store.remotes.claims(_REMOTE) == ()
         assert not (checkpoint_dir(store.path, "main", 1) / "elsewhere.json").exists()
+        assert blobs_of(store, 1) == before
+    check_store(tmp_path / "store")
+
+
+def test_a_pull_during_the_eviction_of_a_compacted_checkpoint_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.remotes.add(_REMOTE, tmp_path / "remote")
+        for step, value in enumerate(drifting(2), 1):
+            store.save({"w": value}, step=step)
+        store.push(all=True, remote=_REMOTE)
+        store.compact(keep_newest=1)
+        publish = generations.publish_generation
+
+        def pull_first(*args: Any) -> Any:
+            elsewhere(lambda: Store.open(store.path).pull(1, _REMOTE))
+            return publish(*args)
+
+        monkeypatch.setattr(evicting, "publish_generation", pull_first)
+
+        assert [one.reason for one in store.evict(1, _REMOTE).skipped] == ["another process evicts it"]
+        assert (store.info(1).elsewhere, store.info(1).compacted) == (False, True)
+        assert store.remotes.claims(_REMOTE) == ()
+    check_store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("step", ["publish_generation", "move_to_trash", "sync_directory", "reconcile_one"])
+def test_an_eviction_of_a_compacted_checkpoint_that_fails_at_any_step_keeps_its_claim_or_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    values = drifting(2)
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.remotes.add(_REMOTE, tmp_path / "remote")
+        for number, value in enumerate(values, 1):
+            store.save({"w": value}, step=number)
+        store.push(all=True, remote=_REMOTE)
+        store.compact(keep_newest=1)
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise OSError(errno.EIO, "an error of the disk")
+
+        def then_fail(*args: Any) -> Any:
+            publish(*args)[1].release()
+            raise UnknownOutcome("the directory was not synced")
+
+        publish = generations.publish_generation
+        with monkeypatch.context() as failing, suppress(CkstoreError):
+            if step == "publish_generation":
+                failing.setattr(evicting, step, then_fail)
+            else:
+                failing.setattr({"move_to_trash": trash, "sync_directory": files}.get(step, evicting), step, fail)
+            store.evict(1, _REMOTE)
+
+    with Store.open(tmp_path / "store") as store:
+        store.gc(now=True)
+        assert len(store.remotes.claims(_REMOTE)) >= store.info(1).elsewhere
+        assert np.array_equal(store.load(1)["w"], values[0])
+        _evict(store)
+        assert (store.info(1).elsewhere, len(store.remotes.claims(_REMOTE))) == (True, 1)
+    check_store(tmp_path / "store")
 
 
 def test_blobs_moved_to_trash_by_an_eviction_are_not_reported_as_linked_outside(tmp_path: Path) -> None:

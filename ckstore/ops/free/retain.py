@@ -101,9 +101,6 @@ def plan_local(context: Context, policy: RetentionPolicy, remote: str) -> Retent
     history = _history(context, datetime.now(UTC), here, policy, urgent=True)
     for info in behind(context.layout, remote, here):
         history[info.name] = replace(history[info.name], wanted_by=not_yet(remote))
-    for info in here:
-        if info.compacted:  # an eviction refuses it
-            history[info.name] = replace(history[info.name], wanted_by="no remote has its encoded files")
     return _plan(context, policy, datetime.now(UTC), history, sure=False)
 
 

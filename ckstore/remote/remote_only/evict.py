@@ -3,8 +3,9 @@
 No bytes are freed before the remote has them and keeps them (P11). First, ``elsewhere.json`` is made durable. Then the
 checkpoint is claimed on the remote, so that no store deletes it there. After that every blob is verified: it was sent
 in a way that the service checks, or was read back and compared, and the remote still lists it. Then, under an exclusive
-lock, one rename moves ``blobs/`` to the trash, and the collector frees blobs that no other checkpoint uses. A kill at
-any point leaves a checkpoint that can still be read. Source: docs/format/remote-v1.md, "Evict".
+lock, one rename moves ``blobs/`` to the trash, and the collector frees blobs that no other checkpoint uses. A compacted
+checkpoint is instead published in its plain form without blobs, and its encoded directory is moved to the trash. A kill
+at any point leaves a checkpoint that can still be read. Source: docs/format/remote-v1.md, "Evict".
 """
 
 from __future__ import annotations
@@ -22,16 +23,24 @@ from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.locks import DirectoryLock
 from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.reports.retention_report import Skipped
 from ckstore.model.reports.transfer import EvictReport
-from ckstore.model.settings.settings import ELSEWHERE
+from ckstore.model.settings import settings
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
-from ckstore.objects.checkpoints import id_at, judge_blobs
+from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id
 from ckstore.objects.documents import marks
-from ckstore.objects.documents.remote_only import read_remote_only, remove_remote_only, touch, write_remote_only
-from ckstore.objects.layout import BLOBS
+from ckstore.objects.documents.remote_only import (
+    read_remote_only,
+    remote_only_bytes,
+    remove_remote_only,
+    touch,
+    write_remote_only,
+)
+from ckstore.objects.generations import publish_generation
+from ckstore.objects.layout import BLOBS, ELSEWHERE, PLAIN
+from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
@@ -60,12 +69,12 @@ class Eviction:
 
     Attributes:
         info: The checkpoint.
-        blobs: Its blobs.
-        holder: The remote that has them, with the claim.
+        manifest: Its manifest.
+        holder: The remote that has its blobs, with the claim.
     """
 
     info: CheckpointInfo
-    blobs: Sequence[BlobRecord]
+    manifest: Manifest
     holder: RemoteHolder
 
 
@@ -91,7 +100,7 @@ def evict(
     if not dry_run:
         context.check_writable()
         # Before the first checkpoint without blobs exists: an older reader would consider it torn.
-        require(context, ELSEWHERE)
+        require(context, settings.ELSEWHERE)
     uuid, attest = read_info(remote.objects, remote.name).uuid, PresenceCheck(context, remote, TransferLimits())
     evicted: list[CheckpointInfo] = []
     skipped: list[Skipped] = []
@@ -105,7 +114,7 @@ def evict(
         # Claim all of them, and only then check: until a checkpoint is claimed, another store may delete its bytes from
         # the remote, so finding them earlier proves nothing.
         if not dry_run:
-            attest.claim([(place_of(one.info), one.holder.claim, one.blobs) for one in going])
+            attest.claim([(place_of(one.info), one.holder.claim, one.manifest.blobs) for one in going])
         for one in [*going]:
             step = partial(_evict_one, context, one, attest, dry_run=dry_run)
             if not _has_succeeded(step, one.info, skipped, failures):
@@ -113,7 +122,7 @@ def evict(
             going.remove(one)
             evicted.append(one.info)
             if not dry_run:
-                digests.update((blob.digest, blob.nbytes) for blob in one.blobs)
+                digests.update((file.digest, file.nbytes) for file in one.manifest.stored)
                 reason = why.get(one.info.name, "by hand")
                 note(context, "evicted", one.info.key.run_step, id=one.info.id, why=f"{remote.name} has it; {reason}")
     finally:
@@ -173,20 +182,18 @@ def _begin(  # noqa: PLR0917
         Why it keeps its bytes, or "".
     """
     with open_directory(context, info) as directory:
-        blobs = directory.manifest.blobs
-        judged = judge_blobs(directory.lock.inside, directory.lock.fd, directory.manifest)
+        manifest = directory.manifest
+        judged = judge_blobs(directory.lock.inside, directory.lock.fd, manifest)
         if judged.problem or marks.read_mark(directory.lock.fd) is not None:
             return judged.problem or "it is marked as damaged: verify it first"
-        if directory.manifest.encoding is not None:
-            return "it was compacted, and no remote has its encoded files"
-        if not blobs or len(judged.elsewhere) == len(blobs):
+        if not manifest.stored or len(judged.elsewhere) == len(manifest.stored):
             return "it has no local bytes"
     try:
         if not attest.finds(place_of(info)):
             return f"{remote.name} does not have it"
     except RemoteError as error:
         return error.message
-    one = Eviction(info, blobs, RemoteHolder(uuid, remote.name, uuid4().hex))
+    one = Eviction(info, manifest, RemoteHolder(uuid, remote.name, uuid4().hex))
     if not dry_run:
         say_elsewhere(context, one)
     going.append(one)
@@ -210,12 +217,15 @@ def say_elsewhere(context: Context, one: Eviction) -> None:
 
 def _withdraw(context: Context, one: Eviction, attest: PresenceCheck) -> None:
     """Remove the record that a remote has a checkpoint, if it kept all its bytes, and end its claim."""
+    # A failure after the plain form of a compacted checkpoint was published, which relies on the claim.
+    if key_with_id(context.layout, *place_of(one.info)) != one.info.key:
+        return
     with alone(context, one.info) as lock:
         document = read_remote_only(lock.fd)
         if document is None or document.remotes != (one.holder,):  # other remotes had it before
             return
         here = {*trash.names_in(lock.inside / BLOBS)}
-        if not here.issuperset(blob.digest for blob in one.blobs):
+        if not here.issuperset(file.digest for file in one.manifest.stored):
             return
         remove_remote_only(lock)
     attest.end_claim(place_of(one.info), one.holder.claim)
@@ -224,10 +234,13 @@ def _withdraw(context: Context, one: Eviction, attest: PresenceCheck) -> None:
 def _evict_one(context: Context, one: Eviction, attest: PresenceCheck, *, dry_run: bool) -> str:
     """Free the bytes of one checkpoint. Return why it keeps them, or "" if they were freed."""
     try:
-        problem = attest.lacks(place_of(one.info), one.blobs, read=not dry_run)
+        problem = attest.lacks(place_of(one.info), one.manifest.blobs, read=not dry_run)
     except RemoteError as error:
         return error.message
-    return problem if problem or dry_run else _free_bytes(context, one)
+    if problem or dry_run:
+        return problem
+    make_kept_durable(context, one.info.run)
+    return _free_bytes(context, one) if one.manifest.encoding is None else _free_encoded(context, one)
 
 
 @contextmanager
@@ -252,11 +265,8 @@ def alone(context: Context, info: CheckpointInfo) -> Iterator[DirectoryLock]:
 def _free_bytes(context: Context, one: Eviction) -> str:
     layout, info = context.layout, one.info
     path = layout.checkpoint(info.key)
-    make_kept_durable(context, info.run)
     with alone(context, info) as lock:
-        document = read_remote_only(lock.fd)
-        if document is None or one.holder not in document.remotes:
-            return "another process evicts it"
+        _check_claimed(one, lock)
         # Touch it before the rename too: if the process is killed between the rename and the second touch, rows would
         # otherwise still count the blobs, and gc would never free them.
         touch(lock)
@@ -270,6 +280,42 @@ def _free_bytes(context: Context, one: Eviction) -> str:
         touch(lock)
     with suppress(CkstoreError, OSError):  # the next opener does it, since the times of the manifest changed
         reconcile_one(context, info.key, timeout_s=_CATALOG_TIMEOUT_S)
+    return ""
+
+
+def _check_claimed(one: Eviction, lock: DirectoryLock) -> RemoteOnly:
+    """Return the remotes of a locked checkpoint. Raise if the claim of its eviction is no longer among them."""
+    document = read_remote_only(lock.fd)
+    if document is None or one.holder not in document.remotes:
+        raise InUse("another process evicts it")
+    return document
+
+
+def _free_encoded(context: Context, one: Eviction) -> str:
+    """Publish a compacted checkpoint in its plain form, without blobs, and move its encoded files to trash."""
+    # The remote has the plain blobs, or its own encoding of them. It does not have the encoded files of this store.
+    layout, info = context.layout, one.info
+    staging = Staging.create(layout, info.run, info.step)
+    try:
+        with open_directory(context, info) as directory:
+            data = remote_only_bytes(_check_claimed(one, directory.lock), str(staging.lock.inside / ELSEWHERE))
+            plain = files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
+        files.create_file(staging.lock.inside / ELSEWHERE, data, mode=files.mode_in(staging.lock.fd))
+        staging.seal(plain)
+        claimed = partial(_check_claimed, one)
+        key, lock = publish_generation(layout, staging, info.key, info.id, claimed)
+    except BaseException as error:
+        reclaim.abandon(context, staging, error)
+        raise
+    staging.lock.release()
+    with lock:
+        trash.move_to_trash(layout, layout.checkpoint(info.key), lock)
+    for folder in (layout.trash, layout.checkpoint(key).parent):
+        files.sync_directory(folder)
+    context.known.directories.changed(key, staging.inode, None)
+    context.known.directories.changed(info.key, None, None)
+    with suppress(CkstoreError, OSError):  # the next opener does it
+        reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
     return ""
 
 

@@ -54,7 +54,7 @@ def convert(context: Context, old: OtherStore, new: Remote) -> TransferReport:
     for info in infos(context, superseded=True):
         if any(holder.uuid == old_uuid for holder in holders_at(context.layout.checkpoint(info.key))):
             each(partial(_begin, context, info, new, uuid, attest, going), info)
-    attest.claim([(place_of(one.info), one.holder.claim, one.blobs) for one in going])
+    attest.claim([(place_of(one.info), one.holder.claim, one.manifest.blobs) for one in going])
     for one in going:
         each(partial(_end, context, one, old_uuid, attest), one.info)
     attest.keep()
@@ -70,17 +70,17 @@ def _begin(  # noqa: PLR0917
 ) -> None:
     """Add the remote to the places from which a checkpoint is read."""
     with open_directory(context, info) as directory:
-        blobs = directory.manifest.blobs
+        manifest = directory.manifest
     if not attest.finds(place_of(info)):
         raise RemoteError(f"neither {new.name} nor the store has {info.name}")
-    one = Eviction(info, blobs, RemoteHolder(uuid, new.name, uuid4().hex))
+    one = Eviction(info, manifest, RemoteHolder(uuid, new.name, uuid4().hex))
     say_elsewhere(context, one)
     going.append(one)
 
 
 def _end(context: Context, one: Eviction, old_uuid: str, attest: PresenceCheck) -> None:
     """Remove the old store from these places, after every byte on the remote was verified."""
-    if problem := attest.lacks(place_of(one.info), one.blobs, read=True):
+    if problem := attest.lacks(place_of(one.info), one.manifest.blobs, read=True):
         raise RemoteError(problem, hint="convert it again")
     with alone(context, one.info) as lock:
         document = read_remote_only(lock.fd)
