@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ckstore import BadInput, RetentionPolicy, Store
+from ckstore.model.settings.free_space import Amount
+from ckstore.model.sizes import size_text
+from ckstore.ops.free.make_room import how_to_free
 from ckstore.provisional import RetentionPlan
 from ckstore.remote import keys
 from ckstore.remote.metadata_sync import named_at
@@ -407,3 +412,39 @@ def test_without_a_policy_or_a_mirror_the_error_names_the_setting(tmp_path: Path
     store.config.keep_local = RetentionPolicy(keep_last=1)
     with pytest.raises(BadInput, match="no mirror"):
         store.evict(rule=True)
+
+
+@pytest.mark.parametrize("evicted", [[], [4], [1, 4]])
+def test_the_advice_on_space_is_true_while_compacted_checkpoints_hold_data(
+    store: Store, tmp_path: Path, evicted: list[int]
+) -> None:
+    store.config.undo_by_hand_s = 0
+    for step, value in enumerate(drifting(5), 1):
+        store.save({"w": value}, step=step)
+    mirrored(store)
+    assert [done.info.step for done in store.compact(keep_newest=2).compacted] == [3, 2, 1]
+    store.evict(evicted, "cold")
+    store.gc()
+
+    advice = how_to_free(context_of(store), Amount(2**40))
+
+    actions: dict[str, Callable[[Store], object]] = {
+        "ckstore evict --all --remote cold": lambda copy: copy.evict(all=True, remote="cold"),
+        "ckstore prune --keep-last 3 and then gc": lambda copy: copy.prune(RetentionPolicy(keep_last=3)),
+        "ckstore prune --keep-last 1 and then gc": lambda copy: copy.prune(RetentionPolicy(keep_last=1)),
+    }
+    for action, carry_out in actions.items():
+        path = tmp_path / action.replace(" ", "")
+        subprocess.run(["cp", "-a", store.path, path], check=True)
+        with Store.open(path) as copy:
+            before = bytes_on_disk(path)
+            carry_out(copy)
+            copy.gc(now=True)
+            freed = before - bytes_on_disk(path)
+        assert f"{action} would free {size_text(freed)}" in advice, (action, freed, advice)
+
+
+def bytes_on_disk(store: Path) -> int:
+    """Return the size of all blobs of a store, each file once."""
+    found = (path.stat() for path in (*store.glob("checkpoints/*/*/blobs/*"), *store.glob("blobs/*/*")))
+    return sum({status.st_ino: status.st_size for status in found}.values())

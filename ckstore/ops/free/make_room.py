@@ -188,7 +188,7 @@ def how_to_free(context: Context, missing: Amount | None = None) -> str:
         ways = [Way(f"ckstore {gc}", by_gc)]
         mirror = setting_of(context.layout, MIRROR)
         if mirror is not None and frees_at_once:
-            here = [info for info in infos(context) if not info.elsewhere and not info.compacted]
+            here = [info for info in infos(context) if not info.elsewhere]
             lacking = {info.id for info in behind(context.layout, mirror, here)}
             able = [info for info in here if info.id not in lacking]
             ways.append(Way(f"ckstore evict --all --remote {mirror}", sum(_freed_by_each(context, able), by_gc)))
