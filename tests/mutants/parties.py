@@ -134,9 +134,9 @@ PARTIES = [
     Mutant(
         "names of blobs in an evicted checkpoint are inside the store",
         "evicted-names-outside",
-        "_Names.__init__",
-        "known.get(key) != stamp or dirfd_stat.exists(layout.checkpoint(key) / ELSEWHERE)",
-        "known.get(key) != stamp",
+        "gc_plan.linked_outside",
+        "names.in_kept(counts.keys())",
+        "names.in_kept([])",
         f"{_KILLED}[_pull]",
         "LinkedBlob",
     ),

@@ -224,7 +224,8 @@ store.gc()
     two.do('store.pull(1, "far")')
 
     for _ in range(2):
-        assert one.do("report = store.gc(); tell(len(report.linked_outside), len(report.held))") == [0, 0]
+        found = one.do("report = store.gc(); tell(*map(len, (report.linked_outside, report.plan.linked_outside)))")
+        assert found == [0, 0]
 
 
 def test_gc_of_the_owner_finds_what_another_member_condemned_without_that_members_catalog(both: Members) -> None:

@@ -21,7 +21,7 @@ from ckstore.objects import trash
 from ckstore.objects.collector import Collected
 from ckstore.objects.generations import other_generations
 from ckstore.objects.last_links import LastLink, NameCount, OpenFileCheck, blobs_in
-from ckstore.objects.layout import BLOBS, ELSEWHERE
+from ckstore.objects.layout import BLOBS
 from ckstore.ops.api_calls import describe_error
 from ckstore.ops.context import Context, tags_by_checkpoint
 from ckstore.ops.index.reconcile import reconcile_one
@@ -117,13 +117,14 @@ def linked_outside(
         if seen != (names.listing, counts):
             seen = (names.listing, counts)
             continue
-        outdated = names.not_counted(counts.keys())
-        if not outdated:
-            return tuple(LinkedBlob(digest, sizes[digest], count) for digest, count in counts.items())
-        # Another member of a group brought evicted blobs back, and cannot change the times of this user's manifest.
+        # The rows of some kept checkpoints may be too old: of one that a killed pull left partly evicted, or that
+        # another member of the group pulled, since a member cannot change the times of another's manifest.
+        inside = names.in_kept(counts.keys())
         with suppress(CatalogUnavailable, InUse):
-            for key in outdated:
+            for key in inside:
                 reconcile_one(context, key, timeout_s=_CATALOG_TIMEOUT_S)
+        outside = counts.keys() - {digest for digests in inside.values() for digest in digests}
+        return tuple(LinkedBlob(digest, sizes[digest], counts[digest]) for digest in sorted(outside))
     return ()
 
 
@@ -138,10 +139,8 @@ class _Names:
         unknown: list[StorePath] = []
         self._kept: list[CheckpointKey] = []
         for key, stamp in layout.stamps().items():
-            path = layout.checkpoint(key)
-            # A killed pull leaves links in an evicted checkpoint, and the checkpoint keeps its row.
-            if key in dropping or known.get(key) != stamp or dirfd_stat.exists(path / ELSEWHERE):
-                unknown.append(path)
+            if key in dropping or known.get(key) != stamp:
+                unknown.append(layout.checkpoint(key))
             else:
                 self._kept.append(key)
         self.listing = (stagings, trashed, tuple(unknown))
@@ -168,10 +167,13 @@ class _Names:
         found = dirfd_stat.find(canonical)
         return 0 if found is None else max(0, found.st_nlink - names.counts[found.st_dev, found.st_ino])
 
-    def not_counted(self, digests: Collection[str]) -> list[CheckpointKey]:
-        """Return the catalogued and kept checkpoints that have one of these blobs, which by their rows they lack."""
-        blobs = {key: trash.names_in(self._layout.checkpoint(key) / BLOBS) for key in self._kept}
-        return [key for key, names in blobs.items() if not {*names}.isdisjoint(digests)]
+    def in_kept(self, digests: Collection[str]) -> dict[CheckpointKey, set[str]]:
+        """Return the catalogued and kept checkpoints that have some of these blobs, and which ones."""
+        found = {}
+        for key in self._kept:
+            if here := {*trash.names_in(self._layout.checkpoint(key) / BLOBS)}.intersection(digests):
+                found[key] = here
+        return found
 
 
 def differences(context: Context, plan: GcPlan, done: Collected, swept: Collection[str]) -> tuple[str, ...]:
