@@ -9,6 +9,7 @@ writers are imported when a process writes, so that `ckstore log` starts fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
@@ -105,8 +106,11 @@ class Catalog:
         from ckstore.catalog import rows
 
         # Most saves change no tag, and then no lock is taken and nothing is synced.
-        if not callable(tags) and self._has_tags(tags):
-            return
+        if not callable(tags):
+            # If the catalog cannot be read, the transaction below reports it.
+            with suppress(CatalogUnavailable), reading(self.path) as connection:
+                if queries.tags(connection) == dict(tags):
+                    return
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.set_tags(connection, tags() if callable(tags) else tags)
 
@@ -142,13 +146,6 @@ class Catalog:
 
         with writing(self.path, timeout_s=timeout_s) as connection:
             rows.set_blobs_listed(connection, boot_id)
-
-    def _has_tags(self, tags: Tags) -> bool:
-        try:
-            with reading(self.path) as connection:
-                return queries.tags(connection) == dict(tags)
-        except CatalogUnavailable:  # the writer says what it is
-            return False
 
     # -------------------------------------------------------------------------------------- reading
 

@@ -51,16 +51,13 @@ class FloatForm:
                 found = found.plus(self._count(window))
         return found
 
-    def _bits(self, data: memoryview) -> Any:
+    def _windows(self, data: memoryview) -> Iterator[Any]:
         import numpy as np
 
-        return np.frombuffer(data, _integers(self.item_bytes)[0])
-
-    def _windows(self, data: memoryview) -> Iterator[Any]:
         # A storage of a committed file may end within a number, which no tensor reaches.
         end = len(data) - len(data) % self.item_bytes
         for at in range(0, end, _WINDOW_BYTES):
-            yield self._bits(data[at : min(at + _WINDOW_BYTES, end)])
+            yield np.frombuffer(data[at : min(at + _WINDOW_BYTES, end)], _integers(self.item_bytes)[0])
 
     def _suspects(self, bits: Any) -> bool:
         signed = bits.view(_integers(self.item_bytes)[1])

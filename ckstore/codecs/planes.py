@@ -46,19 +46,18 @@ def pack(elements: Unsigned) -> bytes:
     width, count = elements.itemsize, len(elements)
     planes = np.empty((width, count), np.uint8)
     np.copyto(planes, elements.view(np.uint8).reshape(count, width).T)
-    stored = [_pack_one(plane) for plane in planes]
+    stored = []
+    for plane in planes:
+        # The upper planes of small differences are zeros.
+        packed = zstd.compress(plane.data) if plane.any() else b""
+        stored.append(packed if len(packed) < len(plane) else plane.tobytes())
     return b"".join([*(len(data).to_bytes(_LENGTH_BYTES, "little") for data in stored), *stored])
-
-
-def _pack_one(plane: NDArray[np.uint8]) -> bytes:
-    if not plane.any():  # the upper planes of small differences
-        return b""
-    packed = zstd.compress(plane.data)
-    return packed if len(packed) < len(plane) else plane.tobytes()
 
 
 def unpack(data: memoryview, out: Unsigned) -> None:
     """Fill `out` with the elements of packed planes."""
+    import numpy as np
+
     width, count = out.itemsize, len(out)
     at = width * _LENGTH_BYTES
     if len(data) < at:
@@ -66,19 +65,15 @@ def unpack(data: memoryview, out: Unsigned) -> None:
     lengths = [int.from_bytes(data[i : i + _LENGTH_BYTES], "little") for i in range(0, at, _LENGTH_BYTES)]
     if at + sum(lengths) != len(data):
         raise DamagedBlob(f"planes have {len(data)} bytes, but their lengths add up to {at + sum(lengths)}")
-    planes = []
+    planes: list[NDArray[np.uint8] | None] = []
     for length in lengths:
-        planes.append(_unpack_one(data[at : at + length], count))
+        part = data[at : at + length]
+        if part:
+            planes.append(np.frombuffer(part if length == count else zstd.decompress(part, count), np.uint8))
+        else:
+            planes.append(None)
         at += length
     _merge(planes, out)
-
-
-def _unpack_one(data: memoryview, count: int) -> NDArray[np.uint8] | None:
-    import numpy as np
-
-    if not data:
-        return None
-    return np.frombuffer(data if len(data) == count else zstd.decompress(data, count), np.uint8)
 
 
 def _merge(planes: list[NDArray[np.uint8] | None], out: Unsigned) -> None:

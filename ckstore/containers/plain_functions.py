@@ -148,16 +148,12 @@ def _scalar(args: tuple[Any, ...]) -> Any:
     ):
         return None
     if dtype.code[0] == "U":
-        return _text_scalar(data)
+        try:
+            text = data.decode("utf-32-le").rstrip("\0")
+        except UnicodeDecodeError:
+            return None
+        return PlainNode(["numpy.str_", text]) if fits_json(text) else None
     return PlainNode(["numpy", dtype.text, text_of_bytes(data)])
-
-
-def _text_scalar(data: bytes) -> Any:
-    try:
-        text = data.decode("utf-32-le").rstrip("\0")
-    except UnicodeDecodeError:
-        return None
-    return PlainNode(["numpy.str_", text]) if fits_json(text) else None
 
 
 def _reconstruct(args: tuple[Any, ...]) -> Any:

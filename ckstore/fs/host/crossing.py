@@ -23,12 +23,16 @@ _OVERLAY = (
 
 def cause_of(paths: Iterable[str | bytes]) -> str:
     """Return why files cannot be moved or linked between these paths of a store; empty if that is unknown."""
-    folders = [_folder(Path(os.fsdecode(path))) for path in paths]
-    there = [folder for folder in folders if folder is not None]
+    folders = []
+    for path in (Path(os.fsdecode(path)) for path in paths):
+        if path.is_dir():
+            folders.append(path)
+        elif path.parent.is_dir():
+            folders.append(path.parent)
     try:
-        if said := said_of_projects(there):
+        if said := said_of_projects(folders):
             return f"{said}; {ONE_PROJECT}"
-        kinds = {mounts.examine(folder, layers=1).kind for folder in there}
+        kinds = {mounts.examine(folder, layers=1).kind for folder in folders}
     except OSError:  # a directory was removed or may not be read: then the error itself is all that is known
         return ""
     return _OVERLAY if "overlay" in kinds else ""
@@ -53,8 +57,3 @@ def project_of(folder: AnyPath) -> int | None:
     finally:
         os.close(fd)
     return int(_FSXATTR.unpack(answer)[3])
-
-
-def _folder(path: Path) -> Path | None:
-    """Return `path` if it is a directory, or the directory that contains it, or None if neither exists."""
-    return next((one for one in (path, path.parent) if one.is_dir()), None)

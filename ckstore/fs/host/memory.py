@@ -53,11 +53,14 @@ def _of_groups() -> Iterator[Left]:
     """Yield the remaining memory in the control groups of this process and their parents, of both versions."""
     own = [line.split(":", 2) for line in _read(_OWN_GROUPS).splitlines()]
     for root, mount, kind, options in _mounts():
-        files = _VERSION_2 if kind == "cgroup2" else _VERSION_1
         # On a host with both versions the memory controller is in one of the two trees only.
-        path = next((path for _, names, path in own if _is_of(names, kind)), None)
-        if path is None or (kind == "cgroup" and "memory" not in options.split(",")):
+        if kind == "cgroup2":
+            files, paths = _VERSION_2, [path for _, names, path in own if not names]
+        else:
+            files, paths = _VERSION_1, [path for _, names, path in own if "memory" in names.split(",")]
+        if not paths or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
+        path = paths[0]
         # In a container the mount shows a part of the tree, and the path may be that of the host.
         inner = f"{path}/".removeprefix(f"{root}/".replace("//", "/")) if f"{path}/".startswith(root) else ""
         names = [name for name in inner.split("/") if name]
@@ -73,10 +76,6 @@ def _mounts() -> Iterator[tuple[str, str, str, str]]:
         fields, kind_source_options = about.split(" "), filesystem.split(" ")
         if kind_source_options[0] in ("cgroup", "cgroup2") and len(fields) > 4 and len(kind_source_options) > 2:
             yield fields[3], fields[4].replace(r"\040", " "), kind_source_options[0], kind_source_options[2]
-
-
-def _is_of(names: str, kind: str) -> bool:
-    return not names if kind == "cgroup2" else "memory" in names.split(",")
 
 
 def _of_group(folder: str, files: _Files) -> Iterator[Left]:

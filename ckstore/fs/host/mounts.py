@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,13 +40,18 @@ def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
     """Inspect the filesystem of the directory `path`, and at most this number of its layers."""
     mount = _mount_of(path)
     disk = _disk(mount)
+    journal = None
+    if mount.kind in JOURNALED:
+        with suppress(OSError):
+            task = Path("/sys/fs/ext4", disk or "?", "journal_task").read_text(encoding="ascii").strip()
+            journal = task != "<none>"
     return PlaceFacts(
         path=str(path),
         kind=mount.kind,
         mount=mount.mount,
         source=mount.source,
         options=mount.options,
-        journal=_has_journal(disk) if mount.kind in JOURNALED else None,
+        journal=journal,
         below=_below(mount, disk, layers - 1) if layers > 1 else None,
     )
 
@@ -102,14 +108,6 @@ def _disk(mount: _Mount) -> str:
         if os.path.isdir(found):
             return os.path.basename(found)
     return ""
-
-
-def _has_journal(disk: str) -> bool | None:
-    try:
-        task = Path("/sys/fs/ext4", disk or "?", "journal_task").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return task != "<none>"
 
 
 def _below(mount: _Mount, disk: str, layers: int) -> PlaceFacts | None:

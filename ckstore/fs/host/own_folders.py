@@ -27,7 +27,12 @@ def cache_folder() -> Path | None:
             continue
         if examine(existing).other_hosts:
             continue
-        if _is_ours(folder) if str(folder.parent) in _TEMPORARY else _may_be_made_in(existing):
+        if str(folder.parent) in _TEMPORARY:
+            is_suitable = _is_ours(folder)
+        else:
+            # After sudo, HOME can be another user's: root's files there would stay in the way of that user.
+            is_suitable = os.stat(existing).st_uid == os.geteuid() and os.access(existing, os.W_OK | os.X_OK)
+        if is_suitable:
             return folder
     return None
 
@@ -64,11 +69,6 @@ def _candidates() -> Iterator[Path]:
         yield Path(home, ".cache", "ckstore")
     for folder in _TEMPORARY:
         yield Path(folder, f"ckstore-{os.geteuid()}")
-
-
-def _may_be_made_in(folder: Path) -> bool:
-    # After sudo, HOME can be another user's: root's files there would stay in the way of that user.
-    return os.stat(folder).st_uid == os.geteuid() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _is_ours(folder: Path) -> bool:
