@@ -332,7 +332,11 @@ class CheckpointDirectory:
             raise
         except (FileNotFoundError, NotADirectoryError) as error:
             if may_lack(self.lock.fd):
-                raise self._elsewhere(blob, what) from error
+                raise BytesElsewhere(
+                    f"{self.path}: blob {blob.digest} is stored only on a remote, and {what} needs it",
+                    hint="download the checkpoint from that remote: store.pull(ref, remote)",
+                    command_hint="download the checkpoint from that remote: ckstore pull REF --remote NAME",
+                ) from error
             raise self._absent(blob, None, what) from error
         if whole and not blobs.has_size(status, blob.nbytes):
             # A mapping of a short file reads zeros up to the page and kills the process beyond: refused here.
@@ -350,13 +354,6 @@ class CheckpointDirectory:
         except (FileNotFoundError, NotADirectoryError):
             return may_lack(self.lock.fd)
         return False
-
-    def _elsewhere(self, blob: BlobRecord, what: str) -> BytesElsewhere:
-        return BytesElsewhere(
-            f"{self.path}: blob {blob.digest} is stored only on a remote, and {what} needs it",
-            hint="download the checkpoint from that remote: store.pull(ref, remote)",
-            command_hint="download the checkpoint from that remote: ckstore pull REF --remote NAME",
-        )
 
     def _absent(self, blob: BlobRecord, status: os.stat_result | None, what: str) -> DamagedBlob:
         error = MissingBlob if status is None else DamagedBlob

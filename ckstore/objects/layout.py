@@ -120,7 +120,14 @@ class Layout:
             return set()
         try:
             with OpenDir(self.checkpoints / run) as folder:
-                found = {key for key in keys if not _may_enter(key.directory, folder.fd)}
+                # The kernel is asked, since only it knows ACLs. Files are opened with the effective ids.
+                found = {
+                    key
+                    for key in keys
+                    if not os.access(key.directory, os.R_OK | os.X_OK, dir_fd=folder.fd, effective_ids=True)
+                    # A directory that vanished counts as accessible.
+                    and dirfd_stat.exists(key.directory, dir_fd=folder.fd)
+                }
         except (FileNotFoundError, NotADirectoryError):
             return set()
         except PermissionError:  # the run itself; the list of it took note
@@ -337,11 +344,3 @@ def _owner(place: StorePath) -> int | None:
     except PermissionError:
         return None
     return None if found is None else found.st_uid
-
-
-def _may_enter(name: str, dir_fd: int) -> bool:
-    """Whether this user may list a directory and access its files. A directory that vanished counts as accessible."""
-    # The kernel is asked, since only it knows ACLs; effective_ids: files are opened with those.
-    if os.access(name, os.R_OK | os.X_OK, dir_fd=dir_fd, effective_ids=True):
-        return True
-    return not dirfd_stat.exists(name, dir_fd=dir_fd)

@@ -72,26 +72,23 @@ def leftovers(folder: StorePath, dead: frozenset[str] | None = None) -> list[Lef
     found = []
     for path, status in sorted(_entries(folder), key=lambda entry: entry[0]):
         name = os.path.basename(path)
+        # A file with another name is in a checkpoint, and freeing this name gives nothing.
+        if stat.S_ISDIR(status.st_mode):
+            nbytes = sum(inner.st_size for _, inner in dirfd_stat.walk(folder / name) if inner.st_nlink == 1)
+        else:
+            nbytes = status.st_size if status.st_nlink == 1 else 0
         found.append(
             Leftover(
                 name=name,
                 # ctime: a rename sets it, so it tells since when a thing is in trash. Clocks of hosts may differ,
                 # hence the max.
                 age_s=max(now_s - status.st_ctime, 0.0),
-                nbytes=_own_bytes(folder / name, status),
+                nbytes=nbytes,
                 owner=user_name(status.st_uid),
                 alive=dead is not None and name not in dead,
             )
         )
     return found
-
-
-def _own_bytes(path: StorePath, status: os.stat_result) -> int:
-    """Return the size of the files that have no other name, down to the depth of a store."""
-    if not stat.S_ISDIR(status.st_mode):
-        return status.st_size if status.st_nlink == 1 else 0
-    # A file with another name is in a checkpoint, and freeing this name gives nothing.
-    return sum(inner.st_size for _, inner in dirfd_stat.walk(path) if inner.st_nlink == 1)
 
 
 def marked(layout: Layout) -> list[str]:

@@ -202,9 +202,9 @@ VALUES = [
     Mutant(
         "the effect of a stored rule without a mode does not change",
         "stored-mode-by-name",
-        "_best_from_json",
-        '{"mode": "min", **_members(value, where, "keep_best", _BEST_MEMBERS)}',
-        '{"mode": "min" if value["metric"] == "loss" else "max", **_members(value, where, "keep_best", _BEST_MEMBERS)}',
+        "RetentionPolicy.from_json",
+        '{"mode": "min", **_members(best, where, "keep_best", _BEST_MEMBERS)}',
+        '{"mode": "min" if best["metric"] == "loss" else "max", **_members(best, where, "keep_best", _BEST_MEMBERS)}',
         "tests/model/settings/test_retention.py::"
         "test_a_stored_rule_without_a_mode_keeps_the_smallest_whatever_its_name_says",
         "assert",

@@ -63,7 +63,13 @@ class ComparingPlanner(DefaultLoadPlanner):
         for name, groups in own_groups(self.original_state_dict):
             if said := saved.other_order(name, groups):
                 self.not_loaded[name or "the state itself"] = said
-        fits = {name: mine for name, mine in self.state_dict.items() if name in there and not self._is_left_out(name)}
+        # A name that is not loaded stands for all names below it as well.
+        left_out = tuple(f"{name}." for name in self.not_loaded)
+        fits = {
+            name: mine
+            for name, mine in self.state_dict.items()
+            if name in there and not f"{name}.".startswith(left_out)
+        }
         differing = [*self.missing, *self.not_loaded]
         if any(map(self._must_fit, differing)) or (differing and not fits):
             self._refuse()
@@ -119,9 +125,6 @@ class ComparingPlanner(DefaultLoadPlanner):
             elif is_tensor and mine.dtype != stored.properties.dtype:
                 self.cast[name] = f"{_short(stored.properties.dtype)} to {_short(mine.dtype)}"
 
-    def _is_left_out(self, name: str) -> bool:
-        return any(name == one or name.startswith(f"{one}.") for one in self.not_loaded)
-
     def _refuse(self) -> None:
         kinds = (
             ("another shape or kind", pairs(self.not_loaded)),
@@ -161,7 +164,14 @@ class ComparingPlanner(DefaultLoadPlanner):
 def content_of_plan(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:
     """Return the content that a rank saves by its plan. `keys` are the keys of its state that are not strings."""
     shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
-    values = {item.index.fqn: _value(item, planner) for item in plan.items if item.type == WriteItemType.BYTE_IO}
+    look_up = getattr(planner, "lookup_object", None)
+    values: dict[str, object] = {}
+    for item in plan.items:
+        if item.type == WriteItemType.BYTE_IO and look_up is not None:
+            values[item.index.fqn] = look_up(item.index)
+        elif item.type == WriteItemType.BYTE_IO:
+            data: Any = planner.resolve_data(item)
+            values[item.index.fqn] = torch.load(data, weights_only=True)
     return content_of(shards, values, chunk_bytes, keys)
 
 
@@ -174,14 +184,6 @@ def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
         found = f"{list(tensor.shape)} for a shard of {list(chunk.sizes)}"
         raise BadInput(f"{item.index.fqn}: the planner gave a tensor of {found}")
     return Shard(item.index.fqn, tensor, tuple(item.tensor_data.size), tuple(chunk.offsets))
-
-
-def _value(item: WriteItem, planner: SavePlanner) -> object:
-    look_up = getattr(planner, "lookup_object", None)
-    if look_up is not None:
-        return look_up(item.index)
-    data: Any = planner.resolve_data(item)
-    return torch.load(data, weights_only=True)
 
 
 def _short(dtype: object) -> str:

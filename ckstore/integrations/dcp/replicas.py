@@ -46,19 +46,15 @@ def _digests(flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, _digest_of_value(value)
             except CannotStore:  # the save refuses it together with all other such values
                 continue
-        elif type(value) in {torch.Tensor, torch.nn.Parameter} and _is_compared(value):
-            yield name, _digest(value)
-
-
-def _is_compared(tensor: torch.Tensor) -> bool:
-    is_small = tensor.numel() * tensor.element_size() <= _COMPARED_MOST_BYTES
-    return is_small and tensor.layout is torch.strided and tensor.device.type != "meta"
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    values = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    data: Any = values.reshape(-1).view(torch.uint8).numpy()
-    return f"{tensor.dtype} {list(tensor.shape)} {_hash(memoryview(data))}"
+        elif (
+            type(value) in {torch.Tensor, torch.nn.Parameter}
+            and value.numel() * value.element_size() <= _COMPARED_MOST_BYTES
+            and value.layout is torch.strided
+            and value.device.type != "meta"
+        ):
+            plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            data: Any = plain.reshape(-1).view(torch.uint8).numpy()
+            yield name, f"{value.dtype} {list(value.shape)} {_hash(memoryview(data))}"
 
 
 def _digest_of_value(value: object) -> str:

@@ -62,10 +62,10 @@ def parse_annotations(data: bytes, where: str) -> Annotations:
     notes = members.get("notes")
     if not isinstance(notes, list):
         refuse(where, "notes", "an array", notes)
-    return Annotations(read_metrics(members.get("metrics"), where), tuple(_note(note, where) for note in notes))
-
-
-def _note(value: Any, where: str) -> Note:
-    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        refuse(where, "notes", "objects with created and text", value)
-    return Note(check_created(value.get("created"), where), value["text"])
+    metrics = read_metrics(members.get("metrics"), where)
+    read = []
+    for note in notes:
+        if not isinstance(note, dict) or not isinstance(note.get("text"), str):
+            refuse(where, "notes", "objects with created and text", note)
+        read.append(Note(check_created(note.get("created"), where), note["text"]))
+    return Annotations(metrics, tuple(read))

@@ -31,7 +31,10 @@ class MarkEntry:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", _first_names(self.names))
-        object.__setattr__(self, "what", _cut(self.what))
+        what = self.what
+        while len(as_json := quoted(what)) > _WHAT_MAX_BYTES:
+            what = what[: min(_WHAT_MAX_BYTES, len(what) * 3 // 4)]
+        object.__setattr__(self, "what", json.loads(as_json))  # JSON joins two surrogates to one character
 
 
 def _first_names(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -45,13 +48,6 @@ def _first_names(names: tuple[str, ...]) -> tuple[str, ...]:
         if fits_json(name):
             kept.append(name)
     return tuple(kept)
-
-
-def _cut(text: str) -> str:
-    while len(as_json := quoted(text)) > _WHAT_MAX_BYTES:
-        text = text[: min(_WHAT_MAX_BYTES, len(text) * 3 // 4)]
-    cut: str = json.loads(as_json)  # JSON joins two surrogates to one character
-    return cut
 
 
 @dataclass(frozen=True, slots=True)

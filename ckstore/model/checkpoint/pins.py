@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.brief import brief
@@ -91,19 +90,18 @@ def parse_pin(name: str, data: bytes, where: str) -> Pin:
         run, step = check_run(members.get("run")), check_step(members.get("step"))
     except BadInput as error:
         raise BadInput(f"{where}: {error.message}") from error
+    created = check_created(members.get("created"), where)
+    if expires is not None:
+        try:
+            check_created(expires, where)
+        except BadInput as error:
+            raise BadInput(error.message.replace(": created: ", ": expires: ")) from error
     return Pin(
         name=name,
         run=run,
         step=step,
         id=str(digest),
         reason=reason,
-        created=check_created(members.get("created"), where),
-        expires=None if expires is None else _expires(expires, where),
+        created=created,
+        expires=expires,
     )
-
-
-def _expires(value: Any, where: str) -> str:
-    try:
-        return check_created(value, where)
-    except BadInput as error:
-        raise BadInput(error.message.replace(": created: ", ": expires: ")) from error

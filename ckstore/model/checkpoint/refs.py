@@ -133,7 +133,11 @@ def resolve(
         incomplete: Directories without a complete checkpoint. The error says if `ref` names one of them, and no
             checkpoint of another run is used instead.
     """
-    torn = sorted(key for key in incomplete if _is_asked_for(key, ref, tags))
+    torn: list[CheckpointKey] = []
+    if ref.kind == "step":
+        torn = sorted(key for key in incomplete if key.step == int(ref.value))
+    elif ref.kind == "tag":
+        torn = sorted(key for key in incomplete if key.any_generation == tags.get(ref.value))
     try:
         return _resolve(ref, candidates, tags, {key.run for key in torn})
     except NoSuchRef as error:
@@ -148,12 +152,6 @@ def resolve(
             message = f"{missed.message}; but {place} exists and is incomplete"
             raise NoSuchRef(message, hint="ckstore verify names the missing parts")
     raise missed
-
-
-def _is_asked_for(key: CheckpointKey, ref: Ref, tags: Mapping[str, CheckpointKey]) -> bool:
-    if ref.kind == "step":
-        return key.step == int(ref.value)
-    return ref.kind == "tag" and key.any_generation == tags.get(ref.value)
 
 
 def _resolve(

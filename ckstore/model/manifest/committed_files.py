@@ -128,14 +128,18 @@ def file_changes(before: Manifest, after: Manifest) -> tuple[FileChange, ...]:
     changes = []
     for path in sorted(old.keys() | new.keys()):
         one, other = old.get(path), new.get(path)
-        if one is not None and other is not None and _key(before, one) == _key(after, other):
-            continue
+        changed_bytes = 0
+        if one is not None and other is not None:
+            if _key(before, one) == _key(after, other):
+                continue
+            more = Counter(_pieces(after, other)) - Counter(_pieces(before, one))
+            changed_bytes = sum(length * count for (_, length), count in more.items())
         changes.append(
             FileChange(
                 "added" if one is None else "removed" if other is None else "changed",
                 None if one is None else _summary(before, one),
                 None if other is None else _summary(after, other),
-                0 if one is None or other is None else _changed_bytes(before, one, after, other),
+                changed_bytes,
             )
         )
     return tuple(changes)
@@ -153,8 +157,3 @@ def _key(manifest: Manifest, file: FileRecord) -> object:
 def _pieces(manifest: Manifest, file: FileRecord) -> list[tuple[str, int]]:
     """Return digest and length of the pieces of a file, in order."""
     return [(extent.piece, extent.length) for i in file.storages for extent in manifest.storages[i].extents]
-
-
-def _changed_bytes(before: Manifest, old: FileRecord, after: Manifest, new: FileRecord) -> int:
-    more = Counter(_pieces(after, new)) - Counter(_pieces(before, old))
-    return sum(length * count for (_, length), count in more.items())

@@ -50,9 +50,14 @@ def describe(
         raise BadInput(
             f"parent: wanted the id of a checkpoint or None, got {shown(parent)}", hint="CheckpointInfo.id is one"
         )
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise BadInput(f"metrics: wanted a dict of name -> number, got {_kind(metrics)}")
     from ckstore.model.manifest.manifest import Description
 
-    return Description(_metrics(metrics), encode_metadata(metadata), _text(message, "message"), parent)
+    numbers = (
+        {} if metrics is None else {_key(name, "metrics"): _number(value, name) for name, value in metrics.items()}
+    )
+    return Description(numbers, encode_metadata(metadata), _text(message, "message"), parent)
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -129,14 +134,6 @@ def _is_number(value: dict[str, Any]) -> bool:
 
 def _kind(value: object) -> str:
     return type(value).__name__
-
-
-def _metrics(metrics: Mapping[str, Any] | None) -> dict[str, int | float]:
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping):
-        raise BadInput(f"metrics: wanted a dict of name -> number, got {_kind(metrics)}")
-    return {_key(name, "metrics"): _number(value, name) for name, value in metrics.items()}
 
 
 def _key(name: object, path: str) -> str:

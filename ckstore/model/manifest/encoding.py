@@ -60,7 +60,11 @@ def parse(members: Mapping[str, Any], where: str) -> Encoding:
         refuse(where, "checkpoint", "an id", checkpoint)
     if type(place) is not int or not 0 <= place <= SAFE_INT:
         refuse(where, "place", "an integer from 0", place)
-    files = tuple(_file(item, where) for item in _array(members, "files", where))
+    files = []
+    for item in _array(members, "files", where):
+        if not (type(item) is list and len(item) == 2 and is_digest(item[0]) and _is_size(item[1])):
+            refuse(where, "a file", "[digest, size]", item)
+        files.append(BlobRecord(*item))
     plain = {file.digest for file in files}
     if len(plain) != len(files):
         refuse(where, "files", "each file once", len(files))
@@ -71,7 +75,7 @@ def parse(members: Mapping[str, Any], where: str) -> Encoding:
             refuse(where, "encoded", "each blob once, and in one form", digest)
         encoded[digest] = form
     links = dict(_encoded(item, len(files), where) for item in _array({"links": [], **members}, "links", where))
-    found = Encoding(checkpoint, files, encoded, place, links)
+    found = Encoding(checkpoint, tuple(files), encoded, place, links)
     _check_paths(found, plain, where)
     return found
 
@@ -81,12 +85,6 @@ def _array(members: Mapping[str, Any], name: str, where: str) -> list[Any]:
     if not isinstance(value, list):
         refuse(where, name, "an array", value)
     return value
-
-
-def _file(item: Any, where: str) -> BlobRecord:
-    if not (type(item) is list and len(item) == 2 and is_digest(item[0]) and _is_size(item[1])):
-        refuse(where, "a file", "[digest, size]", item)
-    return BlobRecord(*item)
 
 
 def _encoded(item: Any, file_count: int, where: str) -> tuple[str, EncodedBlob]:

@@ -227,7 +227,14 @@ def _record(item: Any, i: int, storage_count: int, where: str) -> FileRecord:
     kind = _KINDS.get(item["kind"]) if type(item.get("kind")) is str else None
     if kind is None:
         refuse(where, f"kind of {shown(path)}", ", ".join(_KINDS), item.get("kind"))
-    mtime_ns = _mtime_ns(item.get("mtime"), path, where)
+    mtime = item.get("mtime")
+    if mtime is not None and (
+        not isinstance(mtime, str)
+        or _NANOSECONDS.match(mtime) is None
+        or not -_TIME_MOST_NS <= int(mtime) < _TIME_MOST_NS
+    ):
+        refuse(where, f"mtime of {shown(path)}", "nanoseconds since 1970 as decimal digits", mtime)
+    mtime_ns = None if mtime is None else int(mtime)
     if kind == "symlink":
         target = item.get("target")
         if type(target) is not str or not 1 <= len(target) <= _TARGET_MOST or "\0" in target:
@@ -242,11 +249,3 @@ def _record(item: Any, i: int, storage_count: int, where: str) -> FileRecord:
     if type(storages) is not list or any(type(s) is not int or not 0 <= s < storage_count for s in storages):
         refuse(where, f"storages of {shown(path)}", f"an array of indexes below {storage_count}", storages)
     return FileRecord(path, kind, mode, tuple(storages), mtime_ns=mtime_ns)
-
-
-def _mtime_ns(text: object, path: str, where: str) -> int | None:
-    if text is None:
-        return None
-    if not isinstance(text, str) or _NANOSECONDS.match(text) is None or not -_TIME_MOST_NS <= int(text) < _TIME_MOST_NS:
-        refuse(where, f"mtime of {shown(path)}", "nanoseconds since 1970 as decimal digits", text)
-    return int(text)

@@ -115,13 +115,13 @@ def parse_line(line: bytes) -> Event | None:
         time = check_created(members.get("time"), "an event")
     except (ValueError, RecursionError, BadInput):
         return None
-    found = {name: members[name] for name, kind in _TYPES.items() if _fits(members.get(name), kind)}
+    found: dict[str, Any] = {}
+    for name, kind in _TYPES.items():
+        value = members.get(name)
+        # Python reads NaN and infinity, which are not valid JSON.
+        if type(value) is kind and abs(value if isinstance(value, int | float) else 0) <= SAFE_INT:
+            found[name] = value
     metrics = members.get("metrics")
     if isinstance(metrics, list) and all(type(name) is str for name in metrics):
         found["metrics"] = tuple(metrics)
     return Event(time, members["event"], **found)
-
-
-def _fits(value: object, kind: type) -> bool:
-    # Python reads NaN and infinity, which are not valid JSON.
-    return type(value) is kind and abs(value if isinstance(value, int | float) else 0) <= SAFE_INT

@@ -269,7 +269,12 @@ def summary(report: VerifyReport) -> Iterator[str]:
     decoded = f" and {size_text(report.decoded_bytes)} decoded" if report.decoded_bytes else ""
     read = f"{checkpoints}, {size_text(report.checked_bytes)} read{decoded}"
     if report.mode == "sampled":
-        yield _age(report)
+        if report.unread_count:
+            yield f"{report.unread_count} of {report.blob_count} blobs were never read by a verification"
+        elif report.oldest_check:
+            yield printable(f"every blob was read since {report.oldest_check}")
+        else:
+            yield "there are no blobs"
         read += f" ({report.read_count} of {report.blob_count} blobs{'' if report.in_time else ', then time was up'})"
     elif report.mode == "quick":
         read = f"{checkpoints}, no data read"
@@ -296,11 +301,3 @@ def _remote_only(elsewhere: Sequence[Away]) -> Iterator[str]:
 def minute(created: str) -> str:
     """Return a time in the format of `CheckpointInfo.created`, to the minute."""
     return f"{created[:16].replace('T', ' ')} UTC"
-
-
-def _age(report: VerifyReport) -> str:
-    if report.unread_count:
-        return f"{report.unread_count} of {report.blob_count} blobs were never read by a verification"
-    if not report.oldest_check:
-        return "there are no blobs"
-    return printable(f"every blob was read since {report.oldest_check}")

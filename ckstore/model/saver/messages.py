@@ -230,12 +230,6 @@ def _order_json(order: Order) -> dict[str, Any]:
     return members
 
 
-def _kept(members: list[Any]) -> ReusedStorage:
-    step, manifest_id, storages, samples, unnamed = members
-    kept = {index: (old_index, copied_step) for index, (old_index, copied_step) in storages}
-    return ReusedStorage(step, manifest_id, kept, tuple(Sample(*sample) for sample in samples), tuple(unnamed))
-
-
 def _order(members: dict[str, Any]) -> dict[str, Any]:
     about = members["about"]
     metrics = decode_metrics(about["metrics"])
@@ -246,7 +240,11 @@ def _order(members: dict[str, Any]) -> dict[str, Any]:
     state, leaves, name_chars, own_blobs = members["captured"]
     members["captured"] = Captured(state, tuple(map(_leaf, leaves)), (), name_chars=name_chars, own_blobs=own_blobs)
     members["places"] = tuple(SnapshotSpan(*place) for place in members["places"])
-    members["kept"] = None if members["kept"] is None else _kept(members["kept"])
+    if members["kept"] is not None:
+        step, manifest_id, pairs, samples, unnamed = members["kept"]
+        storages = {index: (old_index, copied_step) for index, (old_index, copied_step) in pairs}
+        samples = tuple(Sample(*sample) for sample in samples)
+        members["kept"] = ReusedStorage(step, manifest_id, storages, samples, tuple(unnamed))
     return members
 
 

@@ -56,7 +56,11 @@ def due(readings: Iterable[Reading], budget_bytes: int, now_ns: int) -> list[Due
     """
     # The order of blobs of equal age is random, so that different blobs are read each time if no reading can be
     # recorded.
-    ordered = sorted(readings, key=lambda of: (_age_key(of, now_ns), -_start(of), _RANDOM.random()))
+    # A time in the future, from a wrong clock or a forged row, would prevent the blob from being reread.
+    ordered = sorted(
+        readings,
+        key=lambda of: (of.read_ns if 0 < of.read_ns <= now_ns else 0, -_start(of), _RANDOM.random()),
+    )
     parts: list[DueBytes] = []
     left_bytes = budget_bytes
     for reading in ordered:
@@ -80,11 +84,6 @@ def after(reading: Reading, part: DueBytes, stopped_at: int, now_ns: int) -> Rea
         0 if done else max(part.start, stopped_at),
         reading.whole,
     )
-
-
-def _age_key(reading: Reading, now_ns: int) -> int:
-    # A time in the future, from a wrong clock or a forged row, would prevent the blob from being reread.
-    return reading.read_ns if 0 < reading.read_ns <= now_ns else 0
 
 
 def _start(reading: Reading) -> int:

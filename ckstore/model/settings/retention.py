@@ -107,7 +107,14 @@ class RetentionPolicy:
         if not isinstance(bests, list):
             refuse(where, "keep_best", "an array", bests)
         try:
-            made = [_best_from_json(best, where) for best in bests]
+            made = []
+            for best in bests:
+                # A rule without a mode has always meant "min". Keep this meaning, whatever the name of the metric
+                # suggests.
+                rule = {"mode": "min", **_members(best, where, "keep_best", _BEST_MEMBERS)}
+                if rule["mode"] is None:
+                    refuse(where, "keep_best: mode", "'min' or 'max'", None)
+                made.append(Best(**rule))
             return cls(**{**members, "keep_best": made})
         except (BadInput, TypeError) as error:
             raise BadInput(f"{where}: {error}") from error
@@ -168,14 +175,6 @@ class Budget:
             return cls(**members)
         except (BadInput, TypeError) as error:
             raise BadInput(f"{where}: {error}") from error
-
-
-def _best_from_json(value: object, where: str) -> Best:
-    # A rule without a mode has always meant "min". Keep this meaning, whatever the name of the metric suggests.
-    members = {"mode": "min", **_members(value, where, "keep_best", _BEST_MEMBERS)}
-    if members["mode"] is None:
-        refuse(where, "keep_best: mode", "'min' or 'max'", None)
-    return Best(**members)
 
 
 def _number(size: int | str) -> int:

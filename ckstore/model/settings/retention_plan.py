@@ -205,7 +205,8 @@ def over_budget(
     gone: set[str] = set()
     # Dropping a checkpoint without local bytes, such as an evicted one, would free nothing.
     able = [entry for entry in entries if entry.keep and not entry.protected and blobs[entry.info.name]]
-    for entry in sorted(able, key=lambda entry: (_is_best(entry), not entry.info.unhealthy, entry.info.order)):
+    is_best = {entry.info.name: any(map(_BEST_REASON.search, entry.reasons)) for entry in able}
+    for entry in sorted(able, key=lambda entry: (is_best[entry.info.name], not entry.info.unhealthy, entry.info.order)):
         if total <= budget.low:
             break
         gone.add(entry.info.name)
@@ -218,10 +219,6 @@ def over_budget(
     ]
     left = f"{whose} stays above its budget of {budget}: protected checkpoints take {size_text(total)}"
     return Budgeted(made, [left] if total > budget.most else [])
-
-
-def _is_best(entry: PlanEntry) -> bool:
-    return any(_BEST_REASON.search(reason) for reason in entry.reasons)
 
 
 OVER_BUDGET = " is above its budget of "
