@@ -77,14 +77,12 @@ def failed_on_all(act: str, causes: Mapping[int, BaseException]) -> CkstoreError
     ):
         return ours[0]  # all say the same, or it is about all of them
     hint = ours[0].hint if ours else "the causes are in .causes"
-    said = "; ".join(f"rank {rank}: {_but(hint, cause)}" for rank, cause in sorted(causes.items()))
-    return RankFailed(f"{act} failed on all ranks, because of {said}", hint=hint, causes=causes)
-
-
-def _but(hint: str, cause: BaseException) -> str:
-    """Return the text and class of an error, without a hint that the whole error already has."""
-    said = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
-    return said if type(cause) is CkstoreError else f"{type(cause).__name__}: {said}"
+    said = []
+    for rank, cause in sorted(causes.items()):
+        # Without a hint that the whole error already has.
+        text = cause.message if isinstance(cause, CkstoreError) and cause.hint == hint else str(cause)
+        said.append(f"rank {rank}: {text if type(cause) is CkstoreError else f'{type(cause).__name__}: {text}'}")
+    return RankFailed(f"{act} failed on all ranks, because of {'; '.join(said)}", hint=hint, causes=causes)
 
 
 def check_agreement(said: Iterable[Document]) -> bool:

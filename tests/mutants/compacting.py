@@ -12,7 +12,7 @@ COMPACTING = [
     Mutant(
         "a checkpoint that is deleted after it was listed does not stop a compaction",
         "compaction-stopped-by-a-delete",
-        "_look_at",
+        "_plan_run",
         "    except (FileNotFoundError, NotADirectoryError):\n",
         "    except NotADirectoryError:\n",
         f"{_COMPACT}::test_a_checkpoint_that_is_deleted_after_it_was_listed_is_skipped",

@@ -297,9 +297,9 @@ DECIDING = [
     Mutant(
         "a piece is inside its blob",
         "pieces-from-the-end",
-        "_may_be_there",
-        "    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes\n",
-        "    return True\n",
+        "packing.find_pieces",
+        "if place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes:",
+        "if True:",
         f"{_ROWS}::test_a_place_counted_from_the_end_is_not_used",
         "offset",
     ),

@@ -128,7 +128,7 @@ STRICT = [
     Mutant(
         "the report of a load is also a warning",
         "load-report-without-a-warning",
-        "_warn_of",
+        "target_load.load_into",
         "if report.summary:",
         "if False:",
         _TABLE,

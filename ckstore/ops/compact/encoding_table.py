@@ -105,12 +105,11 @@ class EncodingTable:
             return False
         depth = 1 + self._depth(bases)
         path_bytes = file_nbytes + sum(form.file.nbytes for form in path.values() if form is not None)
-        plain_bytes = nbytes + sum(self._nbytes(master) for master in masters)
+        plain_bytes = nbytes
+        for master in masters:
+            form = self._encoded.get(master)
+            plain_bytes += self._plain.get(master, 0) if form is None else form.nbytes
         return depth <= PATH_MOST and path_bytes <= PATH_TIMES * plain_bytes
-
-    def _nbytes(self, digest: str) -> int:
-        form = self._encoded.get(digest)
-        return self._plain.get(digest, 0) if form is None else form.nbytes
 
     def _depth(self, digests: Iterable[str]) -> int:
         """Return the length of the chain of encoded blobs; each is visited once for each place in a chain."""

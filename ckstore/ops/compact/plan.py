@@ -84,7 +84,10 @@ def _plan_run(
     orphans = Orphans()
     at = -1
     for info in of_run:
-        found = _look_at(context, info)
+        try:
+            found = glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
+        except (FileNotFoundError, NotADirectoryError):
+            found = Glance(problem="another process deleted it after it was listed")
         encoding = None if found.manifest is None else found.manifest.encoding
         manifests.append(found.manifest)
         if found.manifest is not None:
@@ -116,13 +119,6 @@ def _plan_run(
         gone_bytes = 0 if manifest is None else orphans.gone_bytes(manifest)
         entries.append(CompactionEntry(info, places[i], name, reason, shares, gone_bytes, compacted[i]))
     return entries[::-1]
-
-
-def _look_at(context: Context, info: CheckpointInfo) -> Glance:
-    try:
-        return glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
-    except (FileNotFoundError, NotADirectoryError):
-        return Glance(problem="another process deleted it after it was listed")
 
 
 def wanted_base(place: int) -> int:

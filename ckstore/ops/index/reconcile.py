@@ -133,7 +133,11 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
             their checksums, but contradict the manifests.
     """
     if _PROBLEM not in context.notices.problems:
-        said = _damaged(damaged_count) if damaged_count else _forged(places)
+        if damaged_count:
+            said = _damaged(damaged_count)
+        else:
+            named = some_of([key.name for key in sorted(places)], 3)
+            said = f"the catalog and the manifest disagree about {named}; the manifest is used"
         context.notices.problems[_PROBLEM] = said
         warn(said)
     for place in () if damaged_count else places:
@@ -155,8 +159,3 @@ def write_again(context: Context, places: Collection[CheckpointKey], *, damaged_
 def _damaged(count: int) -> str:
     rows = "1 row of the catalog is" if count == 1 else f"{count} rows of the catalog are"
     return f"{rows} damaged; reading the manifests instead"
-
-
-def _forged(places: Collection[CheckpointKey]) -> str:
-    named = some_of([key.name for key in sorted(places)], 3)
-    return f"the catalog and the manifest disagree about {named}; the manifest is used"

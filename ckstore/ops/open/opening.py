@@ -94,8 +94,13 @@ def _make_parents(folder: Path, made: list[AnyPath]) -> None:
     while not dirfd_stat.exists(folder):
         missing.append(folder)
         folder = folder.parent
+    try:
+        with os.scandir(folder) as entries:
+            is_empty = next(entries, None) is None
+    except PermissionError:  # ckstore never creates a directory that its user may not list
+        is_empty = False
     # A process that died before it synced the name of a directory left that directory empty.
-    if _is_empty(folder):
+    if is_empty:
         files.sync_name(folder)
     for path in reversed(missing):
         try:
@@ -104,14 +109,6 @@ def _make_parents(folder: Path, made: list[AnyPath]) -> None:
         except FileExistsError:  # another process was faster, and may die before it syncs
             pass
         files.sync_name(path)
-
-
-def _is_empty(folder: Path) -> bool:
-    try:
-        with os.scandir(folder) as entries:
-            return next(entries, None) is None
-    except PermissionError:  # ckstore never creates a directory that its user may not list
-        return False
 
 
 @contextmanager

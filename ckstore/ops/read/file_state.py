@@ -144,16 +144,13 @@ def _cannot_load(path: str, name: str, refused: Sequence[CannotStore]) -> Cannot
     for error in refused:
         reason = error.message.removeprefix(f"{error.path or 'the state itself'}: ")
         reasons[error.path] = reason.replace("cannot be stored", "cannot be loaded")
-    lines = [
-        f"  {_cut(where) or 'the state itself'}: {reason}" for where, reason in list(reasons.items())[:_SHOWN_MOST]
-    ]
+    lines = []
+    for where, reason in list(reasons.items())[:_SHOWN_MOST]:
+        shown = where if len(where) <= _NAME_CHARS_SHOWN else f"{where[:_NAME_CHARS_SHOWN]}..."
+        lines.append(f"  {shown or 'the state itself'}: {reason}")
     more = [f"  and {len(reasons) - _SHOWN_MOST} more"] if len(reasons) > _SHOWN_MOST else []
     message = "\n".join([f"{path} of {name} cannot be loaded as a state:", *lines, *more])
     return CannotLoad(message, hint=_HINT, file=path, refused=reasons)
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _NAME_CHARS_SHOWN else f"{name[:_NAME_CHARS_SHOWN]}..."
 
 
 def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:

@@ -147,7 +147,15 @@ class OpenCheckpoint:
     def leaves(self) -> list[LeafSummary]:
         """Return the name, kind, dtype, shape and size of every value that is stored as bytes, without reading data."""
         written = self._names.written
-        return BriefList(_summary(leaf, self._directory, written[name]) for name, leaf in self._names.leaves.items())
+        found = []
+        for name, leaf in self._names.leaves.items():
+            size = itemsize(leaf.kind, leaf.dtype)
+            # A value without items, such as a string, has a storage of its own.
+            nbytes = (
+                self._directory.manifest.storages[leaf.storage].nbytes if size is None else size * math.prod(leaf.shape)
+            )
+            found.append(LeafSummary(written[name], leaf.kind, leaf.dtype, leaf.shape, nbytes))
+        return BriefList(found)
 
     @property
     def directory(self) -> Path:
@@ -325,12 +333,6 @@ class LeafSlice:
         # Whole pieces are read, so that they can be checked.
         RegionReader(directory, leaf.storage, self._name).bytes(first, last, memory.view)
         return make_leaf(leaf._replace(shape=(stop - start, *leaf.shape[1:]), offset=0), memory)
-
-
-def _summary(leaf: LeafRecord, directory: CheckpointDirectory, name: str) -> LeafSummary:
-    size = itemsize(leaf.kind, leaf.dtype)
-    nbytes = directory.manifest.storages[leaf.storage].nbytes if size is None else size * math.prod(leaf.shape)
-    return LeafSummary(name, leaf.kind, leaf.dtype, leaf.shape, nbytes)
 
 
 def open_ref(context: Context, ref: AnyRef, max_bytes: int | None = None, store: Any = None) -> OpenCheckpoint:

@@ -162,14 +162,10 @@ def load_into(context: Context, ref: AnyRef, target: object, request: LoadIntoRe
         if is_touched:
             lose_parents(context)
         raise
-    _warn_of(report)
-    return report
-
-
-def _warn_of(report: LoadReport) -> None:
     # A script that ignores the report would continue with a part of its state.
     if report.summary:
         warn(report.summary)
+    return report
 
 
 def _held_by_target(context: Context, request: LoadIntoRequest) -> TargetContent | None:

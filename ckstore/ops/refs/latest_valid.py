@@ -125,7 +125,12 @@ def _take(context: Context, info: CheckpointInfo, take: Take[T], deadline_s: flo
             with open_checked(context, path, timeout_s=deadline_s - time.monotonic()) as directory:
                 # Check only links here; the read by the caller then checks every byte.
                 _check_cheaply(context, directory, read_touched=read_touched)
-                return take(_current(context, info, directory), directory)
+                health = directory.manifest.health
+                is_unhealthy = health is not None and bool(health.unhealthy)
+                current = info
+                if info.id != directory.manifest_id or bool(info.unhealthy) != is_unhealthy:  # its row was wrong
+                    current = info_of(context, directory.manifest, directory.manifest_id, key=info.key)
+                return take(current, directory)
         except DamagedBlob:
             if is_repaired or context.rescuer is None or not context.rescuer.checkpoint(info.key):
                 raise
@@ -170,13 +175,6 @@ def fill_from_newest_valid(
             raise BadInput(msg, hint="create the target again before you use it") from error
 
     return take_newest_valid(context, ref, take, read_touched=not verify)
-
-
-def _current(context: Context, info: CheckpointInfo, directory: CheckpointDirectory) -> CheckpointInfo:
-    health = directory.manifest.health
-    if info.id == directory.manifest_id and bool(info.unhealthy) == bool(health is not None and health.unhealthy):
-        return info
-    return info_of(context, directory.manifest, directory.manifest_id, key=info.key)  # its row was wrong
 
 
 def _check_cheaply(context: Context, directory: CheckpointDirectory, *, read_touched: bool) -> None:

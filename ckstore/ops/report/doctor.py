@@ -27,7 +27,7 @@ from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
 from ckstore.objects.documents.remote_only import holders_at
-from ckstore.objects.layout import BLOBS, Layout
+from ckstore.objects.layout import BLOBS
 from ckstore.ops import download_cache
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import (
@@ -104,21 +104,24 @@ def _abilities(context: Context) -> Findings:
     layout = context.layout
     may_write = may_write_in(layout.staging)
     wrong = _try_links(context) if may_write else None
+    projects, lease = "", "shared"
+    if may_write:
+        # Some directories have another project id, as when one run has its own quota.
+        folders = [layout.staging, layout.trash, *(layout.checkpoints / run for run in layout.runs())]
+        projects = said_of_projects(folder for folder in folders if dirfd_stat.is_directory(folder))
+    if layout.view.sees_locks:
+        # Only the owner of a file, and root, can request a lease.
+        owner = os.stat(layout.path).st_uid
+        lease = machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
     facts = ability_checks.AbilityFacts(
         links=wrong,
-        projects=_projects(layout) if may_write else "",
-        lease=_lease(layout) if layout.view.sees_locks else "shared",
+        projects=projects,
+        lease=lease,
         reflink=machine.can_reflink(layout.staging) if may_write else None,
     )
     yield ability_checks.check_links(facts)
     yield ability_checks.check_lease(facts)
     yield ability_checks.check_reflink(facts)
-
-
-def _lease(layout: Layout) -> str:
-    """Return the value of `AbilityFacts.lease`; only the owner of a file, and root, can request a lease."""
-    owner = os.stat(layout.path).st_uid
-    return machine.lease_support(layout.settings) if os.geteuid() in (owner, 0) else "foreign"
 
 
 def _try_links(context: Context) -> str:
@@ -129,12 +132,6 @@ def _try_links(context: Context) -> str:
     except UnsafePlace as error:
         return error.message
     return ""
-
-
-def _projects(layout: Layout) -> str:
-    """Return which directories have another project id, as when one run has its own quota."""
-    folders = [layout.staging, layout.trash, *(layout.checkpoints / run for run in layout.runs())]
-    return said_of_projects(folder for folder in folders if dirfd_stat.is_directory(folder))
 
 
 def _sqlite(_context: Context) -> Findings:

@@ -92,17 +92,16 @@ def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object]], 
     """Return a table; `numbers` has a ``>`` for each column that is aligned to the right."""
     side = [' class="number"' if index < len(numbers) and numbers[index] == ">" else "" for index in range(len(head))]
     cells = "".join(f'<th scope="col"{side[index]}>{_text(name)}</th>' for index, name in enumerate(head))
-    body = "".join(f"<tr>{_row(row, side)}</tr>\n" for row in rows)
+    body = []
+    for row in rows:
+        # The first cell is the header of the row, for screen readers.
+        first = f'<th scope="row"{side[0]}>{_text(row[0])}</th>'
+        others = "".join(f"<td{side[index]}>{_text(cell)}</td>" for index, cell in enumerate(row) if index)
+        body.append(f"<tr>{first}{others}</tr>\n")
     return (
         f'<div class="wide" tabindex="0" role="region" aria-label="{_text(caption)}"><table><caption>{_text(caption)}'
-        f"</caption><thead><tr>{cells}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+        f"</caption><thead><tr>{cells}</tr></thead>\n<tbody>\n{''.join(body)}</tbody></table></div>\n"
     )
-
-
-def _row(row: Sequence[object], side: Sequence[str]) -> str:
-    """Return the cells; the first one is the header of the row, for screen readers."""
-    head = f'<th scope="row"{side[0]}>{_text(row[0])}</th>'
-    return head + "".join(f"<td{side[index]}>{_text(cell)}</td>" for index, cell in enumerate(row) if index)
 
 
 def _cards(page: ReportPage) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.fs import holders
@@ -41,6 +41,8 @@ _MAP_ROWS = 30
 _LARGEST = 20
 _EVENTS = 60
 _DURATIONS = 3000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
     listed = [info for info in every if not info.superseded]
     used = usage_of(context, every)
     problems: list[str] = []
-    journal = _journal(context, problems)
+    journal: Sequence[Event] = _part("the events", lambda: events(context), (), problems)
     runs = {one.run for one in used.runs}
     now = datetime.now(UTC)
     plan = _plan(context, problems)
@@ -130,8 +132,11 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
         superseded=[info for info in every if info.superseded],
         usage=used,
         plan=plan,
-        modes=_modes(context, problems),
-        freed_bytes=None if plan is None else _freed_bytes(context, plan, problems),
+        modes=_part("the rules", lambda: modes_of(rules_of(context.layout)), {}, problems),
+        # This fails if another process is just dropping one of them.
+        freed_bytes=None
+        if plan is None
+        else _part("what a prune would free", lambda: freed_bytes(context, plan), None, problems),
         maps=_maps(context, listed, [one.run for one in used.runs][:_MAP_RUNS], problems),
         largest=_largest(context, listed, problems),
         health=examine_all(context).findings,
@@ -144,12 +149,13 @@ def page(context: Context, savers: Sequence[SaverStatus] = ()) -> ReportPage:
     )
 
 
-def _journal(context: Context, problems: list[str]) -> list[Event]:
+def _part(what: str, read: Callable[[], T], default: T, problems: list[str]) -> T:
+    """Return the result of `read`. If it fails, add a problem and return `default`: the report is still made."""
     try:
-        return events(context)
-    except (CkstoreError, OSError) as error:  # the journal is only informative, and must not fail the report
-        problems.append(f"the events: {why_of(error)}")
-        return []
+        return read()
+    except (CkstoreError, OSError) as error:
+        problems.append(f"{what}: {why_of(error)}")
+        return default
 
 
 def _plan(context: Context, problems: list[str]) -> RetentionPlan | None:
@@ -159,22 +165,6 @@ def _plan(context: Context, problems: list[str]) -> RetentionPlan | None:
         return None
     except CkstoreError as error:
         problems.append(f"the plan of retention: {error.message}")
-        return None
-
-
-def _modes(context: Context, problems: list[str]) -> Mapping[str, Mode]:
-    try:
-        return modes_of(rules_of(context.layout))
-    except (CkstoreError, OSError) as error:
-        problems.append(f"the rules: {why_of(error)}")
-        return {}
-
-
-def _freed_bytes(context: Context, plan: RetentionPlan, problems: list[str]) -> int | None:
-    try:
-        return freed_bytes(context, plan)
-    except (CkstoreError, OSError) as error:  # as when one of them is just being dropped
-        problems.append(f"what a prune would free: {why_of(error)}")
         return None
 
 

@@ -367,12 +367,11 @@ def find_pieces(context: Context, sizes: Mapping[str, int]) -> tuple[dict[str, P
         places, counted = context.catalog.find_pieces(unknown)
     except CatalogUnavailable:  # only a chance to deduplicate is lost
         return found, None
-    found.update((digest, place) for digest, place in places.items() if _may_be_there(place, sizes[digest]))
+    for digest, place in places.items():
+        nbytes = sizes[digest]
+        if place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes:
+            found[digest] = place
     return found, counted
-
-
-def _may_be_there(place: PieceLocation, nbytes: int) -> bool:
-    return place.length == nbytes and place.offset >= 0 and place.offset + nbytes <= place.blob_nbytes
 
 
 def _take_from_packs(

@@ -83,13 +83,14 @@ class Archive:
     def regions(self) -> list[FileRegion]:
         """Return the regions of the tensors."""
         return [
-            FileRegion(self._name(source), start, start + self._size(source))
+            FileRegion(
+                self._names.name(source) if isinstance(source, int) else source.leaf.name,
+                start,
+                start + self._size(source),
+            )
             for (_, source), start in zip(self._records, self.layout.starts, strict=True)
             if not isinstance(source, bytes)
         ]
-
-    def _name(self, source: int | LeafRows) -> str:
-        return self._names.name(source) if isinstance(source, int) else source.leaf.name
 
     def _size(self, source: Source) -> int:
         if isinstance(source, bytes):
