@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,28 +34,24 @@ def provenance(
         packages: The packages whose versions are recorded. Packages that are not installed are omitted.
         directory: A directory in the git repository of the code. If None, the directory of the program.
     """
+    versions = {}
+    for name in packages:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    if directory is not None:
+        folder = expanded(directory)
+    else:
+        file = getattr(sys.modules.get("__main__"), "__file__", None)
+        folder = Path(file).resolve().parent if file else Path.cwd()
     found: dict[str, Any] = {
         "command_line": list(sys.orig_argv),
         "python": platform.python_version(),
-        "packages": dict(_versions(packages)),
-        "git": git_revision(_program_folder() if directory is None else str(expanded(directory))),
+        "packages": versions,
+        "git": git_revision(str(folder)),
     }
     if config is not None:
         found["config"] = dict(config)
     return {"provenance": found}
-
-
-def _program_folder() -> str:
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return str(Path(file).resolve().parent if file else Path.cwd())
-
-
-def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for name in packages:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
 
 
 def git_revision(directory: str) -> dict[str, Any] | None:

@@ -102,14 +102,13 @@ def _object(value: Any, given: Mapping[str, object]) -> Any:
         name, _, other = key.partition("=")
         name, null, condition = name.partition("?")
         name, _, spec = name.partition(":")
-        found = given[name] if name in given else _attribute(value, other or name)
+        if name in given:
+            found = given[name]
+        else:
+            # The value at a dotted path of attributes, or None if an attribute on the path is None.
+            found = value
+            for attribute in (other or name).split("."):
+                found = None if found is None else getattr(found, attribute)
         empty = null and not (getattr(value, condition) if condition else found)
         document[name] = None if empty else to_json(format(found, spec) if spec else found)
     return document
-
-
-def _attribute(value: Any, path: str) -> Any:
-    """Return the value of a dotted path of attributes, or None if an attribute on the path has the value None."""
-    for name in path.split("."):
-        value = None if value is None else getattr(value, name)
-    return value

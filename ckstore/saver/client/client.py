@@ -230,8 +230,10 @@ class Client:
                 snapshot = pool.take(places_of(captured.sources)[1])
                 try:
                     if any(source.on_device for source in captured.sources):
+                        from ckstore.tensors.device.fingerprint import prepare
+
                         snapshot.pin()
-                        _compile_fingerprints()
+                        prepare(_COMPILE_S)
                         _fingerprints(captured)  # the first time each operation takes longer
                 finally:  # also at Ctrl-C, or when the device fails: else its memory stays until the process ends
                     pool.give(snapshot, self._queue.limits.max_in_flight)
@@ -290,12 +292,6 @@ def _fingerprints(captured: Captured) -> dict[int, bytes]:
 
     found = of_storages([cast("DeviceSource", source) for source in on_device.values()])
     return dict(zip(on_device, found, strict=True)) if found else {}
-
-
-def _compile_fingerprints() -> None:
-    from ckstore.tensors.device.fingerprint import prepare
-
-    prepare(_COMPILE_S)
 
 
 def _check_unchanged(captured: Captured) -> None:

@@ -99,7 +99,11 @@ def pickle_state(state: object, number: Callable[[torch.UntypedStorage], int | N
     storages: list[int | bytes] = []
     for storage in held:
         number_there = number(storage)
-        storages.append(_bytes_of(storage) if number_there is None else number_there)
+        if number_there is None:
+            flat: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            storages.append(bytes(memoryview(flat)) if storage.nbytes() else b"")
+        else:
+            storages.append(number_there)
     return PickledState(data.getvalue(), tuple(storages), _unsafe(named.values()))
 
 
@@ -115,11 +119,6 @@ def saved(value: object) -> bytes:
     data = io.BytesIO()
     torch.save(value, data)
     return data.getvalue()
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> bytes:
-    flat: Any = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-    return bytes(memoryview(flat)) if storage.nbytes() else b""
 
 
 def _unsafe(named: Iterable[Any]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType
 from typing import Any
@@ -102,7 +102,12 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, tuple) and list(fields) == list(getattr(kind, "_fields", ())):
         return tuple.__new__(kind, fields.values())
     wanted = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
-    if not is_made_of_fields(kind) or wanted - set(fields) or not _has_room(kind, fields):
+    if (
+        not is_made_of_fields(kind)
+        or wanted - set(fields)
+        # An object without a dict has room only for its slots.
+        or (kind.__dictoffset__ == 0 and set(fields) - _slots(kind).keys())
+    ):
         msg = f"{plain(path) or 'the state itself'}: {name} is not made of the fields {', '.join(fields) or '(none)'}"
         raise BadInput(msg, hint="load it with the version of its library that saved it")
     # Neither `__init__` nor `__setstate__`: code of the class runs with values of a file from elsewhere.
@@ -114,10 +119,6 @@ def put_together(name: str, fields: Mapping[str, Any], path: str) -> Any:
         else:
             vars(made)[field] = value  # not by setattr: a property, or __setattr__, would run
     return made
-
-
-def _has_room(kind: type, fields: Iterable[str]) -> bool:
-    return kind.__dictoffset__ != 0 or _slots(kind).keys() >= set(fields)
 
 
 def _slots(kind: type) -> dict[str, MemberDescriptorType]:

@@ -96,7 +96,9 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
     """Add a part and its children, in the order in which torch loads them."""
     # `found`: prefix -> keys of the state that have it and no more dots. `inside`: whether it lies in a loader that
     # loads all below it.
-    own = _places(part, prefix)
+    passing = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no other way to ask for them
+    tensors = [*part._parameters.items(), *(one for one in part._buffers.items() if one[0] not in passing)]  # noqa: SLF001
+    own = {f"{prefix}{name}": StateSlot(part, name, value) for name, value in tensors if value is not None}
     parts.places |= own
     # Its two hooks only take its own name out of keys: treated as a loader the whole model would be copied.
     if not inside and _is_checkpoint_wrapper(part):
@@ -117,12 +119,6 @@ def _visit(parts: ModuleParts, part: Any, prefix: str, found: Mapping[str, set[s
     for name, child in part._modules.items():  # noqa: SLF001 - as torch, which loads a shared module by each name
         if child is not None:
             _visit(parts, child, f"{prefix}{name}.", found, inside=inside)
-
-
-def _places(part: Any, prefix: str) -> dict[str, StateSlot]:
-    passing = part._non_persistent_buffers_set  # noqa: SLF001 - torch has no other way to ask for them
-    tensors = [*part._parameters.items(), *(own for own in part._buffers.items() if own[0] not in passing)]  # noqa: SLF001
-    return {f"{prefix}{name}": StateSlot(part, name, value) for name, value in tensors if value is not None}
 
 
 def _is_checkpoint_wrapper(part: Any) -> bool:

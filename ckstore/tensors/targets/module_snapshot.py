@@ -26,7 +26,8 @@ class ModuleSnapshot:
         self._extra = [
             (one, copy.deepcopy(one.get_extra_state()))
             for one in _modules(part, whole=whole)
-            if _gives_extra_state(one)
+            if getattr(type(one), "get_extra_state", None) is not torch.nn.Module.get_extra_state
+            and has_extra_state(one)
         ]
 
     def put_back(self) -> None:
@@ -65,11 +66,6 @@ def _tensors(part: Any, *, whole: bool) -> dict[int, torch.Tensor]:
 
 def _modules(part: Any, *, whole: bool) -> Iterator[Any]:
     return part.modules() if whole else iter([part])
-
-
-def _gives_extra_state(part: Any) -> bool:
-    gives = getattr(type(part), "get_extra_state", None) is not torch.nn.Module.get_extra_state
-    return gives and has_extra_state(part)
 
 
 def _has_values(tensor: torch.Tensor) -> bool:

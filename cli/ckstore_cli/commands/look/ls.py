@@ -51,9 +51,14 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
     with frame.reading() as store, store.open_checkpoint(ref) as checkpoint:
         info = checkpoint.info
         rows = [*map(_of_file, checkpoint.files()), *map(_of_leaf, checkpoint.leaves())]
-    shown = rows if glob is None else _fitting(rows, glob) or _fitting(rows, plain(glob)) or _below(rows, glob)
-    if glob is not None and not shown:
-        raise NoSuchRef(f"no name in {info.shown} matches {glob!r}", hint=f"to list all names: ckstore ls {info.ref}")
+    shown = rows
+    if glob is not None:
+        shown = _fitting(rows, glob) or _fitting(rows, plain(glob))
+        if not shown:
+            shown = [row for end in (".", "[", "/") for row in _fitting(rows, f"{glob}{end}*")]
+        if not shown:
+            hint = f"to list all names: ckstore ls {info.ref}"
+            raise NoSuchRef(f"no name in {info.shown} matches {glob!r}", hint=hint)
     if out.as_json:
         out.documents(shown)
         return
@@ -75,10 +80,6 @@ def ls(frame: Frame, ref: str, glob: str | None) -> None:
 
 def _fitting(rows: list[ListLine], glob: str) -> list[ListLine]:
     return [row for row in rows if fits(row.name, glob) or fits(row.plain_name, glob)]
-
-
-def _below(rows: list[ListLine], glob: str) -> list[ListLine]:
-    return [row for end in (".", "[", "/") for row in _fitting(rows, f"{glob}{end}*")]
 
 
 @dataclass(frozen=True, slots=True)

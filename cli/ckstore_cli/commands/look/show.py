@@ -112,7 +112,11 @@ def _lines(
         share = share_text(info.reused_bytes, info.logical_bytes)
         yield "reused", f"{size_text(info.reused_bytes)} already in the store, {share} of it"
         if not info.elsewhere:
-            yield "read", _reading(info)
+            read = "unknown for some of its blobs; ckstore verify reads them"
+            if info.oldest_reading:
+                age = age_text(info.oldest_reading, datetime.now(UTC))
+                read = f"every blob was written or read since {time_text(info.oldest_reading)}, {age}"
+            yield "read", read
     yield "content", info.content
     yield "directory", printable(str(directory))
     yield from _state(info)
@@ -136,14 +140,6 @@ def _state(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
         yield "elsewhere", printable(f"{at}: reads download data, ckstore pull downloads all of it")
     if not info.durable:
         yield "durable", "NO: the filesystem of the store may lose it in a power cut"
-
-
-def _reading(info: CheckpointInfo) -> str:
-    """Return the time since when every blob of a checkpoint was read or written."""
-    if not info.oldest_reading:
-        return "unknown for some of its blobs; ckstore verify reads them"
-    age = age_text(info.oldest_reading, datetime.now(UTC))
-    return f"every blob was written or read since {time_text(info.oldest_reading)}, {age}"
 
 
 def _block(label: str, text: str) -> Iterator[tuple[str, str]]:
