@@ -202,11 +202,15 @@ def writing(path: Path, *, timeout_s: float, durable: bool = True) -> Iterator[B
         prepare_to_write(connection, durable=durable)
         with transaction(connection):
             yield connection
-        if durable or not (connection.may_map and _has_short_log(path)):
-            empty_log(connection)
-        else:
+        is_log_short = False
+        if not durable and connection.may_map:
+            with contextlib.suppress(OSError):  # there is no log
+                is_log_short = os.lstat(f"{path}-wal").st_size <= _LOG_MOST_BYTES
+        if is_log_short:
             with contextlib.suppress(sqlite3.Error):  # then closing empties the log
                 closed_last.enter_context(_keeping_log(path))
+        else:
+            empty_log(connection)
 
 
 @contextlib.contextmanager
@@ -253,13 +257,6 @@ def empty_log(connection: sqlite3.Connection) -> None:
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA busy_timeout=0")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
-def _has_short_log(path: Path) -> bool:
-    try:
-        return os.lstat(f"{path}-wal").st_size <= _LOG_MOST_BYTES
-    except OSError:  # as without a log
-        return False
 
 
 @contextlib.contextmanager

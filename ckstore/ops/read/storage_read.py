@@ -207,7 +207,14 @@ def _read_parts(
             striped: list[list[Part]] = []
             whole: list[list[Part]] = []
             for of_blob in blobs:
-                (striped if threads > 1 and _is_striped(directory, of_blob) else whole).append(of_blob)
+                # Several threads decode one blob if it is large, and is decoded into memory of the host.
+                is_striped = (
+                    threads > 1
+                    and any(len(part.out) >= _STRIPED_BYTES for part in of_blob)
+                    and encoded(directory, of_blob[0].extent)
+                    and all(isinstance(part.out, memoryview) for part in of_blob)
+                )
+                (striped if is_striped else whole).append(of_blob)
             stripes = [stripe for of_blob in striped for part in of_blob for stripe in _stripes(part, threads)]
             for_each(decode_stripe, stripes, threads=threads, say=say)
             for_each(check_part, [part for of_blob in striped for part in of_blob], threads=threads, say=say)
@@ -223,12 +230,6 @@ def _check_decoded(directory: CheckpointDirectory, part: Part) -> None:
     except DamagedBlob:
         with PieceReader(directory) as pieces:
             pieces.read(part)
-
-
-def _is_striped(directory: CheckpointDirectory, of_blob: Sequence[Part]) -> bool:
-    """Whether several threads decode one blob: it is large, and is decoded into memory of the host."""
-    large = any(len(part.out) >= _STRIPED_BYTES for part in of_blob)
-    return large and encoded(directory, of_blob[0].extent) and all(isinstance(p.out, memoryview) for p in of_blob)
 
 
 def _stripes(part: Part, threads: int) -> Iterator[list[Part]]:

@@ -163,8 +163,11 @@ class Evaluator:
             before = evaluations.of_metric(records, info.id, metric)
             last = before[-1] if before else None
             number = 1 if last is None else last.number + 1
+            running = None if last is None else evaluations.running(self._context.layout, last)
+            # The lock of an evaluator on another host may not be visible, so the record counts for its time.
+            is_over = running is None or not (running.is_locked or _age_s(running) < patience_s(self._context))
             lock = None
-            if (last is None or self._is_over(last)) and self._may_try(info, metric, number):
+            if is_over and self._may_try(info, metric, number):
                 lock = evaluations.begin(self._context.layout, info.id, metric, number)
             if lock is None:
                 self.end(tried=False)
@@ -173,11 +176,6 @@ class Evaluator:
             # The last record is kept: it has the count, if this evaluation is cancelled.
             evaluations.remove(self._context.layout, before[:-1])
         return True
-
-    def _is_over(self, record: RecordName) -> bool:
-        running = evaluations.running(self._context.layout, record)
-        # The lock of an evaluator on another host may not be visible, so the record counts for its time.
-        return running is None or not (running.is_locked or _age_s(running) < patience_s(self._context))
 
     def _may_try(self, info: CheckpointInfo, metric: str, number: int) -> bool:
         if self._attempts is None or number <= self._attempts:

@@ -170,7 +170,11 @@ def _repair_blob(
     bad = [path for path in names if not is_right(path, wanted)]
     spare = [path for path in names if path not in bad and is_untouched(path, wanted)]
     # A right file under another name is not a damaged blob. A wrong canonical name is removed in any case.
-    aside = [path for path in bad if _inode(path) not in right_elsewhere or (path == canonical and right is None)]
+    aside = []
+    for path in bad:
+        status = dirfd_stat.status(path)
+        if (status.st_dev, status.st_ino) not in right_elsewhere or (path == canonical and right is None):
+            aside.append(path)
     # First: on a full disk nothing is put into quarantine.
     if right is not None:
         _stage(staging, digest, right)
@@ -220,8 +224,3 @@ def _stage(staging: Staging, digest: str, right: Right) -> None:
         staging.take(digest, right.path)
     elif right.data is not None:
         staging.write(digest, memoryview(right.data))
-
-
-def _inode(path: StorePath) -> tuple[int, int]:
-    status = dirfd_stat.status(path)
-    return status.st_dev, status.st_ino

@@ -146,6 +146,7 @@ def check(
             for file in Path(folder).glob("*/store.json"):
                 forget(json.loads(file.read_text(encoding="utf-8"))["uuid"])
     reference = judged.reference
+    origin = provenance(directory=Path(factory.module).parent if factory.is_file else Path.cwd())["provenance"]
     return CheckReport(
         factory=str(factory),
         profile=profile,
@@ -158,7 +159,7 @@ def check(
         losses=_losses(reference),
         rates=tuple(map(_rates, (one for one in reference if one.position == "step"))),
         sees_batches=any("batch" in one.values for one in reference),
-        provenance=_provenance(factory),
+        provenance={name: origin[name] for name in ("python", "packages", "git")},
         duration_s=time.monotonic() - begin_s,
     )
 
@@ -365,9 +366,3 @@ def _rates(record: Observation) -> tuple[float, ...]:
     texts = [text for name, text in record.values.get("optimizer", {}).items() if name.endswith(".lr")]
     numbers = map(number_of, texts)
     return tuple(one for one in numbers if one is not None)
-
-
-def _provenance(factory: Factory) -> dict[str, Any]:
-    directory = Path(factory.module).parent if factory.is_file else Path.cwd()
-    found = provenance(directory=directory)["provenance"]
-    return {name: found[name] for name in ("python", "packages", "git")}

@@ -44,10 +44,14 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
     file, output = folder / "task.json", folder / "output"
     file.write_text(json.dumps(task.to_json()), encoding="utf-8")
     flags = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+    # The new `sys.path`: the directory of the script, or the current one, and the `sys.path` of this process.
+    first = str(Path(task.factory.module).parent) if task.factory.is_file else str(Path.cwd())
+    mine = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
+    paths = [first, *(entry for entry in mine if entry != first)]
     begin_s = time.monotonic()
     with output.open("wb") as said:
         child = subprocess.Popen(  # noqa: S603 - the interpreter itself
-            [sys.executable, *flags, "-c", _START, str(file), json.dumps(_paths(task))],
+            [sys.executable, *flags, "-c", _START, str(file), json.dumps(paths)],
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
@@ -71,13 +75,6 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
         msg = f"{what} failed {result['doing']}: {happened}\n{failure['traceback'].rstrip()}"
         raise LoopFailed(msg, output=_last_lines(output))
     return result
-
-
-def _paths(task: Task) -> list[str]:
-    """Return `sys.path` for the process: the directory of the script, or the current one, and this `sys.path`."""
-    mine = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - "" is the working directory, as for imports
-    first = str(Path(task.factory.module).parent) if task.factory.is_file else str(Path.cwd())
-    return [first, *(entry for entry in mine if entry != first)]
 
 
 def _ended(pid: int, timeout_s: float) -> bool:

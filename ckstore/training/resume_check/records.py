@@ -158,16 +158,14 @@ def differing(expected: Observation, found: Observation, kind: str, tolerance: T
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name), after.get(name)
         if old is None or new is None:
-            # A variable of the loop may not exist yet directly after a restore.
-            if kind != NUMBER and not (name.startswith(VARIABLE) and _is_without(name, expected, found)):
+            # A variable of the loop may not exist yet directly after a restore: one record lacks its whole object.
+            is_left_out = not all(
+                any(name.startswith(f"{one}.") for one in record.left_out) for record in (expected, found)
+            )
+            if kind != NUMBER and not (name.startswith(VARIABLE) and is_left_out):
                 yield name
         elif old != new and (tolerance.is_exact or name in found.far or not _is_near(kind, old, new, tolerance)):
             yield name
-
-
-def _is_without(name: str, *records: Observation) -> bool:
-    """Whether one of the records lacks the whole object to which a name belongs."""
-    return not all(any(name.startswith(f"{one}.") for one in record.left_out) for record in records)
 
 
 def _is_near(kind: str, old: str, new: str, tolerance: Tolerance) -> bool:
