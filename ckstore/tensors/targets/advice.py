@@ -44,8 +44,13 @@ def advice(load: Load) -> list[str]:
     selecting = [*_only_what_the_target_has(load, left, rename)]
     if selecting and rename:  # both in one
         renaming, last = [], []
+    useless = [
+        f"rename={ {old: new}!r} renames nothing: names are those inside a module or a dict of tensors"
+        for old, new in load.terms.rename.items()
+        if old not in load.found.renaming
+    ]
     said = [
-        *_useless(load),
+        *useless,
         *parts,
         *selecting,
         *renaming,
@@ -82,13 +87,6 @@ def _written(rename: Mapping[str, str]) -> str:
     if len(entries) <= _ENTRIES_MOST:
         return f"rename={{{', '.join(entries)}}}"
     return f"rename={{{', '.join(entries[:2])}, …, {entries[-1]}}} with {len(entries)} entries"
-
-
-def _useless(load: Load) -> Iterator[str]:
-    """Yield the keys of the caller's renaming that match no name."""
-    for old, new in load.terms.rename.items():
-        if old not in load.found.renaming:
-            yield f"rename={ {old: new}!r} renames nothing: names are those inside a module or a dict of tensors"
 
 
 def _of_values(found: Differences, terms: LoadRules) -> Iterator[str]:
