@@ -108,7 +108,11 @@ class _Header:
             if key == "dtype":
                 dtype = self._string()
             elif key in ("shape", "data_offsets"):
-                arrays[key] = self._sizes()
+                match = _SIZES_PATTERN.match(self._data, self._at)
+                if match is None:
+                    self._refuse(f"an array of at most {MAX_DIMENSIONS} sizes")
+                self._at = match.end()
+                arrays[key] = tuple(map(int, match[1].split(b","))) if match[1] else ()
             else:
                 self._refuse("the members dtype, shape and data_offsets", shown(key))
         shape, offsets = arrays.get("shape"), arrays.get("data_offsets")
@@ -173,13 +177,6 @@ class _Header:
             self._refuse("a string in UTF-8")
         self._at = end + 1
         return value
-
-    def _sizes(self) -> tuple[int, ...]:
-        match = _SIZES_PATTERN.match(self._data, self._at)
-        if match is None:
-            self._refuse(f"an array of at most {MAX_DIMENSIONS} sizes")
-        self._at = match.end()
-        return tuple(map(int, match[1].split(b","))) if match[1] else ()
 
     def _refuse(self, wanted: str, found: str = "") -> NoReturn:
         part = "the header" if self._tensor is None else f"the header of {shown(self._tensor)}"

@@ -124,7 +124,13 @@ def _owner_unless_trusted(found: Path, environ: Mapping[str, str]) -> int | None
     owner = found.lstat().st_uid
     if owner in trusted:
         owner = found.stat().st_uid
-    return None if owner in trusted or _listed(found, environ.get(SAFE_VARIABLE, "")) else owner
+    if owner in trusted:
+        return None
+    # The list must contain exactly this path. Targets of symlinks and relative paths do not count.
+    listed = environ.get(SAFE_VARIABLE, "").split(":")
+    paths = (expanded(entry) for entry in listed if entry != ANY)
+    safe = (_place_of(path) for path in paths if path.is_absolute())
+    return None if ANY in listed or _place_of(found) in safe else owner
 
 
 def _check_owner(found: Path, environ: Mapping[str, str]) -> None:
@@ -143,13 +149,6 @@ def _check_owner(found: Path, environ: Mapping[str, str]) -> None:
         msg,
         hint=f"if you trust its owner, run export {SAFE_VARIABLE}={quoted}, or use --store {quoted} in each command",
     )
-
-
-def _listed(found: Path, listed: str) -> bool:
-    """Whether the list contains exactly this path. Targets of symlinks and relative paths do not count."""
-    paths = (expanded(entry) for entry in listed.split(":") if entry != ANY)
-    safe = (_place_of(path) for path in paths if path.is_absolute())
-    return ANY in listed.split(":") or _place_of(found) in safe
 
 
 def _place_of(path: Path) -> Path:

@@ -132,12 +132,12 @@ def print_freed(out: Output, report: GcReport) -> None:
         print_outcome(out, report.retention)
     measured = None if dry_run else report.filesystem_freed_bytes
     out.document({**document, **to_json(report, filesystem_freed_bytes=measured)})
-    out.lines(freed_lines(report, table=lambda held: [cut(row, out.width) for row in _holder_lines(held)]))
 
+    def table(held: Sequence[HeldBlob]) -> list[str]:
+        rows = [
+            ("  " + (_UNSEEN if pid is None else str(pid)), held_size(blobs), how, printable(command))
+            for (pid, command), (how, blobs) in by_holder(held).items()
+        ]
+        return [cut(row, out.width) for row in columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")]
 
-def _holder_lines(held: Sequence[HeldBlob]) -> list[str]:
-    rows = [
-        ("  " + (_UNSEEN if pid is None else str(pid)), held_size(blobs), how, printable(command))
-        for (pid, command), (how, blobs) in by_holder(held).items()
-    ]
-    return columns([("  PID", "SIZE", "HOW", "COMMAND"), *rows], "<><<")
+    out.lines(freed_lines(report, table=table))

@@ -101,9 +101,9 @@ EVALUATING = [
     Mutant(
         "the number of evaluations that end without the metric is limited",
         "evaluation-for-ever",
-        "Evaluator._may_try",
-        "if self._attempts is None or number <= self._attempts:",
-        "if True:",
+        "Evaluator._begin",
+        "may_try = self._attempts is None or number <= self._attempts",
+        "may_try = True",
         f"{_TESTS}::test_an_evaluator_that_kills_its_process_is_left_out_as_well",
         "DID NOT WARN",
     ),

@@ -166,8 +166,12 @@ class Evaluator:
             running = None if last is None else evaluations.running(self._context.layout, last)
             # The lock of an evaluator on another host may not be visible, so the record counts for its time.
             is_over = running is None or not (running.is_locked or _age_s(running) < patience_s(self._context))
+            may_try = self._attempts is None or number <= self._attempts
+            if is_over and not may_try:
+                del self._waiting[info.id]
+                self._given_up.append(f"{info.name} ({metric}, {number - 1})")
             lock = None
-            if is_over and self._may_try(info, metric, number):
+            if is_over and may_try:
                 lock = evaluations.begin(self._context.layout, info.id, metric, number)
             if lock is None:
                 self.end(tried=False)
@@ -176,13 +180,6 @@ class Evaluator:
             # The last record is kept: it has the count, if this evaluation is cancelled.
             evaluations.remove(self._context.layout, before[:-1])
         return True
-
-    def _may_try(self, info: CheckpointInfo, metric: str, number: int) -> bool:
-        if self._attempts is None or number <= self._attempts:
-            return True
-        del self._waiting[info.id]
-        self._given_up.append(f"{info.name} ({metric}, {number - 1})")
-        return False
 
     def _tell_given_up(self) -> None:
         if self._given_up:
