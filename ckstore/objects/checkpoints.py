@@ -87,6 +87,15 @@ def look(layout: Layout, key: CheckpointKey, *, lock: locks.DirectoryLock | None
         return Verdict(None, str(error))
 
 
+def lacks_blobs(layout: Layout, key: CheckpointKey) -> bool:
+    """Whether blobs of a checkpoint are missing or unreadable, without a lock, which could stop an eviction."""
+    try:
+        published = _looked_at_unlocked(layout, key).published
+    except (FileNotFoundError, NotADirectoryError, PermissionError, OtherHash, DamagedBlob, InUse):
+        return True
+    return published is None or bool(published.elsewhere)
+
+
 def _looked_at_unlocked(layout: Layout, key: CheckpointKey) -> Verdict:
     """Return the verdict on a directory that another process has locked, valid while it keeps its name."""
     path = layout.checkpoint(key)

@@ -446,13 +446,11 @@ def with_small_files(context: Context, info: CheckpointInfo, there: Collection[s
 
 def _lacks_blobs(context: Context, key: CheckpointKey) -> bool:
     """Whether a checkpoint with ``elsewhere.json`` lacks blobs: an eviction that runs or was killed moved none yet."""
-    path = context.layout.checkpoint(key)
     with suppress(FileNotFoundError, PermissionError):
-        if here := {*dirfd_stat.names(path / BLOBS)}:
-            from ckstore.ops.check.validity import glance  # imports this module
+        if any(dirfd_stat.names(context.layout.checkpoint(key) / BLOBS)):
+            from ckstore.objects.checkpoints import lacks_blobs  # reading most evicted ones needs no manifest
 
-            manifest = glance(path, key, context.known.manifests).manifest
-            return manifest is None or any(blob.digest not in here for blob in manifest.stored)
+            return lacks_blobs(context.layout, key)
     return True
 
 
