@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from ckstore.errors import CkstoreError
@@ -56,6 +57,8 @@ class MirrorRecord:
     pruned: frozenset[str] = field(default_factory=frozenset)  # checkpoints that `keep_remote` of this store removed
     # Key -> digests of earlier versions that were pushed, the latest last. They show that the mirror was restored.
     former: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # Run -> the sequence number that this store last published there as its owner.
+    sequences: dict[str, int] = field(default_factory=dict)
 
     def render(self) -> bytes:
         """Return the file's bytes."""
@@ -72,6 +75,7 @@ class MirrorRecord:
             "missing": self.missing,
             "pruned": sorted(self.pruned),
             "former": {key: list(digests) for key, digests in self.former.items()},
+            "sequences": self.sequences,
         }
         return canonical_json(members) + b"\n"
 
@@ -96,7 +100,12 @@ def _parse(data: bytes, where: str) -> MirrorRecord:
     if not isinstance(former, dict) or not all(isinstance(digests, list) for digests in former.values()):
         refuse(where, "former", "keys with arrays of digests", former)
     former = {key: tuple(map(str, digests)) for key, digests in former.items()}
-    return MirrorRecord(remote, uuid, ids, problem, documents, since or "", looked or "", missing, pruned, former)
+    sequences = members.get("sequences", {})
+    if not isinstance(sequences, dict) or not all(type(number) is int for number in sequences.values()):
+        refuse(where, "sequences", "runs with whole numbers", sequences)
+    return MirrorRecord(
+        remote, uuid, ids, problem, documents, since or "", looked or "", missing, pruned, former, sequences
+    )
 
 
 def _ids(name: str, value: Any, where: str) -> frozenset[str]:
@@ -147,6 +156,7 @@ def add_mirrored(
     here: Sequence[CheckpointInfo],
     documents: Mapping[str, str],
     gone: Container[str] = (),
+    sequences: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Record what was pushed to the mirror.
 
@@ -158,6 +168,7 @@ def add_mirrored(
         here: The checkpoints of the store. Others are forgotten.
         documents: Small objects that were pushed, as in `MirrorRecord.documents`.
         gone: Keys of small objects that the store no longer has.
+        sequences: As in `MirrorRecord.sequences`, for some runs.
     """
 
     def added(known: MirrorRecord) -> MirrorRecord:
@@ -179,9 +190,30 @@ def add_mirrored(
             missing=missing,
             pruned=pruned,
             former={key: digests for key, digests in former.items() if digests},
+            sequences=known.sequences | dict(sequences),
         )
 
     _change(layout, remote, uuid, added)
+
+
+def forget_if_older(layout: Layout, remote: str, run: str, sequence: int) -> None:
+    """Forget when a mirror was listed, and its small objects, if the record is older than the mirror.
+
+    Args:
+        layout: The store.
+        remote: A remote.
+        run: A run that this store owns there.
+        sequence: The number that the remote has as published by this store. If it is not the recorded one, the store
+            was restored from a backup, or the process was killed before it recorded the number.
+    """
+
+    def forgotten(known: MirrorRecord) -> MirrorRecord:
+        if known.sequences.get(run) == sequence:
+            return known
+        return replace(known, documents={}, looked="", sequences={**known.sequences, run: sequence})
+
+    if setting_of(layout, MIRROR) == remote:
+        _change(layout, remote, uuid_now(layout, remote), forgotten)
 
 
 def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> None:

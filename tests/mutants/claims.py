@@ -174,6 +174,15 @@ CLAIMS = [
         "NoSuchRef",
     ),
     Mutant(
+        "a store that was restored from a backup notices that its record of the mirror is too old",
+        "older-record-believed",
+        "mirror_record.forget_if_older",
+        "        if known.sequences.get(run) == sequence:\n",
+        "        if known.sequences:\n",
+        f"{_OWNERS}::test_a_store_restored_from_a_backup_moves_its_tags_on_the_mirror_back",
+        "assert",
+    ),
+    Mutant(
         "a save has a greater number than the checkpoints at the mirror",
         "least-number-ignored",
         "sequence.next_sequence",

@@ -19,6 +19,7 @@ from ckstore.remote.mirror import ownership
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.objects import Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
+from ckstore.remote.small_objects import read_tags
 from ckstore.store import context_of
 from ckstore_cli.app import app
 from tests.remote.double import REMOTES, Double, new_remote
@@ -337,6 +338,31 @@ def test_a_store_restored_from_a_backup_continues_above_its_pushed_numbers(
         assert {40, 50, 60} <= manifests(objects)
     fresh = Store.init(tmp_path / "fresh", chunk_bytes=MIB)
     assert fresh.pull("main@latest", name).checkpoints[0].step == 60
+
+
+def test_a_store_restored_from_a_backup_moves_its_tags_on_the_mirror_back(
+    tmp_path: Path, bucket: tuple[Double, str]
+) -> None:
+    objects, name = bucket
+    store = mirrored_by(tmp_path / "store", name)
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    store.tag("best", 1)
+    all_steps(store)
+    shutil.copytree(store.path, tmp_path / "backup", symlinks=True)
+    store.save(state(3), step=3)
+    store.tag("best", 3)
+    all_steps(store)
+    store.close()
+    shutil.rmtree(store.path)
+    shutil.move(tmp_path / "backup", store.path)
+
+    with Store.open(store.path) as again:
+        again.save(state(30), step=30)
+        all_steps(again)
+
+    assert {tag: place.step for tag, place in read_tags(objects).items()} == {"best": 1}
+    check_store(store.path)
 
 
 def test_a_store_on_this_machine_is_dead_only_if_its_path_can_be_read(tmp_path: Path) -> None:

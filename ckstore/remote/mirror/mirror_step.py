@@ -309,7 +309,16 @@ class Mirror:
         gone: Container[str] = (),
     ) -> None:
         here, ids = current_or_named(self._context), [info.id for info in done]
-        add_mirrored(self._context.layout, name, uuid, ids=ids, here=here, documents=documents, gone=gone)
+        add_mirrored(
+            self._context.layout,
+            name,
+            uuid,
+            ids=ids,
+            here=here,
+            documents=documents,
+            gone=gone,
+            sequences=self._ownership.sequences,
+        )
 
 
 def _run_item(run: str) -> str:

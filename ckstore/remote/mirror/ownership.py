@@ -19,6 +19,7 @@ from ckstore.model.names import WIDEST_GAP, greatest_in_order
 from ckstore.ops.config_file import LEAST_SEQUENCE, edit, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.index.sequence import sequence_limit
+from ckstore.ops.mirror_record import forget_if_older
 from ckstore.ops.settings_file import read_settings
 from ckstore.remote import keys
 from ckstore.remote.documents.remote_info import check_takes
@@ -49,6 +50,11 @@ class Ownership:
     context: Context
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     _owned: dict[str, _OwnerVersion] = field(default_factory=dict)  # by the run
+
+    @property
+    def sequences(self) -> dict[str, int]:
+        """For each run that this process owns, the sequence number that it published last."""
+        return {run: version.owner.sequence for run, version in self._owned.items()}
 
     def own(self, remote: Remote, run: str, sequence: int, *, by_name: bool = False) -> None:
         """Own a run and publish a sequence number for it, before a checkpoint with that number is pushed.
@@ -110,6 +116,8 @@ class Ownership:
         is_own = owner.store == mine.store
         if not is_own and not by_name:
             self._check_dead(remote, owner, listed)
+        if is_own:
+            forget_if_older(self.context.layout, remote.name, owner.run, owner.sequence)
         epoch = owner.epoch if is_own else owner.epoch + 1
         own = replace(mine, epoch=epoch, sequence=max(sequence, owner.sequence))
         # Before the run is taken over: later saves then get numbers above all that the former owner can push.
