@@ -1,4 +1,4 @@
-"""Single zstd frames whose size is known before they are decompressed, so that none of them is a bomb."""
+"""Single zstd frames. The size is checked before a frame is decompressed, as protection from decompression bombs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ if TYPE_CHECKING:
 
     from ckstore.model.digest import Buffer
 
-# Level 1: on byte planes of floats higher levels are larger or save 3 % for ten times the time (docs/adr/0020).
+# For byte planes of floats, higher levels either compress worse or save only 3 % in ten times the time
+# (docs/adr/0020).
 _LEVEL = 1
-# In small differences the short matches that it finds take more than their bytes as symbols: with a table of 64 places
-# it finds next to none, and is 4 to 6 % smaller there. Repeating values need the whole table, so both are tried.
+# In small differences, zstd finds short matches that take more space than the plain bytes. With a hash table of 64
+# entries it finds almost none, and the frame is 4 to 6 % smaller. Data with repeating values needs the full table, so
+# both are tried.
 _FEW_MATCHES_LOG = 6
 
-# Planes have a MiB at most. A frame that is cut makes the library ask for its whole window, which may be 128 MiB.
+# A plane has at most 1 MiB. For a truncated frame, the library would allocate the whole window that the frame claims,
+# up to 128 MiB.
 _WINDOW_BYTES = 2**23
 
-# A context is not for several threads at once, and takes longer to make than a small plane to compress.
+# Threads cannot share a context, and creating one takes longer than compressing a small plane. So each thread keeps
+# its own.
 _own = threading.local()
 
 
 def compress(data: Buffer) -> bytes:
-    """Return `data` as one zstd frame that says its size."""
+    """Return `data` as one zstd frame with the size in its header."""
     if not hasattr(_own, "compressors"):
         package = _package()
         few_matches = package.ZstdCompressionParameters.from_level(_LEVEL, hash_log=_FEW_MATCHES_LOG)
@@ -39,13 +43,13 @@ def compress(data: Buffer) -> bytes:
 
 
 def decompress(frame: Buffer, nbytes: int) -> bytes:
-    """Return the `nbytes` bytes of one zstd frame that says exactly this size, and has no other bytes."""
+    """Return the `nbytes` bytes of one zstd frame. Its header must state this size, and no bytes may follow it."""
     package = _package()
     if not hasattr(_own, "decompressor"):
         _own.decompressor = package.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
     decompressor: zstandard.ZstdDecompressor = _own.decompressor
     try:
-        # Asked first: the library allocates whatever size a frame claims for itself.
+        # Checked first, since the library allocates the size that the header claims.
         claimed = package.frame_content_size(frame)
         if claimed != nbytes:
             raise DamagedBlob(f"a zstd frame says that it has {claimed} bytes, wanted {nbytes}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ckstore.containers.parsed_values import MAX_TENSORS, RandomAccess, refuse
 
-MAX_DIRECTORY_BYTES = 128 * 2**20  # what a million records with names of a hundred bytes take
+MAX_DIRECTORY_BYTES = 128 * 2**20  # enough for a million records with names of 100 bytes
 
 _LOCAL = struct.Struct("<4s5H3L2H")
 _LOCAL_MAGIC = b"PK\x03\x04"
@@ -29,7 +29,7 @@ _EXTRA = struct.Struct("<2H")
 _EXTRA64 = 1
 _FULL16, _FULL32 = 2**16 - 1, 2**32 - 1
 """The content of a field whose value is in the zip64 part."""
-_ENCRYPTED = 0x2041  # the record itself, with a strong cipher, or its header
+_ENCRYPTED = 0x2041  # flags: the record is encrypted, it has a strong cipher, its header is encrypted
 _SIZES_FOLLOW = 0x8
 _STORED = 0
 
@@ -73,16 +73,16 @@ def looks_like_zip(file: RandomAccess) -> bool:
 
 def read_records(file: RandomAccess) -> list[ZipRecord]:
     """Return the records of a file that looks like a zip archive, in the order of their bytes."""
-    # Raises Refused: it is not an archive, or parts of it do not lie one after another, or a name is there twice.
+    # Raises Refused if the file is not an archive, its parts are not consecutive, or a name occurs twice.
     directory = _find_directory(file)
     entries = sorted(_entries(file, directory), key=lambda entry: entry.header)
-    # Readers differ in which of two records counts, so such an archive is no container here.
+    # Readers differ in which of two records with one name they use, so such an archive is refused.
     if len({entry.name for entry in entries}) < len(entries):
         refuse("the zip directory", "each name once", "one twice")
     records = []
     end = 0
     for entry in entries:
-        # Overlapping records would give one byte to two tensors, and a small file a huge content.
+        # With overlapping records, two tensors could share a byte, and a small file could have huge contents.
         if entry.header < end:
             refuse(f"the zip record at byte {entry.header}", f"a start after byte {end}", "an overlap")
         record = _record(file, entry, directory.offset)
@@ -92,11 +92,11 @@ def read_records(file: RandomAccess) -> list[ZipRecord]:
 
 
 def _find_directory(file: RandomAccess) -> _Directory:
-    # The end record lies before a comment of at most 64 KiB: no more of the file is read.
+    # Only a comment of at most 64 KiB follows the end record, so only this part of the file is read.
     nbytes = min(file.nbytes, _END.size + _MAX_COMMENT_BYTES)
     tail = file.read(file.nbytes - nbytes, nbytes)
     at = tail.rfind(_END_MAGIC)
-    # A comment may hold the magic as well: the right one is followed by a comment that ends with the file.
+    # The comment may also contain the magic. The right record has a comment that ends at the end of the file.
     while at >= 0 and not (at + _END.size <= nbytes and _END.unpack_from(tail, at)[-1] == nbytes - at - _END.size):
         at = tail.rfind(_END_MAGIC, 0, at)
     if at < 0:
@@ -108,13 +108,13 @@ def _find_directory(file: RandomAccess) -> _Directory:
     if wide is not None:
         end, *values = wide
         full = (_FULL16, _FULL16, _FULL16, _FULL16, _FULL32, _FULL32)
-        # A reader that goes by the other part must find the same records.
+        # A reader that uses only the classic part must find the same records.
         if any(c not in (v, most) for c, v, most in zip(classic, values, full, strict=True)):
             refuse("the end of the zip directory", "the values of its zip64 part", "others")
         disk, first_disk, here, count, size, offset = values
     if disk or first_disk or here != count:
         refuse("the zip archive", "one file", "one of several")
-    # Before the directory is read: a forged size must not become memory.
+    # Checked before the directory is read, so that a forged size does not allocate memory.
     if size > MAX_DIRECTORY_BYTES or count > MAX_TENSORS:
         refuse(
             "the zip directory", f"at most {MAX_DIRECTORY_BYTES} bytes for {MAX_TENSORS} records", f"{size}, {count}"
@@ -135,7 +135,7 @@ def _read_end64(file: RandomAccess, end: int) -> tuple[int, ...] | None:
     if disk or disks > 1 or start > at - _END64.size:
         refuse("the zip64 locator", f"a place before byte {at}", start)
     magic, nbytes, _, _, *values = _END64.unpack(file.read(start, _END64.size))
-    if magic != _END64_MAGIC or start + 12 + nbytes != at:  # the size leaves out the magic and itself
+    if magic != _END64_MAGIC or start + 12 + nbytes != at:  # the size excludes the magic and the size field
         refuse(f"the zip64 end of the directory at byte {start}", f"an end at byte {at}", "something else")
     return start, *values
 
@@ -146,7 +146,7 @@ def _entries(file: RandomAccess, directory: _Directory) -> Iterator[_Entry]:
     for _ in range(directory.count):
         if at + _CENTRAL.size > len(data):
             refuse("the zip directory", f"{directory.count} records", "an end before")
-        # Times, versions and attributes are passed over.
+        # Times, versions and attributes are ignored.
         magic, _, _, flags, method, _, _, _, *sizes, _, _, header = _CENTRAL.unpack_from(data, at)
         packed, nbytes, name_bytes, extra_bytes, comment_bytes, disk = sizes
         name_at = at + _CENTRAL.size
@@ -164,10 +164,7 @@ def _entries(file: RandomAccess, directory: _Directory) -> Iterator[_Entry]:
 
 
 def _widened(extra: bytes, nbytes: int, packed: int, header: int, disk: int) -> tuple[int, int, int, int]:
-    """Return the values.
-
-    Those that do not fit the directory are read from the zip64 field in `extra`, in this order.
-    """
+    """Return the four values. Those that do not fit into their field are read from the zip64 field in `extra`."""
     values = [nbytes, packed, header, disk]
     full = [_FULL32, _FULL32, _FULL32, _FULL16]
     if all(value != most for value, most in zip(values, full, strict=True)):
@@ -175,7 +172,7 @@ def _widened(extra: bytes, nbytes: int, packed: int, header: int, disk: int) -> 
     wide = _extra64(extra)
     at = 0
     for i, width in enumerate((8, 8, 8, 4)):
-        # Only the fields that are full are in the zip64 part, one after another.
+        # The zip64 part only has the values of the full fields, one after another in this order.
         if values[i] == full[i] and at + width <= len(wide):
             values[i] = int.from_bytes(wide[at : at + width], "little")
             at += width
@@ -194,13 +191,13 @@ def _extra64(extra: bytes) -> bytes:
 
 
 def _record(file: RandomAccess, entry: _Entry, end: int) -> ZipRecord:
-    """Return the record, which ends with its header before byte `end`, checked against the local header."""
+    """Return the record, after checking its local header and that header and data end before byte `end`."""
     where = f"the zip record at byte {entry.header}"
     data_at = entry.header + _LOCAL.size + len(entry.name)
     if data_at > end:
         refuse(where, f"a header before byte {end}", "none")
     header = file.read(entry.header, _LOCAL.size + len(entry.name))
-    # The local header must agree with the directory: else two readers could see two archives in one file.
+    # The local header must agree with the directory. Otherwise two readers could see different archives in one file.
     magic, _, flags, method, _, _, _, packed, _, name_bytes, extra_bytes = _LOCAL.unpack_from(header)
     if (
         magic != _LOCAL_MAGIC
@@ -216,7 +213,7 @@ def _record(file: RandomAccess, entry: _Entry, end: int) -> ZipRecord:
     if stop > end:
         refuse(where, f"an end before byte {end}", stop)
     stored = entry.method == _STORED and not flags & _ENCRYPTED
-    # A stored record has one length; two would leave open where the next byte belongs.
+    # A stored record has the same length packed and unpacked. If they differed, its end would be ambiguous.
     if stored and entry.packed_bytes != entry.nbytes:
         refuse(where, f"{entry.nbytes} bytes as they are", entry.packed_bytes)
     return ZipRecord(entry.name, start, stop, stored)

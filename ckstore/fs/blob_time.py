@@ -1,9 +1,9 @@
-"""The modification time of a blob: when a save wrote or last used it, in a form that other programs do not set.
+"""The modification time of a blob: when a save wrote or last used it, in a form that no other program produces.
 
-A program that writes to a file, like `touch`, sets it to the clock time. A *stamp* is a clock time, moved forward to
-the next time whose digits below the second are `_STAMP.nanoseconds`. On a filesystem with whole seconds (Lustre, ext4
-with inodes of 128 bytes), it is moved forward to the next time that is `_STAMP.seconds` after a multiple of
-`_PERIOD_S`. Source: docs/format/v1.md, "Blobs". docs/adr/0029 has the reasons and measurements.
+Writing to a file, or `touch`, sets its time to the clock time. A *stamp* is a clock time, moved forward to the next
+time whose digits below the second are `_STAMP.nanoseconds`. On a filesystem with whole seconds (Lustre, ext4 with
+inodes of 128 bytes), it is moved forward to the next time that is `_STAMP.seconds` after a multiple of `_PERIOD_S`.
+Source: docs/format/v1.md, "Blobs". docs/adr/0029 has the reasons and measurements.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SECOND_NS = 10**9
-# It divides an hour, so that a copy that is off by a time zone is no different from others.
+# A divisor of an hour, so a stamp is still recognized if a copy shifts it by the offset of a time zone.
 _PERIOD_S = 300
 RENEW_AFTER_S = 24 * 3600
-"""Younger stamps need no renewal. Filesystems that purge by age keep files for a week or longer."""
+"""A younger stamp is not renewed. Filesystems that purge old files keep them for at least a week."""
 _DRAFT_NS = 10**18
 """The time of every blob in stores of the previous draft. It is renewed like any old stamp."""
 
@@ -25,8 +25,8 @@ _DRAFT_NS = 10**18
 class _Digits(NamedTuple):
     """The digits that distinguish one kind of time from others."""
 
-    nanoseconds: int  # Whole microseconds: all that some filesystems keep.
-    seconds: int  # Even, since FAT keeps even seconds only; of no full minute, since people choose those.
+    nanoseconds: int  # A multiple of 1000, since some filesystems only keep microseconds.
+    seconds: int  # Even, since FAT only keeps even seconds. Not a full minute, since people set such times.
 
 
 _STAMP = _Digits(nanoseconds=271_828_000, seconds=38)
@@ -34,7 +34,7 @@ _SUSPECT = _Digits(nanoseconds=314_159_000, seconds=94)
 
 
 def is_stamp(mtime_ns: int) -> bool:
-    """Whether a blob has a time that only ckstore sets, so that no program wrote to it by ordinary means."""
+    """Whether a blob has a time that only ckstore sets. If so, no program has written to it by ordinary means."""
     return mtime_ns == _DRAFT_NS or _is(_STAMP, mtime_ns)
 
 
@@ -49,12 +49,12 @@ def is_due(mtime_ns: int) -> bool:
 
 
 def stamp(file: int | str | Path, *, dir_fd: int | None = None) -> None:
-    """Stamp a blob with the current time, also as its access time. The blob is open, or a name in `dir_fd`."""
+    """Stamp a blob, given as a descriptor or as a name in `dir_fd`. Its access time is set to the current time."""
     _set(_STAMP, file, dir_fd)
 
 
 def mark_suspect(file: int | str | Path, *, dir_fd: int | None = None) -> None:
-    """Set a blob to a current time that is no stamp and that no program sets, so that it is read before it is used."""
+    """Set a blob to a current time that is no stamp and that no program sets. So saves read the blob before use."""
     _set(_SUSPECT, file, dir_fd)
 
 
@@ -65,7 +65,7 @@ def _is(digits: _Digits, mtime_ns: int) -> bool:
 
 def _set(digits: _Digits, file: int | str | Path, dir_fd: int | None) -> None:
     now_ns = time.time_ns()
-    # Never before now: a backup that takes what was written since its last run would miss the blob.
+    # Never earlier than now. Otherwise a backup that copies only files changed since its last run would miss the blob.
     fine_ns = now_ns + (digits.nanoseconds - now_ns) % _SECOND_NS
     if _set_and_read(file, dir_fd, now_ns, fine_ns) != fine_ns:
         now_s = -(-now_ns // _SECOND_NS)

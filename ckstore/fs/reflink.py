@@ -6,12 +6,13 @@ import errno
 import fcntl
 import struct
 
-# From linux/fs.h; its argument is struct file_clone_range.
+# From linux/fs.h. The argument of the call is a struct file_clone_range.
 _FICLONERANGE = 0x4020940D
-# Another filesystem, one without shared blocks, a range off its blocks, or an immutable file: the caller copies.
+# The files are on different filesystems, or on one that cannot share blocks; the range is not aligned to
+# blocks; or the target is immutable. The caller then copies the data.
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
 BLOCK_BYTES = 4096
-"""Offsets must be multiples of the filesystem's block size, and so must lengths, except at the end of the source."""
+"""Offsets must be multiples of the filesystem's block size. So must lengths, unless the range ends with the source."""
 
 
 def try_share(source: int, source_offset: int, nbytes: int, target: int, target_offset: int) -> bool:

@@ -35,7 +35,7 @@ def direct_io_bytes(path: AnyPath) -> int | None:
         if call(*here, _AT_SYMLINK_NOFOLLOW, ctypes.c_uint(_DIOALIGN), buffer) != 0:
             return None
     (mask,) = struct.unpack_from("I", buffer)
-    # A kernel that does not know the field leaves its bit out, and zeros in the buffer: not an alignment of 0.
+    # A kernel that does not know the field leaves zeros in the buffer, which do not mean an alignment of 0.
     if not mask & _DIOALIGN:
         return None
     alignments: tuple[int, int] = struct.unpack_from("II", buffer, _ALIGN_AT)
@@ -44,8 +44,8 @@ def direct_io_bytes(path: AnyPath) -> int | None:
 
 def refresh(path: AnyPath) -> None:
     """Ask the server for the current attributes of a file, so that the next `stat` returns them."""
-    # A host keeps the attributes of files of a network filesystem for some seconds. Where that cannot be done, as on a
-    # local disk with an old C library, nothing happens.
+    # A host caches the attributes of files on a network filesystem for some seconds. If the server cannot be asked, as
+    # with an old C library, nothing happens.
     try:
         call = _libc.statx
     except AttributeError:  # an old C library
@@ -54,7 +54,7 @@ def refresh(path: AnyPath) -> None:
     try:
         with at(path) as (parent, name):
             here = (_AT_FDCWD if parent is None else parent, os.fsencode(name))
-            # The answer is not looked at: the call fills the kernel's cache, from which the next stat reads.
+            # The result is ignored. The call updates the cache of the kernel, from which the next stat reads.
             call(*here, _AT_SYMLINK_NOFOLLOW | _FORCE_SYNC, ctypes.c_uint(_BASIC), buffer)
-    except (FileNotFoundError, NotADirectoryError):  # the caller who looks finds that, too
+    except (FileNotFoundError, NotADirectoryError):  # the next `stat` of the caller fails in the same way
         return

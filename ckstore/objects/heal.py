@@ -27,10 +27,10 @@ WAIT_S = 2.0
 
 
 class Given(NamedTuple):
-    """The checkpoints that received a good copy."""
+    """The result of replacing the copies of a blob."""
 
-    checkpoint_count: int  # how many have it now
-    held: dict[CheckpointKey, InUse]  # those that another process had locked for too long
+    checkpoint_count: int  # how many checkpoints were changed
+    held: dict[CheckpointKey, InUse]  # checkpoints that another process had locked for too long
 
 
 def relink_everywhere(
@@ -42,7 +42,7 @@ def relink_everywhere(
     *,
     lacking: Collection[CheckpointKey] = (),
 ) -> Given:
-    """Make every published checkpoint with the blob `digest` use the inode of `good`. Return the changed checkpoints.
+    """Make every published checkpoint with the blob `digest` use the inode of `good`. Return how many changed.
 
     Checkpoints in trash, which `undo` can restore, are changed in the same way.
     """

@@ -22,7 +22,7 @@ _CANNOT_ASK = "the kernel does not report which process has it open"
 
 @dataclass(frozen=True, slots=True)
 class LastLink:
-    """The last name of a blob, which is to be removed."""
+    """The last name of a blob, a candidate for removal."""
 
     digest: str
     path: StorePath
@@ -38,19 +38,19 @@ class OpenFileCheck:
     """Checks whether a process has a blob open before its last link is removed."""
 
     def __init__(self, *, leases: bool) -> None:
-        # Processes that could not be looked at, in the scan that saw least; None: unknown how many.
+        # The most processes that a scan could not inspect. If None, the number is unknown.
         self.unseen_count: int | None = 0
         self._leases = leases
 
     def look_for(self, lasts: Iterable[LastLink]) -> holders.Scan:
-        """Scan all processes once. After a rename to trash, no further process can find the file."""
+        """Scan all processes once. After the rename to trash, no other process can open the file any more."""
         seen = holders.find_holders([last.inode for last in lasts])
         before, now = self.unseen_count, seen.unseen_count
         self.unseen_count = None if before is None or now is None else max(before, now)
         return seen
 
     def may_be_open(self, path: StorePath) -> bool:
-        """Whether the kernel reports, if leases are used, that the file may be open. `look_for` complements this."""
+        """Whether the file may be open, as far as a lease shows. If leases are not used, False, see `look_for`."""
         return self._leases and holders.holding_of(path) is not holders.Holding.FREE
 
     def is_held(self, last: LastLink, seen: holders.Scan) -> bool:
@@ -92,14 +92,14 @@ class NameCount:
 
     def __init__(self) -> None:
         self.counts: Counter[holders.Inode] = Counter()  # inode -> how many names were counted
-        # Inode -> the first of them, or the one in ``blobs/`` of those that gc goes to, with the file's status.
+        # Inode -> its first counted name, or its name in ``blobs/`` if `add_canonical` counted that, with the status.
         self.first: dict[holders.Inode, LastLink] = {}
 
     def add(self, digest: str, path: StorePath, status: os.stat_result | None = None) -> os.stat_result | None:
         """Count a name if its file exists. Return the status of the file if this is its last name."""
         try:
             status = status or dirfd_stat.find(path)
-        except PermissionError:  # in a directory of another user: one name too few counts as in use
+        except PermissionError:  # in a directory of another user; an uncounted name means that the blob is in use
             return None
         if status is None or not stat.S_ISREG(status.st_mode):
             return None
@@ -118,7 +118,7 @@ class NameCount:
         return [digest for digest, _ in found]
 
     def add_canonical(self, paths: Iterable[StorePath]) -> None:
-        """Count the names in ``blobs/``, and record each as the one to remove. Open its 256 directories in turn."""
+        """Count the names in ``blobs/``, and record each as the one to remove. Open the 256 directories in turn."""
         for _, group in groupby(paths, key=lambda path: path.parts[:-1]):
             by_name = {path.name: path for path in group}
             try:

@@ -27,12 +27,12 @@ from ckstore.objects.documents import marks
 from ckstore.objects.heal import Given, relink_everywhere
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
-# Each try loses only if gc frees the canonical name in the same moment.
+# A try fails only if gc frees the canonical name in the same moment.
 _OFFER_TRIES = 20
-# Each try loses only if another process opens the store in the same moment and sweeps the directory as dead.
+# A try fails only if another process opens the store in the same moment and removes the directory as dead.
 _CREATE_TRIES = 20
 _TEMPORARY = "new-"
-# Looking for checkpoints of this user costs a call each; of the newest ones most blobs are shared.
+# Checking the owner of a checkpoint costs one call. The newest checkpoints share the most blobs with a save.
 _LOOKED_AT = 64
 _TRIED = 2
 _OTHER_RUNS = 32
@@ -46,9 +46,9 @@ class Staging:
         self.path = path  # ``staging/<save-id>``, also after it was published under another name
         self.lock = lock
         self.inode = os.fstat(lock.fd).st_ino  # inode number of the directory
-        self.stamp = Stamp(self.inode, 0, 0, 0)  # which directory it is, with which manifest; there is one after `seal`
+        self.stamp = Stamp(self.inode, 0, 0, 0)  # of the directory and its manifest, which exists after `seal`
         self.written: dict[str, int] = {}  # digest and size of every blob that this save wrote
-        self.reads_back = read_back  # whether what is written is read from the disk, and compared, before it is used
+        self.reads_back = read_back  # whether written data is read from disk and compared before it is used
         self._own = lock.inside
         self._blobs = lock.keep(self._own / BLOBS).inside
         self._canonical_blobs = lock.keep(layout.blobs).inside
@@ -66,15 +66,15 @@ class Staging:
             path = layout.staging / f"{run}@{'next' if step is None else step}.{uuid.uuid4().hex[:12]}"
             links.make_directory(path)
             try:
-                # At once: an unlocked staging is a dead one to every process that opens the store.
+                # At once, since every process that opens the store takes an unlocked staging for a dead one.
                 lock = locks.lock_shared(path)
-            except FileNotFoundError:  # between these two lines another process swept it as dead: make another
+            except FileNotFoundError:  # another process removed it as dead before it was locked
                 continue
             try:
                 links.make_directory(lock.inside / BLOBS)
                 return cls(layout, path, lock, read_back=read_back)
             except BaseException:
-                with contextlib.suppress(OSError):  # the first error is the news; the next opener sweeps it
+                with contextlib.suppress(OSError):  # report the first error; the next opener removes the directory
                     links.remove_directory(path)
                 lock.release()
                 raise
@@ -85,17 +85,18 @@ class Staging:
 
     def claim(self, digest: str, nbytes: int) -> bool:
         """Link the canonical blob into the staging directory. Return True if it is linked and reliable."""
-        # False is a miss: `put` must follow with the bytes. A damaged canonical blob is a miss; `put` heals it.
+        # False is a miss, after which the caller must `put` the bytes. A damaged canonical blob is also a miss, and
+        # `put` heals it.
         mine = self._blobs / digest
         try:
-            # The link is the claim: from now on the link count keeps gc from freeing the bytes (K1).
+            # The link is the claim. From now on, the link count keeps gc from freeing the bytes (K1).
             if not links.try_link(self._canonical(digest), mine):
                 return self._claim_own(digest, nbytes, mine)
         except FileNotFoundError:
             return False
         except FileExistsError:  # claimed or written before
             pass
-        # Judged by our own name, after the link: the canonical name may be replaced between a look and a link.
+        # Check our own name, after linking, since the canonical name may be replaced between a check and the link.
         return blobs.is_sound(mine, digest, nbytes, is_used=True)
 
     def claim_compared(self, digest: str, nbytes: int) -> bool:
@@ -117,9 +118,9 @@ class Staging:
         return False
 
     def _saved_by_us(self) -> list[StorePath]:
-        """Return the newest checkpoints that this user saved: two of the run, and one of each of the latest others."""
+        """Return the newest checkpoints of this user: two of the run, and one of each of the most recent other runs."""
         if self._saved is None:
-            # A frozen base is in all runs of a sweep. The runs that were saved to last come first.
+            # A frozen base is in all runs of a sweep. The runs with the most recent saves come first.
             others = {
                 run: dirfd_stat.find(self.layout.checkpoints / run) for run in self.layout.runs() if run != self._run
             }
@@ -147,7 +148,7 @@ class Staging:
         return self._blobs / digest
 
     def _canonical(self, digest: str) -> StorePath:
-        """Return the canonical name of a blob. ``blobs/`` remains open, because a save claims thousands."""
+        """Return the canonical name of a blob. ``blobs/`` remains open, because a save claims thousands of blobs."""
         return self._canonical_blobs / fan_out(digest) / digest
 
     def is_damaged(self, digest: str) -> bool:
@@ -173,12 +174,12 @@ class Staging:
     def _put(self, digest: str, data: memoryview | Iterable[memoryview], nbytes: int) -> bool:
         mine = self._blobs / digest
         damaged = dirfd_stat.exists(mine)
-        # A damaged claim stays until the good bytes are durable: an error in between leaves all as it was.
+        # A damaged claim remains until the good bytes are durable, so an error before that changes nothing.
         fresh = self._temporary() if damaged else mine
-        # In our own staging, not at the canonical name: others see a blob only when it is durable (law D1).
+        # In our own staging, not at the canonical name, since others may see a blob only when it is durable (law D1).
         files.create_blob(fresh, data)
         if self.reads_back and isinstance(data, memoryview):
-            # Before the offer: bytes that the disk did not keep must not reach another save.
+            # Before the blob is offered, since bytes that the disk did not keep must not reach another save.
             check_on_disk(fresh, data)
         with self._mutex:
             self.written[digest] = nbytes
@@ -189,27 +190,28 @@ class Staging:
         return self._offer(digest, mine, nbytes)
 
     def heal(self, digest: str, spare: Collection[int] = (), lacking: Collection[CheckpointKey] = ()) -> Given:
-        """Replace damaged copies of a blob by the staged copy, which is good. Return the changed checkpoints."""
-        # Copies with an inode number in `spare` are good, too, and stay where they are. The checkpoints in `lacking`
-        # have no copy and need one.
+        """Replace damaged copies of a blob by the staged copy, which is good. See `Given` for the result."""
+        # Copies with an inode number in `spare` are also good, and are not replaced. The checkpoints in `lacking` have
+        # no copy and need one.
         mine = self._blobs / digest
-        # The canonical name last: while it is damaged, a save that comes after a kill heals again.
+        # The canonical name is replaced last. If this process is killed before, the next save finds it damaged and
+        # heals the blob again.
         given = relink_everywhere(self.layout, digest, mine, self._temporary, spare, lacking=lacking)
         self._take_over(digest, mine)
         return given
 
     def heal_marked(self, checkpoints: Iterable[StorePath]) -> None:
         """Replace damaged or missing copies in these marked checkpoints by staged blobs."""
-        # A save hits the canonical name, which may be right while a checkpoint has another copy. Nothing is relied on
-        # that is not read and right. That another checkpoint cannot be healed is no reason to fail this save: its mark
-        # stays.
+        # A save claims only the canonical copy, which may be intact although a checkpoint has another, damaged copy.
+        # Use only staged blobs whose bytes were read and are right. If another checkpoint cannot be healed, this save
+        # does not fail, and the mark of that checkpoint remains.
         for checkpoint in checkpoints:
             try:
                 for digest in marks.blobs_of(checkpoint):
                     mine = self._blobs / digest
                     if dirfd_stat.exists(mine) and blobs.digest_of_file(mine, digest) == digest:
                         relink_everywhere(self.layout, digest, mine, self._temporary)
-            except OSError:  # as said above; the next save, or a repair, tries again
+            except OSError:  # not an error of this save; the next save or a repair tries again
                 for name in os.listdir(self.lock.fd):
                     if name.startswith(_TEMPORARY):
                         links.unlink(self._own / name)
@@ -229,7 +231,7 @@ class Staging:
             self.written[digest] = len(data)
 
     def put_away(self, name: StorePath) -> None:
-        """Move a file that is no longer needed to this directory, with which it goes to trash."""
+        """Move a file that is no longer needed to the staging directory, which is later moved to trash."""
         links.rename(name, self._temporary())
 
     def _offer(self, digest: str, mine: StorePath, nbytes: int) -> bool:
@@ -237,9 +239,9 @@ class Staging:
         canonical = self._canonical(digest)
         for _ in range(_OFFER_TRIES):
             try:
-                links.try_link(mine, canonical)  # where it can have no link, it is ours alone
+                links.try_link(mine, canonical)  # if no link is possible, only this save has the blob
             except FileExistsError:
-                # By a link of our own: theirs may be freed or replaced while it is being judged.
+                # Check it through a link of our own, since their name may be freed or replaced during the check.
                 theirs = self._link_of(canonical)
                 if theirs is None:
                     continue
@@ -247,7 +249,7 @@ class Staging:
                     self._beside_theirs(canonical, digest, nbytes, mine)
                     return True
                 if blobs.is_sound(theirs, digest, nbytes):
-                    # One inode for equal bytes: else the same blob would take space twice until a relink.
+                    # Use their inode. Otherwise equal bytes would take space twice until a relink.
                     self._adopt(theirs, mine, digest)
                     return False
                 links.unlink(theirs)
@@ -265,7 +267,7 @@ class Staging:
         raise SaveFailed(msg)
 
     def _link_of(self, canonical: StorePath) -> StorePath | None:
-        """Return a new name for the canonical blob, None if it is missing, or `canonical` at its link limit."""
+        """Return a new link to the canonical blob, None if it is missing, or `canonical` if no link is possible."""
         theirs = self._temporary()
         try:
             return theirs if links.try_link(canonical, theirs) else canonical
@@ -277,7 +279,7 @@ class Staging:
         with contextlib.suppress(FileNotFoundError):  # freed meanwhile
             if not blobs.is_sound(canonical, digest, nbytes):
                 relink_everywhere(self.layout, digest, mine, self._temporary)
-            elif _owner(canonical) != os.geteuid():  # its owner goes on linking to it, and we to ours
+            elif _owner(canonical) != os.geteuid():  # its owner keeps linking to it, and we link to ours
                 return
         self._take_over(digest, mine)
 
@@ -289,7 +291,7 @@ class Staging:
     def _take_over(self, digest: str, mine: StorePath) -> None:
         """Replace the canonical file, which is damaged or at its link limit, by our copy."""
         canonical = self._canonical(digest)
-        links.make_directory(canonical.parent)  # usually there; a power cut may have taken it
+        links.make_directory(canonical.parent)  # it usually exists, but a power cut may have removed it
         links.replace_name(mine, canonical, self._temporary())
 
     def _temporary(self) -> StorePath:
@@ -298,7 +300,7 @@ class Staging:
 
     def keep_exactly(self, wanted: dict[str, int]) -> list[str]:
         """Release every claim that is not in `wanted` (digest -> size). Return the wanted blobs that are missing."""
-        # A claim of an earlier try that is not needed now would keep bytes alive in the checkpoint.
+        # An unneeded claim of an earlier try would keep unused bytes in the checkpoint.
         for name in dirfd_stat.names(self._blobs):
             if name not in wanted:
                 self.unclaim(name)
@@ -312,18 +314,19 @@ class Staging:
 
     def seal(self, manifest: bytes) -> None:
         """Write or replace the manifest, and make every name in the directory durable. Nothing may be added later."""
-        # No process reads it before the directory is published, so the first one needs no other name until it is whole.
+        # No process reads the manifest before the directory is published. So the first one is written in place, without
+        # a temporary name.
         path = self._own / MANIFEST
         fresh = self._own / f"{_TEMPORARY}{MANIFEST}" if self._sealed else path
         self._sealed = True
-        # After all blobs: a reader of the manifest may rely on what it names (law N1).
+        # After all blobs, since a reader of the manifest relies on the blobs that it names (law N1).
         files.create_file(fresh, manifest, mode=0o444)
         if self.reads_back:
             check_on_disk(fresh, memoryview(manifest))
         if fresh != path:
             links.rename(fresh, path)
         self.stamp = Stamp.of(self.inode, dirfd_stat.status(path))
-        # The innermost directory first: then the outer one gives a name to something whole (law N1).
+        # The inner directory first, so that the outer one only names a directory that is whole (law N1).
         files.sync_directory(self._blobs)
         files.sync_directory(self._own)
 

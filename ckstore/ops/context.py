@@ -83,10 +83,10 @@ class Rescuer(Protocol):
     def blob(
         self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
-        """Repair the file that an error is about, or return the bytes of the blob; None means to read it again."""
+        """Repair the file that an error is about. Return None if that worked, otherwise the bytes of the blob."""
 
     def checkpoint(self, key: CheckpointKey) -> bool:
-        """Repair every missing or marked blob of a checkpoint; return whether it is complete and unmarked now."""
+        """Repair every missing or marked blob of a checkpoint. Return whether it is then complete and unmarked."""
 
     def tell(self, directory: CheckpointDirectory) -> None:
         """Report the sources of repaired blobs when a checkpoint is closed."""

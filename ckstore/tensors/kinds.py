@@ -1,6 +1,6 @@
-"""Tests for values of torch and NumPy that import neither.
+"""Type checks for values of torch and NumPy, without importing either.
 
-A value can only be of one of them if another module has already imported it.
+A value can only come from a package that another module has already imported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ckstore.tensors.refusals import type_name
 
 def is_tensor(value: object) -> bool:
     """Whether `value` is a torch tensor of any class."""
-    # Asked of every value of a state: importing a module of ours here takes longer than the answer. While another
-    # thread imports torch it may have no tensors yet.
+    # This runs for every value of a state, so it imports nothing: the import statement would take longer than the
+    # check. While another thread imports torch, `torch.Tensor` may not exist yet.
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     return kind is not None and isinstance(value, kind)
 
@@ -31,7 +31,7 @@ def is_plain_layout(tensor: Any) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Whether `value` is a plain NumPy array: no subclass except the mapping of a file."""
+    """Whether `value` is a plain NumPy array or a memmap. Other subclasses do not count."""
     numpy: Any = sys.modules.get("numpy")
     return type(value) in (getattr(numpy, "ndarray", None), getattr(numpy, "memmap", None))
 
@@ -57,7 +57,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(value: object) -> TypeGuard[Stateful]:
-    """Whether `value` has both methods; plain containers and classes never have."""
+    """Whether `value` has both methods. Plain containers and classes never count."""
     return (
         type(value) not in _NEVER
         and not isinstance(value, type)
@@ -73,18 +73,18 @@ def is_module(value: object) -> bool:
 
 
 def is_optimizer(value: object, *, own_load: bool = False) -> bool:
-    """Whether `value` is a torch optimizer that loads its state in torch's own way; with `own_load` in any way."""
+    """Whether `value` is a torch optimizer with torch's own `load_state_dict`, or with any if `own_load`."""
     kind: Any = getattr(sys.modules.get("torch.optim"), "Optimizer", None)
     if kind is None or not isinstance(value, kind):
         return False
-    # An overridden method may take another state: that is for it to judge.
+    # An overridden method may accept a different state, which only that method can check.
     return own_load or (type(value).load_state_dict is kind.load_state_dict and "load_state_dict" not in vars(value))
 
 
 def state_of(value: Stateful, path: str) -> object:
     """Return the state of an object."""
     state = value.state_dict()
-    # Else an object whose state is itself would be asked for ever.
+    # Otherwise an object that returns itself as its state would be asked forever.
     if is_stateful(state):
         reason = f"state_dict() of {type_name(type(value))} returned a {type_name(type(state))}"
         raise CannotStore(path, reason, hint="let it return a dict of values")
@@ -93,13 +93,14 @@ def state_of(value: Stateful, path: str) -> object:
 
 def hand_over(target: Any, state: object, path: str) -> None:
     """Call `load_state_dict` of an object."""
-    if is_tensor_dict(state):  # it comes back as one, and its methods exchange something else
+    # A stored TensorDict is loaded as one, but `load_state_dict` takes the dict that its `state_dict` returns.
+    if is_tensor_dict(state):
         state = state.state_dict()  # type: ignore[attr-defined]
     hint = "earlier parts of the target are loaded; load(ref, select=…) returns the state for inspection"
     with naming_refusals(target, path, hint):
         result = target.load_state_dict(state)
         left = [f"{kind} {', '.join(keys)}" for kind, keys in zip(_REPORTS, reported(result), strict=True) if keys]
-        # torch with `strict=False` reports and goes on; a part that was not loaded must be an error here.
+        # With `strict=False`, torch only reports these keys. A part that was not loaded must be an error here.
         if left:
             raise ValueError("; ".join(left))
 

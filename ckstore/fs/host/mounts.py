@@ -1,8 +1,8 @@
 """The filesystem at a path, layer by layer, from the table of mounts and ``/sys``. Nothing is written.
 
-An overlay stores its files on the filesystem of its upper layer, and a loop device in a file of another filesystem. The
-lower filesystem is also inspected if the path that the kernel shows leads to it. In a container it often does not, and
-the lower filesystem is then unknown.
+An overlay stores its files on the filesystem of its upper layer, and a loop device stores them in a file on another
+filesystem. This underlying filesystem is also inspected if the path that the kernel reports leads to it. In a
+container, the path often does not, and the underlying filesystem is then unknown.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore.fs.host import statfs
 from ckstore.model.doctor.place import JOURNALED, PlaceFacts
 
-# A table that is not true could lead round in a circle: the descent has to end.
+# A false table of mounts could contain a cycle, so the number of layers is limited.
 _MOST_LAYERS = 4
 _NOT_SHOWN = (FileNotFoundError, NotADirectoryError, PermissionError)
-"""There is no ``/proc``, or another one, or one that hides this. Other errors show nothing about the path."""
+"""The errors if ``/proc`` is missing, is not the kernel's, or hides the file. Any other error is raised."""
 
 
 class _Mount(NamedTuple):
@@ -37,7 +37,7 @@ _NONE = _Mount("", "", "", "", frozenset())
 
 
 def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
-    """Inspect the filesystem of the directory `path`, and at most this number of its layers."""
+    """Inspect the filesystem of the directory `path`, and those below it, at most `layers` in total."""
     mount = _mount_of(path)
     disk = _disk(mount)
     journal = None
@@ -57,10 +57,10 @@ def examine(path: Path, *, layers: int = _MOST_LAYERS) -> PlaceFacts:
 
 
 def _mount_of(path: Path) -> _Mount:
-    """Return the mount of `path`, or only its type, from its number, if the table of mounts is not available."""
+    """Return the mount of `path`. Without the table of mounts, only the type is known, from the number in `statfs`."""
     status = os.stat(path)
     number = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    # By the id of the mount, since a bind mount has the device number of another one, with other options.
+    # Prefer the id of the mount: a bind mount has the same device number as another mount, but its own options.
     number_of_mount = mount_id(path)
     best = _NONE
     try:
@@ -75,7 +75,7 @@ def _mount_of(path: Path) -> _Mount:
         if fields[2] == number or fields[0] == str(number_of_mount):
             options = frozenset(fields[5].split(",")) | frozenset((rest[2] if len(rest) > 2 else "").split(","))
             best = _Mount(fields[2], rest[0], _unescaped(fields[4]), _unescaped(rest[1]), options)
-            # A filesystem may be mounted at several places, with options of their own.
+            # A filesystem may be mounted at several places with different options, so only the id is certain.
             if fields[0] == str(number_of_mount):
                 break
     return best if best.kind else best._replace(kind=statfs.kind_by_number(path))
@@ -100,10 +100,11 @@ def _unescaped(text: str) -> str:
 
 
 def _disk(mount: _Mount) -> str:
-    """Return the kernel's name of a block device; empty without a device, or if ``/sys`` does not show it."""
-    # By its number first: ``/dev/root`` is a name that need not exist. btrfs has a number that is no device's.
+    """Return the kernel's name of the block device of a mount, or "" if it has none or ``/sys`` does not show it."""
+    # Try the number first, since a name such as ``/dev/root`` need not exist. Then try the name, since the number of a
+    # btrfs mount is not that of a device.
     for where in (f"/sys/dev/block/{mount.number}", f"/sys/class/block/{os.path.basename(mount.source)}"):
-        # The entry is a symlink into /sys/devices, and its last name is what the kernel calls the device.
+        # The entry is a symlink into /sys/devices. The last component of its target is the kernel's name of the device.
         found = os.path.realpath(where)
         if os.path.isdir(found):
             return os.path.basename(found)
@@ -126,8 +127,8 @@ def _below(mount: _Mount, disk: str, layers: int) -> PlaceFacts | None:
 
 def _upper_layer(mount: _Mount) -> Path | None:
     """Return the upper layer of an overlay, or None if the paths of its mount do not lead to it."""
-    # They are those of the one who mounted it. Beside an upper layer is what overlayfs itself makes in its working
-    # directory, on the same filesystem, which tells it from a directory that happens to have that name.
+    # The paths are those that the mounting process used, and may mean another directory in this process. The right
+    # working directory contains ``work``, which overlayfs creates, and is on the same filesystem as the upper layer.
     paths = {}
     for option in mount.options:
         name, _, value = option.partition("=")
@@ -146,7 +147,7 @@ def _upper_layer(mount: _Mount) -> Path | None:
 def _folder_of_loop(disk: str) -> Path | None:
     """Return the directory of the file behind a loop device, or None if it is not reachable."""
     here = Path(os.path.realpath(f"/sys/class/block/{disk}"))
-    for folder in (here, here.parent):  # a partition has that of its disk
+    for folder in (here, here.parent):  # for a partition, that of its disk
         try:
             file = Path(os.fsdecode((folder / "loop/backing_file").read_bytes()).rstrip("\n"))
         except OSError:

@@ -1,4 +1,4 @@
-"""Keys of a state that are not strings. `torch.distributed.checkpoint` turns them into text; ckstore keeps them."""
+"""Keys of a state that are not strings. `torch.distributed.checkpoint` converts them to text; ckstore keeps them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Path = tuple[str | int, ...]
 
 
 def own_keys(state: Mapping[Any, Any]) -> list[list[Any]]:
-    """Return the path of each dict with keys other than strings, and a dict from the text of these keys to nodes."""
+    """Return, for each dict with keys other than strings, its path and a dict from the text of these keys to nodes."""
     return [[list(path), keys] for path, keys in _own_keys(state, ())]
 
 
@@ -28,7 +28,7 @@ def _own_keys(value: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]
 
 
 def _is_kept(key: object) -> bool:
-    """Whether a key is not a string and the format can store it. Any other key is kept as text."""
+    """Whether a key is not a string, but of a type that the format can store. Any other key is kept as text."""
     if isinstance(key, str):
         return False
     try:
@@ -39,7 +39,7 @@ def _is_kept(key: object) -> bool:
 
 
 def set_at(state: Any, path: Path, value: object) -> None:
-    """Replace the value at a path of text keys, which stand for the keys of the state."""
+    """Replace the value at a path. Each text in the path stands for the key of the state that has this text."""
     *above, last = path
     for key in above:
         state = state[_own(state, key)]

@@ -1,4 +1,4 @@
-"""The options of a save besides the content; the same for a state, a background save, and files."""
+"""The options that saves of a state, background saves and commits of files share: all but the content."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class SaveOptions(TypedDict, total=False):
     if_run_in_use: IfRunInUse | None
 
 
-def request_of(  # noqa: PLR0917 - as `Request` has them
+def request_of(  # noqa: PLR0917 - the same as the fields of `Request`
     context: Context, run: str, step: int | None, options: SaveOptions, progress: Progress | None, ref: str = ""
 ) -> Request:
-    """Return the request for a save, checked as far as possible without the filesystem.
+    """Return the request for a save, after looking up its parent and checking options that need no filesystem access.
 
     Args:
         context: The store.
@@ -53,7 +53,7 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
         step: The step. If None, the next one.
         options: The options of the caller.
         progress: Called with the progress.
-        ref: The parent, if the saver is to look it up. If empty, it is looked up now.
+        ref: The ref of the parent, if the saver will look it up later. If empty, `options["parent"]` is looked up now.
     """
     from ckstore.model.manifest.describe import describe
     from ckstore.ops.refs.find import find
@@ -88,14 +88,14 @@ def request_of(  # noqa: PLR0917 - as `Request` has them
 
 
 def patience_in(options: SaveOptions) -> AskedPatience:
-    """Return the patience that a caller asks for, checked."""
+    """Return the patience that a caller asks for, after checking it."""
     asked = AskedPatience(options.get("retries"), options.get("wait_for_space_s"), options.get("try_for_s"))
     asked.check()
     return asked
 
 
 def order_of(request: Request, parent: str) -> Order:
-    """Return the order for a request, after checking it; its number and state are added later."""
+    """Check a request, and return the order for it. The number and the state of the order are added later."""
     request.check()
     return Order(
         number=0,

@@ -2,7 +2,7 @@
 
 This is the repair of ``verify --repair`` for one blob. If it is not possible (the store is open for reading only, the
 disk is full, the files belong to another user), the load uses the downloaded bytes, and nothing is changed. A store
-without remotes repairs nothing automatically: a person decides what is put into its quarantine.
+without remotes repairs nothing automatically, since a person should decide which files are moved to its quarantine.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from ckstore.ops.notices import warn
 from ckstore.ops.verify.blob_copies import BlobRequest, Copies
 from ckstore.ops.verify.repair import repair
 
-# As long as downloading a blob takes. After that, this process reads the bytes from the remote and repairs nothing.
+# Enough for another process to download the blob. After that, this process reads it from the remote and repairs
+# nothing.
 _LOCK_S = 60.0
 _CATALOG_TIMEOUT_S = 5.0
 _AGAIN_S = 60.0
-# The space that a blob takes besides its bytes: inodes, and names in the staging and in quarantine.
+# The space that a repaired blob takes in addition to its bytes: inodes, and names in the staging and in quarantine.
 _BESIDE_BYTES = 64 * 2**10
 _BESIDE_INODES = 8
-# At most this many manifests are searched for others that lack the same blobs; beyond that, use `verify --repair`.
+# If a store has at most this number of other checkpoints, they are searched for the same missing blobs. If it has more,
+# none is searched, and `verify --repair` finds the blobs.
 _SEARCHED_MOST = 1000
 _SHOWN = 5
 _DIGEST = re.compile(rb"[a-z0-9]+-[0-9a-f]{32,64}")
@@ -55,21 +57,21 @@ class Rescue:
         self._context = context
         self._remotes = remotes
         self._failed_s: dict[CheckpointKey, float] = {}
-        # For each open checkpoint, the checkpoints that got a blob, and those that lack the same blobs.
+        # For each open checkpoint: the checkpoints that got a repaired blob, and the others that lack the same blobs.
         self._repaired: WeakKeyDictionary[CheckpointDirectory, set[CheckpointKey]] = WeakKeyDictionary()
         self._lacking: WeakKeyDictionary[CheckpointDirectory, dict[str, list[CheckpointKey]]] = WeakKeyDictionary()
 
     def blob(
         self, directory: CheckpointDirectory, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
     ) -> memoryview | None:
-        """Repair the file that an error is about, or return the bytes of the blob; None means to read it again.
+        """Repair the file that an error is about. Return None if that worked, otherwise the bytes of the blob.
 
-        `first` is False if the reader has already read it again.
+        After None, the reader reads the file again. `first` is False if it has already done so.
 
         Raises:
             DamagedBlob, RemoteError: `error`, with the answer of each remote.
         """
-        # For an evicted blob, the remotes that should have it were queried already; only others can help.
+        # For an evicted blob, the remotes that should have it were already queried. Only another remote can help.
         if not self._remotes or (isinstance(error, RemoteError) and len(self._remotes) < 2):
             raise error
         problem = "the checkpoint is evicted" if isinstance(error, RemoteError) else "it was damaged after the repair"
@@ -78,8 +80,8 @@ class Rescue:
             problem = self._repair(directory, error, answers)
             if not problem:
                 return None
-            # Saves must not reuse the damaged file. The checkpoint is not marked: the load continues with bytes of a
-            # remote, and `latest-valid` needs no older checkpoint.
+            # Saves must not reuse the damaged file. But the checkpoint is not marked as damaged: loads can read the
+            # bytes from a remote, so `latest-valid` need not use an older checkpoint.
             if error.blob and not self._context.readonly:
                 with suppress(OSError):  # it belongs to another user, or is missing
                     blobs.distrust(directory.lock.inside / BLOBS / error.blob)
@@ -93,11 +95,11 @@ class Rescue:
         return memoryview(answer.data)
 
     def checkpoint(self, key: CheckpointKey) -> bool:
-        """Repair every missing or marked blob of a checkpoint; return whether it is complete and unmarked now."""
+        """Repair every missing or marked blob of a checkpoint. Return whether it is then complete and unmarked."""
         context = self._context
         if not self._remotes or context.readonly or context.writes_disabled_because:
             return False
-        # Not with each call of a training that repeatedly requests its newest checkpoint.
+        # A training may request its newest checkpoint repeatedly. Do not try a failed repair again in each call.
         if time.monotonic() - self._failed_s.get(key, -math.inf) < _AGAIN_S:
             return False
         with suppress(CkstoreError, OSError):  # the caller reports what is wrong with it
@@ -127,7 +129,7 @@ class Rescue:
                 for_each(mend, damaged, threads=self._context.threads)
             finally:
                 self.tell(directory)
-        if marks.is_marked(path):  # only a complete reading removes other entries of the mark
+        if marks.is_marked(path):  # other entries of the mark are removed only after everything was read
             with Verifier(self._context) as checker:
                 checker.checkpoint(key, None)
         if look(self._context.layout, key).published is None or marks.is_marked(path):
@@ -153,9 +155,9 @@ class Rescue:
         warn(f"{name}: {'; '.join(said)}. Check the disk; ckstore verify reads everything")
 
     def _repair(self, directory: CheckpointDirectory, error: DamagedBlob, answers: dict[str, RemoteAnswer]) -> str:
-        """Repair a file of a checkpoint; return why that failed, or an empty string.
+        """Repair a file of a checkpoint. Return the reason if that failed, otherwise an empty string.
 
-        `answers` gets the answers of the remotes, by the digest.
+        The answers of the remotes are added to `answers`, by digest.
         """
         context, digest = self._context, error.blob
         if context.readonly:
@@ -192,7 +194,7 @@ class Rescue:
         context = self._context
         remotes: RemoteCopySource = self._remotes
         right = Copies(context, ()).whole(BlobRequest(*record))
-        # Find right bytes first: nothing goes into quarantine for a repair that is not possible.
+        # Find intact bytes first, so that no file is moved to quarantine for a repair that is not possible.
         # Remotes have no encoded files; the repair requests the plain blob.
         if right is None and directory.manifest.encoding is None:
             answer = answers[record.digest] = self._remotes.blob(record, [_place_of(directory)])
@@ -212,8 +214,8 @@ class Rescue:
         return ""
 
     def _others_lacking(self, directory: CheckpointDirectory, key: CheckpointKey) -> dict[str, list[CheckpointKey]]:
-        """Return the other checkpoints that lack the blobs that an open one lacks, by digest."""
-        # Once for all its blobs, since each manifest of the store is read.
+        """Return, for each blob that an open checkpoint lacks, the other checkpoints that also lack it."""
+        # Computed once for all blobs of the checkpoint, since it reads every manifest of the store.
         if directory not in self._lacking:
             layout, lost = self._context.layout, set(_lacking(directory))
             keys = [other for other, _ in layout.published() if other != key] if lost else []
@@ -230,7 +232,7 @@ class Rescue:
 
 
 class _DownloadedBlob:
-    """A blob in memory, as the answer of the remote that it was downloaded from."""
+    """A source with only one blob: one that was already downloaded from a remote."""
 
     def __len__(self) -> int:
         return 1

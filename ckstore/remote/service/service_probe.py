@@ -1,4 +1,4 @@
-"""Probes the features of a service with a few small objects under ``probe/``; its documentation is not relied on."""
+"""Probes the features of a service with small objects under ``probe/``, instead of relying on its documentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BYTES = bytes(range(64))
 
 
 def probe(target: Target) -> tuple[Abilities, datetime | None]:
-    """Probe the service of a target. Return its features, and its time or None if nothing can be written."""
+    """Probe the service of a target. Return its features and its time (None if nothing can be written)."""
     folder = f"{keys.PROBE}{uuid.uuid4().hex}"
     objects = open_objects(target)
     try:
@@ -107,7 +107,7 @@ def _counted(objects: Objects, key: str, racer: int) -> bool:
     for _ in range(_MOST_TRIES):
         version: ObjectEntry | None = objects.head(key)
         value = int((objects.get(key, 100) or b"0").split()[0])
-        # With the racer's number: equal bytes of another racer would count as written by this one.
+        # The racer's number is added, since equal bytes from another racer would look like those of this one.
         if version is not None and objects.update(key, b"%d %d" % (value + 1, racer), version.tag) is not None:
             return True
     return False

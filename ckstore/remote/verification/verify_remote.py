@@ -1,7 +1,7 @@
 """Verify a remote: list it, read the manifests of its checkpoints, and read its blobs back.
 
-A blob on a remote is one object, and the digest in its name is that of its bytes, encoded or not. So it is compared
-without decoding it.
+A blob on a remote is one object, and the digest in its name is that of the object's bytes, even if they are encoded. So
+a blob is verified without being decoded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ckstore.remote.remote_refs import find_on_remote
 from ckstore.remote.source import ObjectSource, read_manifest
 from ckstore.remote.verification.remote_verify_report import RemoteDamage, RemoteVerifyReport
 
-# After a mismatch, a blob is read again, since a bit may have flipped on the way.
+# After a mismatch, a blob is read once more, since a bit may have flipped during the transfer.
 _READS = 2
 
 
@@ -57,7 +57,7 @@ class RemoteVerification:
         self._users: defaultdict[BlobRecord, list[Place]] = defaultdict(list)  # blob -> checkpoints that need it
         self._verified: dict[str, ObjectEntry] = {}  # digests of blobs that were read and are intact
         self._damage: dict[str, RemoteDamage] = {}  # key of the object -> its problem
-        self._lacking: dict[str, str] = {}  # id of a checkpoint of which a push would send objects again -> why
+        self._lacking: dict[str, str] = {}  # id of a checkpoint that needs another push -> why
 
     def run(self, ref: AnyRef | None) -> RemoteVerifyReport:
         """Verify one checkpoint, or the whole remote; see `Remotes.verify`."""
@@ -105,14 +105,14 @@ class RemoteVerification:
             is_evicted = any(holder.uuid == uuid for holder in holders_at(context.layout.checkpoint(info.key)))
             if not is_evicted and info.id not in pushed:
                 continue
-            # Looked up again: another client may have pushed or deleted it during the listing.
+            # Look it up again, since another client may have pushed or deleted it during the listing.
             documents = ask(self._remote.objects, [place.manifest, place.dropped])
             if place.manifest in documents and place.dropped not in documents:
                 continue
             if is_evicted:
                 do = "restore the objects of the remote from a backup, or delete the checkpoint"
                 self._note("missing", place.manifest, f"{name} has the only copy, and does not list it", [place], do)
-            # A policy or a user deletes a checkpoint by a mark.
+            # Without a deletion mark, neither a policy nor a user deleted it, so it is missing.
             elif place.dropped not in documents:
                 told = f"the checkpoint was pushed to {name}, which does not list it"
                 self._note("missing", place.manifest, told, [place], PUSH_AGAIN)
@@ -128,7 +128,7 @@ class RemoteVerification:
                 do = error.hint or mending_there()
                 self._note("damaged", place.manifest, error.message, [place], do, sent_again=False)
                 return
-            if found is None:  # deleted since it was listed
+            if found is None:  # it was deleted after the listing
                 return
             with self._mutex:
                 self._checkpoint_count += 1
@@ -145,7 +145,7 @@ class RemoteVerification:
         found: dict[str, ObjectEntry] = {}
         lacking = [*self._users]
         condemned = read_condemned(objects)
-        for _ in range(2):  # twice, since a push may have sent a blob under another name meanwhile
+        for _ in range(2):  # twice, since a push may meanwhile have sent a blob under another name
             by_key = {keys.blob(str(condemned.name(blob.digest))): blob.digest for blob in lacking}
             listed, self._record.blob_count = look(objects, by_key, self._record.blob_count)
             found |= {by_key[key]: entry for key, entry in listed.items()}
@@ -166,7 +166,7 @@ class RemoteVerification:
         return found
 
     def _chosen(self, found: Mapping[str, ObjectEntry]) -> list[BlobRecord]:
-        """Return the blobs to read back. If these are not all, those that were never read back come first."""
+        """Return the blobs to read back. Those that were never read back before come first, unless all are read."""
         blobs = [blob for blob in self._users if blob.digest in found and _size_of(found, blob) == blob.nbytes]
         if self._options.mode == "full":
             return blobs
@@ -213,7 +213,7 @@ class RemoteVerification:
     def _problem_of(self, blob: BlobRecord, memory: MemoryBudget) -> Literal["", "missing", "damaged"]:
         with memory.lending(blob.nbytes) as buffer:
             for _ in range(_READS):
-                if not self._source.read_any(blob.digest, buffer):  # also under a name that a push gave it meanwhile
+                if not self._source.read_any(blob.digest, buffer):  # also tries a newer name, given by a push
                     return "missing"
                 if algorithm_of(blob.digest).digest(buffer) == blob.digest:
                     return ""
@@ -222,7 +222,7 @@ class RemoteVerification:
     # ------------------------------------------------------------------------------------- results
 
     def _existing(self, places: Iterable[Place]) -> set[Place]:
-        """Return the places that still exist: another client may have deleted some since the listing, and pruned."""
+        """Return the places that still exist. Another client may have deleted some, and pruned, since the listing."""
         wanted = {*places}
         documents = {key for place in wanted for key in (place.manifest, place.dropped)}
         found, _ = look(self._remote.objects, documents, self._checkpoint_count)

@@ -56,7 +56,7 @@ def run(task: Task, folder: Path, what: str) -> dict[str, Any]:
             stdout=said,
             stderr=said,
             env={**os.environ, IN_CHECK: "1"},
-            # Its data loader may have workers. With its own process group, all of them can be killed.
+            # The data loader of the task may start workers. In a process group, all of them can be killed together.
             start_new_session=True,
         )
         try:
@@ -93,7 +93,7 @@ def _ended(pid: int, timeout_s: float) -> bool:
 
 def _end(child: subprocess.Popen[bytes]) -> int | None:
     """Kill the process and its children. Return its status, or None if it still runs after a wait."""
-    with contextlib.suppress(ProcessLookupError):  # SIGCHLD is ignored, and all have ended
+    with contextlib.suppress(ProcessLookupError):  # SIGCHLD is ignored, and all processes of the group have ended
         os.killpg(child.pid, signal.SIGKILL)
     try:
         return child.wait(_KILLED_S)
@@ -102,7 +102,7 @@ def _end(child: subprocess.Popen[bytes]) -> int | None:
 
 
 def _died(what: str, folder: Path, of: tuple[int, int | None], timeout_s: float, *, is_late: bool) -> LoopFailed:
-    """Return the error for a process without a result or one that survived a kill. `of` is its PID and status."""
+    """Return the error for a process that has no result or survived a kill. `of` is its PID and its exit status."""
     doing = folder / DOING
     when = doing.read_text(encoding="utf-8") if doing.exists() else "while Python was started"
     pid, status = of
