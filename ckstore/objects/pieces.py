@@ -109,10 +109,18 @@ class PieceReader:
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
             memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
-            self._read_elsewhere(part if memory is out else part._replace(old=None), memory)
-            if not isinstance(out, memoryview):
-                out.take(memory)
-            return
+            try:
+                self._read_elsewhere(part if memory is out else part._replace(old=None), memory)
+            except BytesElsewhere:
+                # A pull may have restored the blob, and then removed the record of the remotes.
+                del self._open[extent.blob]
+                fd = self._descriptor(extent, what)
+                if fd is None:
+                    raise
+            else:
+                if not isinstance(out, memoryview):
+                    out.take(memory)
+                return
         blob = self._directory.manifest.blobs[extent.blob].digest
         subject = f"{self._directory.path}: blob {blob} of {what}"
         algorithm = algorithm_of(extent.piece)

@@ -132,6 +132,15 @@ PARTIES = [
         "assert",
     ),
     Mutant(
+        "a load reads a blob that a pull has restored meanwhile",
+        "pulled-during-a-load",
+        "PieceReader._read_here",
+        "                fd = self._descriptor(extent, what)\n",
+        "                fd = None\n",
+        "tests/remote/test_evict.py::test_a_load_during_a_pull_reads_what_the_pull_restores",
+        "BytesElsewhere",
+    ),
+    Mutant(
         "names of blobs in an evicted checkpoint are inside the store",
         "evicted-names-outside",
         "gc_plan.linked_outside",

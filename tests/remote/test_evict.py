@@ -7,21 +7,24 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from ckstore import BytesElsewhere, CheckpointInfo, DamagedBlob, RemoteError, RetentionPolicy, Store
 from ckstore.model.words import mending_there
+from ckstore.objects.documents import remote_only
 from ckstore.remote import keys
 from ckstore.remote.objects import Remote
 from ckstore.remote.push_plan import place_of
+from ckstore.remote.remote_only import remote_reader
 from tests.remote.double import REMOTES, Double, new_remote
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.support.checkpoint_dirs import blobs_dir, checkpoint_dir
 from tests.support.damage import flip
+from tests.support.meanwhile import elsewhere
 from tests.support.stores import check_store
 
 
@@ -199,6 +202,27 @@ def ckstore_open(store: Store, step: int) -> object:
 
     with ckstore.open_checkpoint(checkpoint_dir(store.path, "main", step)) as ckpt:
         return ckpt.load()
+
+
+def test_a_load_during_a_pull_reads_what_the_pull_restores(
+    evicted: tuple[Store, Double], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, _ = evicted
+    document = remote_only.read_remote_only
+    pulled: list[int] = []
+
+    def pull_first(fd: int) -> Any:
+        if not pulled:
+            pulled.append(1)
+            elsewhere(lambda: Store.open(store.path).pull(1, "away"))
+        return document(fd)
+
+    monkeypatch.setattr(remote_reader, "read_remote_only", pull_first)
+
+    assert same(store.load(1), state(1))
+
+    assert pulled
+    assert not store.info(1).elsewhere
 
 
 def test_blobs_shared_with_another_checkpoint_are_kept(store: Store) -> None:
