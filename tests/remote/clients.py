@@ -154,6 +154,9 @@ def run_clients(folder: Path, service: Service, *, seconds: float, seed: int) ->
             for client in clients:
                 client.stop()
         _look(objects, clients)
+        for at in range(2):
+            with Store.open(folder / f"store-{at}") as store:
+                store.remotes.prune(REMOTE)  # ends the claims of pulls that were killed
         laws.check_no_orphan_outlives_two_graces(objects)
         there = laws.listed_whole(objects)
         for at in range(2):

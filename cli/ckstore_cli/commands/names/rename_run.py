@@ -32,8 +32,7 @@ def rename_run(frame: Frame, old: str, new: str) -> None:
     \b
     Exit status:
       0  done
-      1  NEW already has checkpoints, or a checkpoint of RUN is damaged or only on
-         a remote
+      1  NEW has checkpoints, or a checkpoint of RUN is damaged or only on a remote
       2  wrong usage
       4  no such store or run
       5  a save to the run is in progress, or one of its checkpoints is open
