@@ -364,6 +364,16 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
+        "the eviction of a compacted checkpoint notices that another process has evicted it",
+        "evicted-twice",
+        "evict._free_encoded",
+        "        if directory.manifest.encoding is None:\n",
+        "        if False:\n",
+        "tests/remote/test_killed_evict.py::"
+        "test_a_compacted_checkpoint_that_another_process_evicts_meanwhile_is_skipped[make_kept_durable]",
+        "plain.json",
+    ),
+    Mutant(
         "a compacted checkpoint whose claim a pull has ended is not evicted",
         "compacted-evicted-unclaimed",
         "evict._free_encoded",

@@ -194,6 +194,34 @@ def test_a_checkpoint_of_a_killed_eviction_is_local_and_a_pull_ends_its_claim(
     check_store(tmp_path / "store")
 
 
+@pytest.mark.parametrize("step", ["make_kept_durable", "publish_generation"])
+def test_a_compacted_checkpoint_that_another_process_evicts_meanwhile_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
+        store.remotes.add(_REMOTE, tmp_path / "remote")
+        values = [*drifting(2)]
+        for number, value in enumerate(values, 1):
+            store.save({"w": value}, step=number)
+        store.push(all=True, remote=_REMOTE)
+        store.compact(keep_newest=1)
+        original = getattr(evicting, step)
+
+        def evict_first(*args: Any) -> Any:
+            monkeypatch.setattr(evicting, step, original)
+            elsewhere(lambda: _evict(Store.open(store.path)))
+            return original(*args)
+
+        monkeypatch.setattr(evicting, step, evict_first)
+
+        report = store.evict(1, _REMOTE)
+
+        assert (report.evicted, len(report.skipped)) == ((), 1)
+        assert (store.info(1).elsewhere, len(store.remotes.claims(_REMOTE))) == (True, 1)
+        assert np.array_equal(store.load(1)["w"], values[0])
+    check_store(tmp_path / "store")
+
+
 def test_a_pull_during_the_eviction_of_a_compacted_checkpoint_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +249,7 @@ def test_a_pull_during_the_eviction_of_a_compacted_checkpoint_keeps_it(
 def test_an_eviction_of_a_compacted_checkpoint_that_fails_at_any_step_keeps_its_claim_or_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    values = drifting(2)
+    values = [*drifting(2)]
     with Store.init(tmp_path / "store", chunk_bytes=MIB) as store:
         store.remotes.add(_REMOTE, tmp_path / "remote")
         for number, value in enumerate(values, 1):

@@ -295,11 +295,14 @@ def _free_encoded(context: Context, one: Eviction) -> str:
     """Publish a compacted checkpoint in its plain form, without blobs, and move its encoded files to trash."""
     # The remote has the plain blobs, or its own encoding of them. It does not have the encoded files of this store.
     layout, info = context.layout, one.info
+    with open_directory(context, info) as directory:
+        if directory.manifest.encoding is None:
+            return "another process has evicted it"
+        document = _check_claimed(one, directory.lock)
+        plain = files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
     staging = Staging.create(layout, info.run, info.step)
     try:
-        with open_directory(context, info) as directory:
-            data = remote_only_bytes(_check_claimed(one, directory.lock), str(staging.lock.inside / ELSEWHERE))
-            plain = files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
+        data = remote_only_bytes(document, str(staging.lock.inside / ELSEWHERE))
         files.create_file(staging.lock.inside / ELSEWHERE, data, mode=files.mode_in(staging.lock.fd))
         staging.seal(plain)
         claimed = partial(_check_claimed, one)
