@@ -72,6 +72,7 @@ def api_call(method: Callable[P, R]) -> Callable[P, R]:
 
     The function raises:
         InUse: This thread is inside another call of the same store.
+        StoreNotFound: Another store has the path of the opened one.
         UnsafePlace: A directory of the store was replaced by another file.
         CkstoreError: The system refused a request, there is not enough memory, or the interpreter is exiting.
     """

@@ -274,7 +274,7 @@ class Context:
         return Need(new, room.free_bytes, room.free_inodes)
 
     def act_places(self) -> tuple[object, ...]:
-        """Return what tells this store from others, at the beginning of a call; see `api_calls.api_call`.
+        """Return the keys of this store at the beginning of a call; see `api_calls.api_call`.
 
         Raises:
             StoreNotFound: Another store has the path of this one.
@@ -445,10 +445,10 @@ def with_small_files(context: Context, info: CheckpointInfo, there: Collection[s
 
 
 def _lacks_blobs(context: Context, key: CheckpointKey) -> bool:
-    """Whether a checkpoint with ``elsewhere.json`` lacks blobs: an eviction that runs or was killed moved none yet."""
+    """Whether an evicted checkpoint lacks local blobs. An eviction that runs or was killed may have freed none."""
     with suppress(FileNotFoundError, PermissionError):
         if any(dirfd_stat.names(context.layout.checkpoint(key) / BLOBS)):
-            from ckstore.objects.checkpoints import lacks_blobs  # reading most evicted ones needs no manifest
+            from ckstore.objects.checkpoints import lacks_blobs  # most evicted ones have no blob, and need none of it
 
             return lacks_blobs(context.layout, key)
     return True

@@ -90,7 +90,8 @@ def rename_run(context: Context, old: str, new: str) -> list[CheckpointInfo]:
         warn(some_of(dropped))
     if left:
         warn(f"{left} under the name {old}, so new stores list both runs: open them with run={new!r}")
-    return [info for info in infos(context, new, superseded=True) if info.id in ids.values()]  # with their tags
+    taken = {*ids.values()}
+    return [info for info in infos(context, new, superseded=True) if info.id in taken]  # with their tags
 
 
 def _checked(context: Context, old: str, new: str) -> list[CheckpointInfo]:

@@ -84,8 +84,7 @@ class KeepRemote:
         # Checkpoints that are not pushed yet do not count: otherwise the policy would delete older ones in their
         # favour.
         pushed = {place.id for place in places}
-        # A tag or a pin may have been added locally after the push.
-        # If a pin cannot be read, this raises and nothing is deleted.
+        # A tag or a pin may have been added locally after the push. If a pin cannot be read, nothing is deleted.
         pins = read_pins(self.context.layout)
         stays = wanted_there(self.policy, pins, [info for info in here.values() if info.id in pushed])
         meant, replaced = self._candidates(source, places, here, stays)
