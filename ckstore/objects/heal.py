@@ -6,6 +6,7 @@ docs/format/v1.md, "quarantine".
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
@@ -117,24 +118,27 @@ def put_name(name: StorePath, good: StorePath, temporary: StorePath) -> None:
 
 def restore_names(layout: Layout, checkpoint: StorePath, wanted: Iterable[tuple[str, int | None]]) -> set[str]:
     """Link the blobs of a published checkpoint to their canonical names. Return the blobs that have theirs."""
-    # Only what is untouched by size and time. Without that name nothing is lost but a chance to deduplicate, so what
-    # cannot be linked is left to the next save of those bytes.
+    # Only what is untouched by size and time, and not known to be damaged: a member of a group who finds damage can
+    # withdraw the name that saves look for, but cannot change the time of another user's file. Without that name
+    # nothing is lost but a chance to deduplicate, so what cannot be linked is left to the next save of those bytes.
     given: set[str] = set()
     try:
         # Locked for use, so that gc does not take the checkpoint apart while its copies are linked.
         with locks.lock_shared(checkpoint), OpenDir(checkpoint / BLOBS) as copies, OpenDir(layout.blobs) as canonical:
             for digest, nbytes in wanted:
-                if _link(copies.inside / digest, canonical.inside / fan_out(digest), nbytes):
+                if _link(copies.inside / digest, canonical.inside / fan_out(digest), nbytes, layout):
                     given.add(digest)
     except (FileNotFoundError, InUse):  # dropped
         return given
     return given
 
 
-def _link(copy: StorePath, folder: StorePath, nbytes: int | None) -> bool:
+def _link(copy: StorePath, folder: StorePath, nbytes: int | None, layout: Layout) -> bool:
     try:
         status = dirfd_stat.status(copy)
         if not blobs.looks_untouched(status, status.st_size if nbytes is None else nbytes):
+            return False
+        if dirfd_stat.exists(_aside(layout, copy.name, status)):  # damaged, in whatever checkpoint it is
             return False
         links.make_directory(folder)
         # link never replaces: a canonical name that another save made meanwhile stays.
@@ -148,13 +152,13 @@ def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[S
     # Names in checkpoints stay until a good copy takes their place. After an error those before it are put aside.
     canonical = layout.blob(digest)
     made = []
-    for name in names:
+    # The canonical name first: a process that dies here leaves no damaged blob for saves to find.
+    for name in sorted(names, key=lambda name: name != canonical):
         try:
             status = dirfd_stat.status(name)
         except FileNotFoundError:
             continue
-        # With the inode in the name: two damaged copies of one blob are two files, and each is evidence.
-        aside = layout.quarantine / f"{digest}.{status.st_ino}"
+        aside = _aside(layout, digest, status)
         # A directory can have no second name, so it is moved.
         if stat.S_ISDIR(status.st_mode):
             links.rename(name, aside)
@@ -171,3 +175,9 @@ def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[S
         if dirfd_stat.is_directory(canonical.parent):
             files.sync_directory(canonical.parent)
     return made
+
+
+def _aside(layout: Layout, digest: str, status: os.stat_result) -> StorePath:
+    """Return the name in quarantine of a damaged file."""
+    # With the inode in the name: two damaged copies of one blob are two files, and each is evidence.
+    return layout.quarantine / f"{digest}.{status.st_ino}"

@@ -226,13 +226,20 @@ def note_taken(layout: Layout, remote: str, documents: Mapping[str, str]) -> Non
         _change(layout, remote, uuid, lambda known: replace(known, documents=known.documents | dict(documents)))
 
 
-def note_looked(layout: Layout, remote: str, missing: Mapping[str, str], documents: Container[str]) -> None:
-    """Record checkpoints and documents that a mirror has lost; those with local data are pushed again."""
+def note_looked(
+    layout: Layout, remote: str, missing: Mapping[str, str], documents: Container[str], removed: Iterable[str]
+) -> None:
+    """Record checkpoints and documents that a mirror has lost; those with local data are pushed again.
+
+    `removed` are checkpoints that `keep_remote` had removed before the store was restored from a backup.
+    """
+    gone = frozenset(removed)
 
     def noted(known: MirrorRecord) -> MirrorRecord:
         still = {key: digest for key, digest in known.documents.items() if key not in documents}
-        ids = known.ids - missing.keys()
-        return replace(known, looked=text_of_time(now()), missing=dict(missing), ids=ids, documents=still)
+        ids, pruned = known.ids - missing.keys() - gone, known.pruned | gone
+        looked = text_of_time(now())
+        return replace(known, looked=looked, missing=dict(missing), ids=ids, documents=still, pruned=pruned)
 
     _change(layout, remote, uuid_now(layout, remote), noted)
 

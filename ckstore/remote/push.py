@@ -130,14 +130,30 @@ def push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, mann
     )
 
 
-def push_metadata(context: Context, remote: Remote, said: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
-    """Push metadata of checkpoints, except of those that the remote lacks. Return the errors by key."""
-    places = {place_of(one.info) for one in said}
-    found = ask(remote.objects, {key for place in places for key in (place.manifest, place.dropped)})
-    there = {place for place in places if place.manifest in found and place.dropped not in found}
+class PushedMetadata(NamedTuple):
+    """The result of pushing metadata.
+
+    Attributes:
+        failed: Errors by key.
+        missing: Ids of checkpoints whose manifest is missing on the remote. Their metadata was not pushed.
+        removed: As `missing`, for those that a policy or a user removed.
+    """
+
+    failed: dict[str, CkstoreError]
+    missing: frozenset[str]
+    removed: frozenset[str]
+
+
+def push_metadata(context: Context, remote: Remote, said: Sequence[MetadataObject]) -> PushedMetadata:
+    """Push metadata of checkpoints, except of those that the remote lacks."""
+    places = {one.info.id: place_of(one.info) for one in said}
+    found = ask(remote.objects, {key for place in places.values() for key in (place.manifest, place.dropped)})
+    removed = frozenset(id for id, place in places.items() if place.dropped in found)
+    missing = frozenset(id for id, place in places.items() if place.manifest not in found) - removed
     known = record.read_record(context.layout, remote.name)
     try:
-        return MetadataPusher(context, remote, known).bring([one for one in said if place_of(one.info) in there])
+        there = [one for one in said if one.info.id not in missing | removed]
+        return PushedMetadata(MetadataPusher(context, remote, known).bring(there), missing, removed)
     finally:
         record.write_record(context.layout, remote.name, known)
 

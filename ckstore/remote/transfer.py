@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ckstore.errors import BadInput, CkstoreError
+from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.transfer import EvictReport, TransferReport
 from ckstore.model.sizes import parse_size
@@ -57,8 +57,8 @@ def push(
     return pushing.push(context, infos, named_remote(context, remote), how)
 
 
-def push_metadata(context: Context, remote: RemoteLike, said: Sequence[MetadataObject]) -> dict[str, CkstoreError]:
-    """Push metadata of checkpoints that a remote has. Return the errors by key.
+def push_metadata(context: Context, remote: RemoteLike, said: Sequence[MetadataObject]) -> pushing.PushedMetadata:
+    """Push metadata of checkpoints that a remote has.
 
     Raises:
         CkstoreError: The remote accepts none of it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _LISTING = "tests/remote/test_listing.py"
+_KEEP = "tests/remote/test_keep.py"
 _CLAIMS, _OWNERS = "tests/remote/test_claims.py", "tests/remote/test_owners.py"
 
 CLAIMS = [
@@ -253,6 +254,33 @@ CLAIMS = [
         "again = mirrored.missing.keys()",
         "tests/pairs/test_pairs.py::test_each_act_before_and_after_each_other_loses_nothing[remote_prune-tag]",
         "the remote lost",
+    ),
+    Mutant(
+        "a restored store learns what its keep_remote had removed since the backup",
+        "removed-before-restore",
+        "Mirror._look",
+        "removed = absent.removed if self._has_policy else ()",
+        "removed = ()",
+        f"{_KEEP}::test_a_restored_store_mirrors_again_what_it_names_and_keep_remote_had_removed[url-tag]",
+        "assert",
+    ),
+    Mutant(
+        "a tag of a checkpoint that is missing at the mirror is not noted as pushed",
+        "tag-of-missing-noted",
+        "Mirror._push_missing_metadata",
+        'missing = dict.fromkeys(pushed.missing & local, "it is not there")',
+        "missing = {}",
+        f"{_KEEP}::test_a_tag_of_a_checkpoint_that_another_program_removed_from_the_mirror_brings_it_back[url-deleted]",
+        "assert",
+    ),
+    Mutant(
+        "a tag of a checkpoint that was removed from the mirror is not noted as pushed",
+        "tag-of-removed-noted",
+        "Mirror._push_missing_metadata",
+        "removed = pushed.removed & local if self._has_policy else set()",
+        "removed = set()",
+        f"{_KEEP}::test_a_tag_of_a_checkpoint_that_another_program_removed_from_the_mirror_brings_it_back[url-removed]",
+        "assert",
     ),
     Mutant(
         "the mirror is not assumed to have checkpoints that keep_remote removed",

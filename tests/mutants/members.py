@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _RULES = "tests/ops/free/test_members_rules.py"
+_OFFERED = (
+    "tests/ops/test_group.py::test_damage_that_one_member_finds_in_a_blob_of_the_other_is_not_offered_to_saves_again"
+)
 
 MEMBERS = [
     Mutant(
@@ -24,6 +27,16 @@ MEMBERS = [
         "",
         "tests/ops/test_group.py::test_a_base_that_another_member_saved_is_stored_once_for_all_runs_of_a_member",
         "assert",
+    ),
+    Mutant(
+        "a file in quarantine is not linked to its canonical name again",
+        "quarantined-offered-again",
+        "heal._link",
+        "        if dirfd_stat.exists(_aside(layout, copy.name, status)):  # damaged, in whatever checkpoint it is\n"
+        "            return False\n",
+        "",
+        f"{_OFFERED}[owner first-umask 077]",
+        "store.verify(",
     ),
     Mutant(
         "a process that blocks gc by a shared lock is not reported as a gc",

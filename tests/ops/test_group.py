@@ -378,6 +378,45 @@ tell(report.ok, len(report.damage), store.verify().ok, int(store.load(1)["w1"][4
     assert told[:3] == [False, 1, True]
 
 
+def test_damage_that_one_member_finds_in_a_blob_of_the_other_is_not_offered_to_saves_again(both: Members) -> None:
+    one, two = both
+    one.do("store.save(state(1), step=1)\nstore.save({**state(1), **state(2)}, step=1, run='other')")
+    (blob,) = blobs_dir(one.store, "main", 1).iterdir()
+    canonical = one.store / "blobs" / blob.name.partition("-")[2][:2] / blob.name
+    damaged = bytearray(blob.read_bytes())
+    damaged[5000] ^= 1
+    times = blob.stat()
+    blob.write_bytes(damaged)
+    os.utime(blob, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    # The load marks one of the two checkpoints, and withdraws the name that saves look for.
+    two.do("""
+try:
+    store.load(1)
+except CkstoreError:
+    tell()
+""")
+    assert not canonical.exists()
+    # None of them reads the blob.
+    for look in ("store.verify(quick=True)", "store.verify(sample=0.000001)", "store.verify(repair=True, quick=True)"):
+        for member in (one, two):
+            member.do(f"{look}\ntell()")
+            assert not canonical.exists(), (look, member.user.uid)
+    one.ckstore("reindex")
+    assert not canonical.exists()
+
+    told = one.do("store.save(state(1), step=2)\ntell(int(store.load(2)['w1'][5000]), len(store.verify().damage))")
+
+    assert told[0] == damaged[5000] ^ 1
+    one.do("""
+for info in store.checkpoints():
+    if info.step == 1:
+        store.delete(info)
+report = store.gc()
+tell(len(report.linked_outside))
+""")
+
+
 def test_everything_that_one_member_leaves_can_be_read_and_replaced_by_the_other(both: Members) -> None:
     one, _ = both
     one.do("""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from ckstore.remote import keys
 from ckstore.remote.metadata_sync import named_at
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
+from ckstore.remote.push_plan import place_of
 from ckstore.remote.service.remote_entries import open_objects
 from ckstore.remote.service.target import Target
 from ckstore.remote.small_objects import tag_bytes
@@ -168,6 +170,66 @@ def test_a_checkpoint_named_after_keep_remote_removed_it_is_mirrored_again(store
     mirrored(store)
     assert there(store) == [1, 3, 4]
     objects = open_objects(store.remotes.get("cold").target)
+    assert named_at(ObjectSource(objects, "cold")) == {store.info(1).id}
+    check_store(store.path)
+
+
+@pytest.mark.parametrize("by", ["tag", "pin"])
+def test_a_restored_store_mirrors_again_what_it_names_and_keep_remote_had_removed(
+    store: Store, tmp_path: Path, by: str
+) -> None:
+    store.config.keep_remote = RetentionPolicy(keep_last=2)
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    mirrored(store)
+    path = store.path
+    store.close()
+    shutil.copytree(path, tmp_path / "backup", symlinks=True)
+    with Store.open(path) as later:
+        for step in (3, 4):
+            later.save(state(step), step=step)
+        mirrored(later)
+        assert there(later) == [3, 4]
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "backup", path, symlinks=True)
+
+    with Store.open(path) as restored:
+        restored.save(state(5), step=5)
+        if by == "tag":
+            restored.tag("paper", 1)
+        else:
+            restored.pin(1, "for the paper")
+        mirrored(restored)
+        mirrored(restored)  # the first one ended by listing the mirror
+
+        # The policy keeps the two newest of this store, and of the mirror.
+        assert there(restored) == [1, 2, 4, 5]
+        objects = open_objects(restored.remotes.get("cold").target)
+        assert named_at(ObjectSource(objects, "cold")) == {restored.info(1).id}
+        status = restored.mirror_status()
+        assert status is not None
+        assert (status.behind, status.ok) == ((), True)
+    check_store(path)
+
+
+@pytest.mark.parametrize("how", ["deleted", "removed"])
+def test_a_tag_of_a_checkpoint_that_another_program_removed_from_the_mirror_brings_it_back(
+    store: Store, how: str
+) -> None:
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    mirrored(store)
+    objects, place = open_objects(store.remotes.get("cold").target), place_of(store.info(1))
+    if how == "deleted":
+        objects.delete([place.manifest])
+    else:  # a policy decides what stays there
+        store.config.keep_remote = RetentionPolicy(keep_last=1)
+        objects.send(place.dropped, b"{}")
+
+    store.tag("paper", 1)
+    mirrored(store)
+
+    assert there(store) == [1, 2]
     assert named_at(ObjectSource(objects, "cold")) == {store.info(1).id}
     check_store(store.path)
 

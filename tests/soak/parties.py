@@ -198,7 +198,12 @@ class Member:
         for place in sorted(places)[-_SEVERAL:]:
             name, token = f"{run}@{place[1]}", there[place][1]
             self.ledger.trying(run, place[1], token)
-            self.store.pull(name, REMOTE)
+            try:
+                self.store.pull(name, REMOTE)
+            except RemoteError:  # its store may have dropped it since its ledger was read
+                if promised(self.theirs).get(place) == there[place]:
+                    raise
+                continue
             if token_of(self.store.load(name), name) == token:
                 self.ledger.acknowledged(run, place[1], token)
                 self.ledger.did(taken=1)

@@ -44,7 +44,7 @@ def lane_seed() -> int:
     return int(os.environ.get("CKSTORE_CRASH_SEED") or random.SystemRandom().randrange(2**32)) if seed is None else seed
 
 
-def drawn(cases: Iterable[str], one_in: int, *kept: str) -> list[Any]:
+def drawn(cases: Iterable[Any], one_in: int, *kept: Any) -> list[Any]:
     """Return `cases` for `parametrize`: those that the commit draws, one in so many, and `kept`; `make crash` runs all.
 
     Args:

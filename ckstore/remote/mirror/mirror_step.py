@@ -15,7 +15,16 @@ from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
 from ckstore.ops.failures import OF_ALL, joined
-from ckstore.ops.mirror_record import add_mirrored, behind, note_looked, now, read_mirrored, uuid_now
+from ckstore.ops.mirror_record import (
+    add_mirrored,
+    behind,
+    note_looked,
+    note_missing,
+    note_pruned,
+    now,
+    read_mirrored,
+    uuid_now,
+)
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.remote import transfer
 from ckstore.remote.documents.claims import end_claims
@@ -27,7 +36,7 @@ from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_only.evict import keep_local
-from ckstore.remote.remote_only.listing import missing_at
+from ckstore.remote.remote_only.listing import absent_at
 from ckstore.remote.remote_only.lost_claims import claim_again
 from ckstore.remote.remote_opener import named_remote
 
@@ -157,11 +166,22 @@ class Mirror:
             lacking = [one for one in lacking if one.key not in self._failed][:PAGE_ASKS]
             if not lacking:
                 return False
-            failed = transfer.push_metadata(self._context, name, lacking)
-            self._failed |= failed
-            done = {one.key: one.digest for one in lacking if one.key not in failed}
+            pushed = transfer.push_metadata(self._context, name, lacking)
+            self._failed |= pushed.failed
+            local = {one.info.id for one in lacking if not one.info.elsewhere}
+            missing = dict.fromkeys(pushed.missing & local, "it is not there")
+            removed = pushed.removed & local if self._has_policy else set()
+            done = {one.key: one.digest for one in lacking if one.key not in pushed.failed}
+            for one in lacking:  # a push of the checkpoint includes its metadata
+                if one.info.id in missing or one.info.id in removed:
+                    done.pop(one.key, None)
+            if missing:
+                note_missing(self._context.layout, name, missing)
+            if removed:
+                note_pruned(self._context.layout, name, removed)
             if done:
                 self._note(name, uuid, [], done, gone)
+            if done or missing or removed:
                 return True
 
     def _missing_metadata(self, name: str) -> tuple[list[MetadataObject], set[str]]:
@@ -244,13 +264,19 @@ class Mirror:
         # First, since other stores keep checkpoints with a claim. If the remote does not exist, everything is missing.
         with suppress(NoSuchRemote):
             claim_again(context, there)
-        missing = missing_at(context, there, had)
+        absent = absent_at(context, there, had)
         documents, _ = look(there.objects, known.documents, len(known.ids))
         lost = (known.documents.keys() - documents) | restored_at(context, there, documents)
-        note_looked(context.layout, name, missing, lost)
+        removed = absent.removed if self._has_policy else ()
+        note_looked(context.layout, name, absent.missing, lost, removed)
         names = {info.id: info for info in had}
-        for id, why in missing.items():
+        for id, why in absent.missing.items():
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
+
+    @property
+    def _has_policy(self) -> bool:
+        """Whether `keep_remote` decides what the mirror keeps. Without it, what was removed there stays removed."""
+        return policy_of(self._context.layout, KEEP_REMOTE) is not None
 
     def _needing_no_push(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return the checkpoints that need no push, according to the remote.

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, NoSuchRemote
 from ckstore.model.checkpoint.remote_only import RemoteHolder
@@ -27,27 +28,41 @@ from ckstore.remote.remote_opener import OtherStore, open_source, source_of, uui
 from ckstore.remote.source import ObjectSource
 
 
-def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[CheckpointInfo]) -> dict[str, str]:
-    """Return, by id, why a remote lacks some of these checkpoints, or parts of them. No blob is read.
+class Absent(NamedTuple):
+    """Which of some checkpoints a remote lacks.
+
+    Attributes:
+        missing: For each checkpoint of which objects are missing, by id, which ones.
+        removed: Ids of checkpoints with local bytes that a policy or a user removed from the remote.
+    """
+
+    missing: dict[str, str]
+    removed: frozenset[str] = frozenset()
+
+
+def absent_at(context: Context, there: Remote | OtherStore, listed: Iterable[CheckpointInfo]) -> Absent:
+    """Return which of these checkpoints a remote lacks, or lacks in part. No blob is read.
 
     Raises:
         RemoteError: The remote does not answer.
     """
     if not isinstance(there, Remote):
         places = {*source_of(there).places()}
-        return {info.id: "it is not there" for info in listed if place_of(info) not in places}
+        return Absent({info.id: "it is not there" for info in listed if place_of(info) not in places})
     source = ObjectSource(there.objects, there.name)
     checkpoints = source.listed()
     places = {*checkpoints.places}
     found: dict[str, str] = {}
+    removed: set[str] = set()
     needed: dict[str, Sequence[BlobRecord]] = {}
     for info in listed:
         place = place_of(info)
         documents = checkpoints.keys.get(place, ())
         if place not in places:
-            # A checkpoint with local bytes that a policy or a user deleted from the remote is not missing.
             if info.elsewhere or place.dropped not in documents:
                 found[info.id] = "it is not there"
+            else:
+                removed.add(info.id)
             continue
         encoding = source.encoding(place) if place.plain in documents else None
         try:
@@ -67,7 +82,7 @@ def missing_at(context: Context, there: Remote | OtherStore, listed: Iterable[Ch
     for id, blobs in needed.items():
         if gone := [blob.digest for blob in blobs if blob.digest in lacking]:
             found[id] = f"{len(gone)} of {counted(len(blobs), 'blob')} are missing, such as {gone[0]}"
-    return found
+    return Absent(found, frozenset(removed))
 
 
 def look_elsewhere(context: Context, report: VerifyReport) -> VerifyReport:
@@ -112,4 +127,4 @@ def _missing_at_holder(context: Context, holder: RemoteHolder, listed: Sequence[
         return {info.id: error.message for info in listed}
     if uuid != holder.uuid:
         return {info.id: "another remote now has this name" for info in listed}
-    return missing_at(context, there, listed)
+    return absent_at(context, there, listed).missing
