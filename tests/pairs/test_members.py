@@ -15,6 +15,7 @@ from ckstore import Store
 from ckstore.saver import mirror
 from tests.pairs.acts import ACTS, BY_MEMBERS
 from tests.pairs.world import World
+from tests.support.coverage import drawn
 from tests.support.users import FIRST_UID, GROUP, common_folder
 
 pytestmark = [pytest.mark.root, pytest.mark.filterwarnings("ignore::ckstore.CkstoreWarning")]
@@ -67,7 +68,7 @@ def as_member(uid: int, folder: Path, world: World | None, work: Callable[[World
     return known
 
 
-@pytest.mark.parametrize("name", BY_MEMBERS)
+@pytest.mark.parametrize("name", drawn(BY_MEMBERS, 3))
 def test_each_act_of_a_member_after_those_of_another_loses_nothing(name: str, place: Path) -> None:
     folder = place / name
     folder.mkdir()

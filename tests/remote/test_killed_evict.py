@@ -56,27 +56,15 @@ def test_a_gc_after_any_kill_frees_all_unused_blobs(tmp_path: Path, act: Callabl
         _evict(made)
         made.gc()
     made.close()
-    for at in itertools.count(1):
-        path = tmp_path / f"store-{at}"
-        shutil.copytree(tmp_path / "made", path, symlinks=True)
-        with Store.open(path) as store:
-            store.reindex(relink=True)
-
-        was_killed = run_and_kill(lambda path=path: act(Store.open(path)), at=at, before=True)  # type: ignore[misc]
-
-        with Store.open(path) as store:
-            report = store.gc(now=True)
-            assert (report.linked_outside, report.held) == ((), ()), f"at {at}: {report}"
-            # What is evicted needs no local bytes, and what is pulled is back.
-            here = {blob.name for blob in path.glob("checkpoints/*/*/blobs/*")}
-            assert {blob.name for blob in path.glob("blobs/*/*")} == here, f"at {at}"
-            assert same(store.load(1), state(1))
-            store.pull(1, _REMOTE)
-            assert not store.info(1).elsewhere
-        check_links(path)
-        shutil.rmtree(path)
-        if not was_killed:
-            return
+    for store, at in after_each_kill(tmp_path, act):
+        report = store.gc(now=True)
+        assert (report.linked_outside, report.held) == ((), ()), f"{at}: {report}"
+        # What is evicted needs no local bytes, and what is pulled is back.
+        here = {blob.name for blob in store.path.glob("checkpoints/*/*/blobs/*")}
+        assert {blob.name for blob in store.path.glob("blobs/*/*")} == here, at
+        assert same(store.load(1), state(1))
+        store.pull(1, _REMOTE)
+        assert not store.info(1).elsewhere
 
 
 @pytest.mark.parametrize("act", [_evict, _pull])
