@@ -196,8 +196,8 @@ def add_mirrored(
     _change(layout, remote, uuid, added)
 
 
-def forget_if_older(layout: Layout, remote: str, run: str, sequence: int) -> None:
-    """Forget when a mirror was listed, and its small objects, if the record is older than the mirror.
+def forget_if_older(layout: Layout, remote: str, run: str, sequence: int, pushed: Container[str]) -> None:
+    """Forget when a mirror was listed, and which small objects it has, if the record is older than the mirror.
 
     Args:
         layout: The store.
@@ -205,12 +205,15 @@ def forget_if_older(layout: Layout, remote: str, run: str, sequence: int) -> Non
         run: A run that this store owns there.
         sequence: The number that the remote has as published by this store. If it is not the recorded one, the store
             was restored from a backup, or the process was killed before it recorded the number.
+        pushed: The keys of small objects that this store pushed. Others were taken from there, and are not pushed:
+            another store may have changed them since.
     """
 
     def forgotten(known: MirrorRecord) -> MirrorRecord:
         if known.sequences.get(run) == sequence:
             return known
-        return replace(known, documents={}, looked="", sequences={**known.sequences, run: sequence})
+        taken = {key: digest for key, digest in known.documents.items() if key not in pushed}
+        return replace(known, documents=taken, looked="", sequences={**known.sequences, run: sequence})
 
     if setting_of(layout, MIRROR) == remote:
         _change(layout, remote, uuid_now(layout, remote), forgotten)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError
+from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.reports.transfer import TransferPlan
+from ckstore.objects.documents.remote_only import holder_names_at
+from ckstore.objects.layout import BLOBS
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.failures import failure_of, joined
@@ -29,7 +33,30 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
     there = inspect_remote(context, infos, remote, read_record(context.layout, remote.name))
     if there.unreadable:
         raise joined(there.unreadable)
-    return there.plan
+    plan, away = there.plan, {}
+    for info in plan.new:
+        if info.elsewhere and _lacks_locally(context, info, dict(plan.missing)):
+            at = " and ".join(holder_names_at(context.layout.checkpoint(info.key))) or "a remote"
+            away[info.id] = f"{info.name} cannot be pushed before it is pulled: data of it is only on {at}"
+    if not away:
+        return plan
+    sendable = [info for info in plan.checkpoints if info.id not in away]
+    blobs = _blobs_of_each(context, sendable)[0]
+    needed = {blob.digest: blob.nbytes for of_one in blobs.values() for blob in of_one}
+    return replace(
+        plan,
+        new=tuple(info for info in plan.new if info.id not in away),
+        missing=tuple((digest, nbytes) for digest, nbytes in plan.missing if digest in needed),
+        all_bytes=sum(needed.values()),
+        warnings=tuple(away.values()),
+    )
+
+
+def _lacks_locally(context: Context, info: CheckpointInfo, missing: Collection[str]) -> bool:
+    """Whether some of these blobs are in an evicted checkpoint, but not in its directory."""
+    with open_listed(context, info) as directory:
+        needed = {blob.digest for blob in directory.manifest.blobs}.intersection(missing)
+        return any(not dirfd_stat.exists(directory.lock.inside / BLOBS / digest) for digest in needed)
 
 
 class RemoteState(NamedTuple):

@@ -265,6 +265,16 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
+        "a restored store pushes no tag again that it took from the mirror",
+        "taken-forgotten",
+        "mirror_record.forget_if_older",
+        "taken = {key: digest for key, digest in known.documents.items() if key not in pushed}",
+        "taken = {}",
+        "tests/remote/test_mirror.py::test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stores"
+        "[url-clone-killed]",
+        "assert",
+    ),
+    Mutant(
         "a tag of a checkpoint that is missing at the mirror is not noted as pushed",
         "tag-of-missing-noted",
         "Mirror._push_missing_metadata",

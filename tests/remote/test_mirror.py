@@ -24,7 +24,9 @@ from ckstore import BadInput, CkstoreError, NoSuchRemote, RemoteDenied, RemoteEr
 from ckstore.model.times import time_of_text
 from ckstore.ops import mirror_record
 from ckstore.remote.mirror.mirror_step import Mirror
+from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.push_plan import place_of
+from ckstore.remote.remote_opener import named_remote
 from ckstore.remote.service.target import Target
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
@@ -703,9 +705,10 @@ def test_a_step_saved_again_replaces_the_metadata_on_the_mirror(kept: Store, tmp
     assert [same(clone.load(f"t{step}"), state(step)) for step in (1, 2)] == [True, True]
 
 
+@pytest.mark.parametrize("was_killed", [False, True], ids=["", "killed"])
 @pytest.mark.parametrize("how", ["clone", "pull"])
 def test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stores(
-    kept: Store, tmp_path: Path, how: str
+    kept: Store, tmp_path: Path, how: str, was_killed: bool
 ) -> None:
     for step in (1, 2):
         kept.save(state(step), step=step)
@@ -721,6 +724,9 @@ def test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stor
         other.remotes.add("cold", address)
         other.pull(remote="cold", all=True)
     other.config.mirror = "cold"
+    if was_killed:  # a process that mirrors, between owning a run and noting that
+        info = other.save(state(3), run="other")
+        Ownership(context_of(other)).own(named_remote(context_of(other), "cold"), "other", info.sequence)
     kept.tag("best", 2)
     kept.annotate(1, metrics={"bleu": 30.0})
     all_steps(kept)

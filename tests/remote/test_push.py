@@ -643,3 +643,24 @@ def test_a_push_of_many_checkpoints_lists_only_their_hundreds_of_steps(tmp_path:
     }
     assert removed.dropped not in objects.held
     assert {place.step for key in objects.held if (place := keys.place_in(key)) is not None} == {*steps}
+
+
+def test_a_dry_run_names_the_evicted_checkpoints_that_a_push_cannot_send(store: Store, tmp_path: Path) -> None:
+    for name in ("far", "near"):
+        store.remotes.add(name, tmp_path / name)
+    for step in (11, 12):
+        store.save(state(step), step=step)
+    store.push([11, 12], "far")
+    store.evict(11, "far")
+    store.gc(now=True)
+
+    planned = store.push([11, 12], "near", dry_run=True)
+    with pytest.raises(BytesElsewhere, match="data of main@11 is only on far"):
+        store.push([11, 12], "near")
+
+    assert [info.step for info in planned.new] == [12]
+    assert planned.warnings == ("main@11 cannot be pushed before it is pulled: data of it is only on far",)
+    assert store.push([11, 12], "near", dry_run=True).new == ()
+    store.pull(11, "far")
+    assert store.push([11, 12], "near", dry_run=True).warnings == ()
+    assert [info.step for info in store.push([11, 12], "near").new] == [11]

@@ -26,6 +26,7 @@ class TransferPlan:
         new: The requested checkpoints that the destination lacks.
         missing: Digest and size of each blob that the destination lacks.
         all_bytes: Size of all blobs of the checkpoints, each once.
+        warnings: Which checkpoints cannot be moved, and why, one sentence each.
     """
 
     direction: Literal["push", "pull"]
@@ -34,6 +35,7 @@ class TransferPlan:
     new: tuple[CheckpointInfo, ...]
     missing: tuple[tuple[str, int], ...]
     all_bytes: int
+    warnings: tuple[str, ...] = ()
 
     @property
     def missing_bytes(self) -> int:
@@ -51,6 +53,7 @@ class TransferPlan:
             self.missing_bytes,
             self.all_bytes - self.missing_bytes,
             0.0,
+            self.warnings,
             dry_run=True,
         )
 

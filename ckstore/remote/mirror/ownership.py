@@ -26,6 +26,7 @@ from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.documents.run_owner import Owner, read_owner
 from ckstore.remote.key_lookup import server_time
 from ckstore.remote.objects import ObjectEntry, Remote
+from ckstore.remote.record import read_record
 from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import ObjectSource
 
@@ -117,7 +118,8 @@ class Ownership:
         if not is_own and not by_name:
             self._check_dead(remote, owner, listed)
         if is_own:
-            forget_if_older(self.context.layout, remote.name, owner.run, owner.sequence)
+            pushed = read_record(self.context.layout, remote.name).documents.keys()
+            forget_if_older(self.context.layout, remote.name, owner.run, owner.sequence, pushed)
         epoch = owner.epoch if is_own else owner.epoch + 1
         own = replace(mine, epoch=epoch, sequence=max(sequence, owner.sequence))
         # Before the run is taken over: later saves then get numbers above all that the former owner can push.
