@@ -138,10 +138,13 @@ class MetadataPusher:
         if not wanted:
             return {}
         found, _ = look(self._remote.objects, {one.key for one in wanted}, len(self._record.checkpoints))
+        taken = read_mirrored(self._context.layout, self._remote.name).documents
         failed: dict[str, CkstoreError] = {}
         for one in wanted:
             there = found[one.key].tag if one.key in found else ""
-            if self._record.documents.get(one.key) == (one.digest, there):
+            pushed = self._record.documents.get(one.key)
+            # What was taken from there and is unchanged here is not sent back: another store may have changed it since.
+            if pushed == (one.digest, there) or (pushed is None and there and taken.get(one.key) == one.digest):
                 continue
             try:
                 left = change(self._remote, one.key, one.make, most_bytes=one.most_bytes)

@@ -275,6 +275,15 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
+        "a push by hand sends back no tag that was taken from the remote",
+        "taken-pushed-by-hand",
+        "MetadataPusher.bring",
+        "if pushed == (one.digest, there) or (pushed is None and there and taken.get(one.key) == one.digest):",
+        "if pushed == (one.digest, there):",
+        "tests/remote/test_mirror.py::test_a_push_by_hand_sends_a_tag_that_was_taken_only_where_it_is_lost[url-moved]",
+        "assert",
+    ),
+    Mutant(
         "a tag of a checkpoint that is missing at the mirror is not noted as pushed",
         "tag-of-missing-noted",
         "Mirror._push_missing_metadata",

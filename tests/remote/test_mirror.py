@@ -746,6 +746,32 @@ def test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stor
     assert Store.open(tmp_path / "d").info("paper").step == 1
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["moved", "lost"])
+def test_a_push_by_hand_sends_a_tag_that_was_taken_only_where_it_is_lost(
+    kept: Store, tmp_path: Path, is_lost: bool
+) -> None:
+    for step in (1, 2):
+        kept.save(state(step), step=step)
+    kept.tag("best", 1)
+    all_steps(kept)
+    address = kept.remotes.get("cold").target.address
+    other = Store.init(tmp_path / "b", chunk_bytes=MIB)
+    other.remotes.add("cold", address)
+    other.pull(remote="cold", all=True)
+    kept.tag("best", 2)
+    all_steps(kept)
+    if is_lost:
+        objects = named_remote(context_of(kept), "cold").objects
+        objects.delete(["refs/best.json"])
+
+    other.push(1, "cold")
+
+    assert Store.clone(address, tmp_path / "c").info("best").step == (1 if is_lost else 2)
+    other.save(state(3), step=3, tags=["best"])
+    other.push(3, "cold")
+    assert Store.clone(address, tmp_path / "d").info("best").step == 3
+
+
 def test_metadata_is_pushed_once_and_not_for_removed_checkpoints(counted: tuple[Store, Double]) -> None:
     store, objects = counted
     for step in range(3):
