@@ -222,7 +222,7 @@ def test_a_tag_of_a_checkpoint_that_another_program_removed_from_the_mirror_brin
     objects, place = open_objects(store.remotes.get("cold").target), place_of(store.info(1))
     if how == "deleted":
         objects.delete([place.manifest])
-    else:  # a policy decides what stays there
+    else:  # a policy decides which checkpoints remain there
         store.config.keep_remote = RetentionPolicy(keep_last=1)
         objects.send(place.dropped, b"{}")
 
