@@ -378,11 +378,18 @@ class Push:
             self._renew()
 
     def _find_blobs(self, names: Mapping[str, str], wanted: Mapping[str, _RequiredFile]) -> dict[str, ObjectEntry]:
-        """Return the entries of those blobs that exist under their current name with the right size."""
+        """Return the entries of those blobs that exist under their current name with the right size.
+
+        One in which a verification found other bytes is sent again.
+        """
         by_key = {keys.blob(name): digest for digest, name in names.items()}
         there, self._record.blob_count = look(self._remote.objects, by_key, self._record.blob_count)
         found = {by_key[key]: listed for key, listed in there.items()}
-        return {digest: listed for digest, listed in found.items() if listed.nbytes == wanted[digest].nbytes}
+        return {
+            digest: listed
+            for digest, listed in found.items()
+            if listed.nbytes == wanted[digest].nbytes and not self._record.is_damaged(digest, listed)
+        }
 
     def _send_blob(self, blob: _RequiredFile, key: str) -> str:
         """Send a file, and return the tag of the new version."""

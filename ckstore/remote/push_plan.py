@@ -101,7 +101,8 @@ def believe(context: Context, infos: Sequence[CheckpointInfo], remote: Remote, k
     blobs, unreadable = _blobs_of_each(context, infos)
     infos = [info for info in infos if info.id in blobs]
     wanted = {blob.digest: blob.nbytes for of_one in blobs.values() for blob in of_one}
-    sizes = {digest: {known.blobs[digest].nbytes} for digest in wanted if digest in known.blobs}
+    seen = {digest: known.blobs[digest] for digest in wanted if digest in known.blobs}
+    sizes = {digest: {one.nbytes} for digest, one in seen.items() if one.how != "damaged"}
     missing = tuple((digest, nbytes) for digest, nbytes in sorted(wanted.items()) if digest not in sizes)
     plan = TransferPlan("push", remote.name, tuple(infos), tuple(infos), missing, sum(wanted.values()))
     source = ObjectSource(remote.objects, remote.name)
@@ -182,7 +183,8 @@ def _places_there(
 def sizes_there(
     remote: Remote, condemned: CondemnedNames, digests: Iterable[str], known: RemoteRecord
 ) -> dict[str, Collection[int]]:
-    """Return the sizes of those of these blobs that a remote has."""
+    """Return the sizes of those of these blobs that a remote has, except in versions that are known to be damaged."""
     by_key = {keys.blob(str(condemned.name(digest))): digest for digest in digests}
     found, known.blob_count = look(remote.objects, by_key, known.blob_count)
-    return {by_key[key]: {listed.nbytes} for key, listed in found.items()}
+    of_blobs = {by_key[key]: listed for key, listed in found.items()}
+    return {digest: {listed.nbytes} for digest, listed in of_blobs.items() if not known.is_damaged(digest, listed)}

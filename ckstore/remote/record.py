@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
@@ -30,8 +30,9 @@ _MOST = 50_000
 """Above this number the oldest entries are dropped, which costs requests, and reading back before an eviction."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}\Z")
 
-How = Literal["sent", "read"]
-"""``sent``: this store sent the bytes. ``read``: they were read back and compared with their digest."""
+How = Literal["sent", "read", "damaged"]
+"""``sent``: this store sent the bytes. ``read``: they were read back, and are those of the digest. ``damaged``: they
+were read back, and are others."""
 
 
 class ObjectVersion(NamedTuple):
@@ -64,6 +65,11 @@ class RemoteRecord:
     # time.
     checkpoints: dict[str, str] = field(default_factory=dict)
     blob_count: int = 0  # how many blobs the last full listing had
+
+    def is_damaged(self, digest: str, listed: ObjectEntry) -> bool:
+        """Whether a verification found other bytes in this version of a blob."""
+        seen = self.blobs.get(digest)
+        return seen is not None and seen.how == "damaged" and seen.is_still(listed)
 
     def render(self) -> bytes:
         """Return the content of the file: the newest entries of each kind, few enough to rewrite with each push."""
@@ -99,8 +105,8 @@ def _parse(data: bytes, where: str) -> RemoteRecord:
 
 def _seen(value: Any, where: str) -> ObjectVersion:
     is_form = isinstance(value, list) and len(value) == 4 and isinstance(value[0], int)
-    if not is_form or value[3] not in ("sent", "read"):
-        refuse(where, "blobs", "[size, time, tag, sent or read]", value)
+    if not is_form or value[3] not in get_args(How):
+        refuse(where, "blobs", "[size, time, tag, sent, read or damaged]", value)
     return ObjectVersion(value[0], _time(value[1], where), str(value[2]), value[3])
 
 

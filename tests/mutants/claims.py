@@ -275,6 +275,25 @@ CLAIMS = [
         "assert",
     ),
     Mutant(
+        "a push sends a blob again that a verification found damaged",
+        "damaged-there-relied-on",
+        "Push._find_blobs",
+        " and not self._record.is_damaged(digest, listed)",
+        "",
+        "tests/remote/test_verify_remote.py::"
+        "test_what_a_verification_finds_damaged_is_sent_again[a new one that shares it]",
+        "assert",
+    ),
+    Mutant(
+        "a damaged blob does not count as one that the remote has",
+        "damaged-there-counted",
+        "RemoteRecord.is_damaged",
+        'seen is not None and seen.how == "damaged" and seen.is_still(listed)',
+        "False",
+        "tests/remote/test_verify_remote.py::test_what_a_verification_finds_damaged_is_sent_again[the mirror]",
+        "assert",
+    ),
+    Mutant(
         "a push by hand sends back no tag that was taken from the remote",
         "taken-pushed-by-hand",
         "MetadataPusher.bring",

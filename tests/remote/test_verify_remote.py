@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckstore import BadInput, NoSuchRef, NoSuchRemote, RemoteError, RetentionPolicy, Store
 from ckstore.model.seal import seal
-from ckstore.remote import keys
+from ckstore.remote import keys, transfer
 from ckstore.remote.documents.condemned_names import read_condemned
 from ckstore.remote.record import read_record
 from ckstore.store import context_of
@@ -144,7 +144,7 @@ def test_a_damaged_blob_is_read_back_again_before_an_eviction(there: tuple[Store
         flip(objects, key)
     report = store.remotes.verify(name)
     assert len(report.damage) == len(only)
-    assert not read_record(context_of(store).layout, name).blobs
+    assert {seen.how for seen in read_record(context_of(store).layout, name).blobs.values()} == {"damaged"}
     evicted = store.evict(1, name)
     assert not evicted.evicted
     assert store.load(1)
@@ -178,6 +178,41 @@ def test_the_mirror_pushes_what_a_verification_misses(there: tuple[Store, Double
     all_steps(store)
     assert store.remotes.verify(name).ok
     assert lost in objects.held
+
+
+@pytest.mark.parametrize("by", ["the same", "another that shares it", "a new one that shares it", "the mirror"])
+def test_what_a_verification_finds_damaged_is_sent_again(
+    there: tuple[Store, Double, str], tmp_path: Path, by: str
+) -> None:
+    store, objects, name = there
+    if by == "the mirror":
+        store.config.mirror = name
+        all_steps(store)
+    (key, *_) = sorted(own_blobs(store, objects, 2))
+    right = objects.held[key]
+    flip(objects, key)
+
+    # Nobody has looked, and its size is right.
+    assert store.push(2, name).moved_count == 0
+    (damage,) = store.remotes.verify(name).damage
+    assert (damage.word, damage.key) == ("damaged", key)
+
+    if by == "the same":
+        assert store.push(2, name, dry_run=True).moved_count == 1
+        store.push(2, name)
+    elif by == "another that shares it":
+        store.save({**state(2), "more": 1}, step=20)
+        store.push(20, name)
+    elif by == "a new one that shares it":  # as a mirror pushes it, which looks less
+        info = store.save({**state(2), "more": 1}, step=20)
+        transfer.push(context_of(store), [info], name, {}, lacks_all=True)
+    else:
+        all_steps(store)
+    assert objects.held[key] == right
+    assert store.remotes.verify(name).ok
+    assert store.push(2, name).moved_count == 0
+    assert store.evict(2, name).evicted != ()
+    check_store(store.path)
 
 
 def test_encoded_blobs_and_numbered_names_are_read(tmp_path: Path) -> None:

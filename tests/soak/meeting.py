@@ -384,9 +384,10 @@ class Meeting:
         with Store.open(party.path) as store:
             (here,) = (tag for tag in store.tags() if tag.name == party.tag)
             status = store.mirror_status()
-        # Set back to a backup, it can have tagged an evicted checkpoint that its rule had removed there since then.
-        if status is not None and f"{here.run}@{here.step}" in status.missing:
-            return
+            # Set back to a backup, it can have tagged an evicted checkpoint that its rule had removed there since then,
+            # and the other store can have taken the run over from the one that was lost.
+            if (status is not None and f"{here.run}@{here.step}" in status.missing) or not _owns(store, here.run):
+                return
         _expect(here.id in history.tags[party.tag], f"{here}, to which no process moved it")
         _expect(there is not None and there.id == here.id, f"{here}, and at the remote {there}")
         self.ledgers[party.name].did(checked_tags=1)

@@ -129,7 +129,7 @@ class PresenceCheck:
         seen = self._record.blobs.get(digest)
         if seen is None or not seen.is_still(self._current(digest)):
             return False
-        return seen.how == "read" or self._remote.checks_bodies
+        return seen.how == "read" or (seen.how == "sent" and self._remote.checks_bodies)
 
     def keep(self) -> None:
         """Save the record of the remote."""

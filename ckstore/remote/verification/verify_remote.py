@@ -55,7 +55,9 @@ class RemoteVerification:
         self._mutex = threading.Lock()
         self._checkpoint_count = self._read_count = self._checked_bytes = 0
         self._users: defaultdict[BlobRecord, list[Place]] = defaultdict(list)  # blob -> checkpoints that need it
-        self._verified: dict[str, ObjectEntry] = {}  # digests of blobs that were read and are intact
+        # By their digests, the blobs that were read: those that are intact, and those with other bytes.
+        self._verified: dict[str, ObjectEntry] = {}
+        self._damaged: dict[str, ObjectEntry] = {}
         self._damage: dict[str, RemoteDamage] = {}  # key of the object -> its problem
         self._lacking: dict[str, str] = {}  # id of a checkpoint that needs another push -> why
 
@@ -196,8 +198,10 @@ class RemoteVerification:
                 self._note(word, entry.key, f"{entry.key} is not there", self._existing(self._users[blob]), PUSH_AGAIN)
             elif word == "damaged":
                 told, do = f"{entry.key} has other bytes than its name says", mending_there(entry.key)
-                self._note(word, entry.key, told, self._existing(self._users[blob]), do, sent_again=False)
+                self._note(word, entry.key, told, self._existing(self._users[blob]), do)
             with self._mutex:
+                if word == "damaged":
+                    self._damaged[blob.digest] = entry
                 self._read_count += 1
                 self._checked_bytes += blob.nbytes
                 if not word:
@@ -248,7 +252,7 @@ class RemoteVerification:
                 self._lacking.update((place.id, what) for place in users)
 
     def _keep_results(self) -> None:
-        """Record the results: an eviction relies on intact blobs, and the mirror sends missing objects again."""
+        """Record the results: an eviction relies on intact blobs, and a push sends the others again."""
         if not self._may_write:
             return
         layout, name = self._context.layout, self._remote.name
@@ -257,6 +261,7 @@ class RemoteVerification:
         known.blobs.update((digest, record.seen(entry, "read")) for digest, entry in self._verified.items())
         for blob in filter(None, map(keys.blob_in, self._damage)):
             known.blobs.pop(blob.digest, None)
+        known.blobs.update((digest, record.seen(entry, "damaged")) for digest, entry in self._damaged.items())
         record.write_record(layout, name, known)
         note_missing(layout, name, self._lacking)
 
