@@ -195,7 +195,7 @@ def test_what_a_verification_finds_damaged_is_sent_again(
     # Nobody has looked, and its size is right.
     assert store.push(2, name).moved_count == 0
     (damage,) = store.remotes.verify(name).damage
-    assert (damage.word, damage.key) == ("damaged", key)
+    assert (damage.word, damage.key, damage.do) == ("damaged", key, "push that checkpoint again from this store")
 
     if by == "the same":
         assert store.push(2, name, dry_run=True).moved_count == 1

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from ckstore.errors import RemoteDenied, RemoteError, RemoteUnavailable
+from ckstore.fs import dirfd_stat
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
@@ -198,6 +199,8 @@ class RemoteVerification:
                 self._note(word, entry.key, f"{entry.key} is not there", self._existing(self._users[blob]), PUSH_AGAIN)
             elif word == "damaged":
                 told, do = f"{entry.key} has other bytes than its name says", mending_there(entry.key)
+                if self._may_write and dirfd_stat.exists(self._context.layout.blob(blob.digest)):
+                    do = "push that checkpoint again from this store"
                 self._note(word, entry.key, told, self._existing(self._users[blob]), do)
             with self._mutex:
                 if word == "damaged":
