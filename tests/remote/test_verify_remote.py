@@ -192,7 +192,7 @@ def test_what_a_verification_finds_damaged_is_sent_again(
     right = objects.held[key]
     flip(objects, key)
 
-    # Nobody has looked, and its size is right.
+    # No verification has read it, and its size is right.
     assert store.push(2, name).moved_count == 0
     (damage,) = store.remotes.verify(name).damage
     assert (damage.word, damage.key, damage.do) == ("damaged", key, "push that checkpoint again from this store")
