@@ -25,6 +25,7 @@ from ckstore.remote.service.target import Target
 from ckstore.remote.small_objects import tag_bytes
 from ckstore.remote.source import ObjectSource
 from ckstore.store import context_of
+from tests.remote.test_listing import later
 from tests.remote.test_pull import same
 from tests.remote.test_push import MIB, state
 from tests.remote.test_rescue import drifting
@@ -232,6 +233,32 @@ def test_a_tag_of_a_checkpoint_that_another_program_removed_from_the_mirror_brin
     assert there(store) == [1, 2]
     assert named_at(ObjectSource(objects, "cold")) == {store.info(1).id}
     check_store(store.path)
+
+
+def test_what_another_store_removed_of_its_run_is_not_mirrored_again_by_one_that_pulled_it(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2):
+        store.save(state(step), step=step)
+    mirrored(store)
+    other = Store.init(tmp_path / "other", chunk_bytes=MIB)
+    other.remotes.add("cold", store.remotes.get("cold").target.address)
+    other.pull(1, "cold")
+    other.config.mirror, other.config.keep_remote = "cold", RetentionPolicy(keep_last=2)
+    mirrored(other)
+    store.config.keep_remote = RetentionPolicy(keep_last=1)
+    mirrored(store)
+    assert there(store) == [2]
+
+    later(monkeypatch)
+    other.tag("paper", 1)
+    mirrored(other)
+
+    assert there(store) == [2]
+    status = other.mirror_status()
+    assert status is not None
+    assert (status.behind, status.problem, status.missing) == ((), "", ())
+    assert same(other.load(1), state(1))
 
 
 def test_keep_remote_removes_from_the_mirror_and_drops_listed_checkpoints_locally(store: Store) -> None:

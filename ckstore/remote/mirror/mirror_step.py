@@ -41,7 +41,7 @@ from ckstore.remote.remote_only.lost_claims import claim_again
 from ckstore.remote.remote_opener import named_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.reports.progress import Progress
@@ -168,9 +168,9 @@ class Mirror:
                 return False
             pushed = transfer.push_metadata(self._context, name, lacking)
             self._failed |= pushed.failed
-            local = {one.info.id for one in lacking if not one.info.elsewhere}
-            missing = dict.fromkeys(pushed.missing & local, "it is not there")
-            removed = pushed.removed & local if self._has_policy else set()
+            local = {one.info.id: one.info for one in lacking if not one.info.elsewhere}
+            missing = dict.fromkeys(pushed.missing & local.keys(), "it is not there")
+            removed = self._decided_again(name, pushed.removed, local)
             done = {one.key: one.digest for one in lacking if one.key not in pushed.failed}
             for one in lacking:  # a push of the checkpoint includes its metadata
                 if one.info.id in missing or one.info.id in removed:
@@ -267,16 +267,20 @@ class Mirror:
         absent = absent_at(context, there, had)
         documents, _ = look(there.objects, known.documents, len(known.ids))
         lost = (known.documents.keys() - documents) | restored_at(context, there, documents)
-        removed = absent.removed if self._has_policy else ()
-        note_looked(context.layout, name, absent.missing, lost, removed)
         names = {info.id: info for info in had}
+        note_looked(context.layout, name, absent.missing, lost, self._decided_again(name, absent.removed, names))
         for id, why in absent.missing.items():
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
 
-    @property
-    def _has_policy(self) -> bool:
-        """Whether `keep_remote` decides what the mirror keeps. Without it, what was removed there stays removed."""
-        return policy_of(self._context.layout, KEEP_REMOTE) is not None
+    def _decided_again(self, name: str, removed: Iterable[str], infos: Mapping[str, CheckpointInfo]) -> set[str]:
+        """Return of removed checkpoints those that `keep_remote` decides about again: of runs that this store mirrors.
+
+        Others stay removed, as without a policy.
+        """
+        if policy_of(self._context.layout, KEEP_REMOTE) is None:
+            return set()
+        runs = read_mirrored(self._context.layout, name).sequences
+        return {id for id in removed if id in infos and infos[id].run in runs}
 
     def _needing_no_push(self, there: Remote, todo: list[CheckpointInfo]) -> list[CheckpointInfo]:
         """Return the checkpoints that need no push, according to the remote.
