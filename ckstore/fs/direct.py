@@ -50,17 +50,15 @@ class UncachedFile:
             except OSError as error:
                 if error.errno not in files.CANNOT_DIRECT:
                     raise
-                self._go_through_cache()  # this filesystem refuses at the first read, not when it is opened
+                # This filesystem refuses at the first read, not when the file is opened: read through the cache.
+                fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+                self.direct = False
+                drop_cached(self.fd)
             else:
                 # A read at the end of the file is shorter than asked, and may end before the range begins.
                 return buffer[lead : max(lead, min(count, lead + stop - start))]
         count = os.preadv(self.fd, [buffer[: stop - start]], start)
         return buffer[:count]
-
-    def _go_through_cache(self) -> None:
-        fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_DIRECT)
-        self.direct = False
-        drop_cached(self.fd)
 
 
 @contextmanager

@@ -36,7 +36,9 @@ class Best:
     n: int = 1
 
     def __post_init__(self) -> None:
-        _check_metric(self.metric)
+        metric: object = self.metric  # callers without a type checker pass anything
+        if not isinstance(metric, str) or not metric:
+            raise BadInput(f"Best: metric must be the name of a metric, got {shown(metric)}")
         # The class is frozen for callers. Readers always find a mode, whether one was given or not.
         object.__setattr__(self, "mode", _checked_mode(self.metric, self.mode, lambda mode: f"mode={mode!r}"))
         check_count(self.n, "Best: n")
@@ -105,11 +107,6 @@ def _checked_mode(metric: str, mode: object, spelling: Callable[[Mode], str]) ->
     if mode == "max":
         return "max"
     raise BadInput(f"Best: mode must be 'min' or 'max', got {shown(mode)}")
-
-
-def _check_metric(value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise BadInput(f"Best: metric must be the name of a metric, got {shown(value)}")
 
 
 def check_count(value: object, what: str) -> int:

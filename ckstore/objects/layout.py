@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -139,9 +140,14 @@ class Layout:
     def pass_over(self, path: StorePath) -> str:
         """Record that this user may not access a run or a checkpoint. Return a sentence about it."""
         me = os.geteuid()
-        owners = [_owner(place) for place in (path, path / MANIFEST, path / BLOBS)]
+        owners = []
+        for place in (path, path / MANIFEST, path / BLOBS):
+            with suppress(PermissionError):
+                status = dirfd_stat.find(place)
+                if status is not None:
+                    owners.append(status.st_uid)
         # Of what is in it, where the directory is this user's.
-        uid = next((uid for uid in owners if uid not in (None, me)), me)
+        uid = next((uid for uid in owners if uid != me), me)
         owner = "root (uid 0)" if uid == 0 else f"uid {uid}"
         said = f"{path.inner} belongs to {owner}, and uid {me} may not look into it"
         self.passed_over[path.inner] = said
@@ -336,11 +342,3 @@ class OpenRuns:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _owner(place: StorePath) -> int | None:
-    try:
-        found = dirfd_stat.find(place)
-    except PermissionError:
-        return None
-    return None if found is None else found.st_uid

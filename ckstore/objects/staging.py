@@ -304,13 +304,13 @@ class Staging:
         for name in dirfd_stat.names(self._blobs):
             if name not in wanted:
                 self.unclaim(name)
-        return [digest for digest, nbytes in wanted.items() if not self._is_whole(digest, nbytes)]
-
-    def _is_whole(self, digest: str, nbytes: int) -> bool:
-        try:
-            return blobs.looks_untouched(dirfd_stat.status(self._blobs / digest), nbytes)
-        except FileNotFoundError:
-            return False
+        missing = []
+        for digest, nbytes in wanted.items():
+            with contextlib.suppress(FileNotFoundError):
+                if blobs.looks_untouched(dirfd_stat.status(self._blobs / digest), nbytes):
+                    continue
+            missing.append(digest)
+        return missing
 
     def seal(self, manifest: bytes) -> None:
         """Write or replace the manifest, and make every name in the directory durable. Nothing may be added later."""

@@ -270,18 +270,14 @@ def put_back(layout: Layout, digest: str, path: StorePath) -> bool:
         if not links.try_link(path, canonical):
             return False
     except FileExistsError:
-        if not _same_inode(path, canonical):
+        try:
+            own, other = dirfd_stat.status(path), dirfd_stat.status(canonical)
+        except FileNotFoundError:
+            return False
+        if (own.st_dev, own.st_ino) != (other.st_dev, other.st_ino):
             return False
     links.unlink(path)
     return True
-
-
-def _same_inode(one: StorePath, other: StorePath) -> bool:
-    try:
-        first, second = dirfd_stat.status(one), dirfd_stat.status(other)
-    except FileNotFoundError:
-        return False
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def waits(layout: Layout, run: str, step: int | None = None) -> bool:

@@ -40,13 +40,17 @@ class Left(NamedTuple):
 def left() -> Left | None:
     """Return the memory left under the tightest limit before the kernel kills a process, or None without a limit."""
     # Page cache and swap count as free, of the machine and of each control group that has a limit.
-    return min((*_of_machine(), *_of_groups(), *_of_limit()), default=None)
-
-
-def _of_machine() -> Iterator[Left]:
-    known = _numbers(_MEMINFO)
-    if "MemAvailable:" in known:
-        yield Left((known["MemAvailable:"] + known.get("SwapFree:", 0)) * 1024, "on this machine")
+    found = []
+    machine = _numbers(_MEMINFO)
+    if "MemAvailable:" in machine:
+        found.append(Left((machine["MemAvailable:"] + machine.get("SwapFree:", 0)) * 1024, "on this machine"))
+    found += _of_groups()
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = _read("/proc/self/statm").split()
+    if most != resource.RLIM_INFINITY and pages:
+        left_bytes = max(0, most - int(pages[0]) * resource.getpagesize())
+        found.append(Left(left_bytes, "below this process's limit of addresses (ulimit -v)"))
+    return min(found, default=None)
 
 
 def _of_groups() -> Iterator[Left]:
@@ -85,14 +89,6 @@ def _of_group(folder: str, files: _Files) -> Iterator[Left]:
         # The kernel drops page cache before it kills a process of the group, so cached files count as free.
         cached = sum(known.get(name, 0) for name in files.cache)
         yield Left(max(0, int(most) - int(used) + cached), f"in the control group {folder}, whose limit is {most}")
-
-
-def _of_limit() -> Iterator[Left]:
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)
-    pages = _read("/proc/self/statm").split()
-    if most != resource.RLIM_INFINITY and pages:
-        left_bytes = max(0, most - int(pages[0]) * resource.getpagesize())
-        yield Left(left_bytes, "below this process's limit of addresses (ulimit -v)")
 
 
 def _numbers(path: str) -> dict[str, int]:

@@ -204,7 +204,9 @@ def _members(message: Message) -> dict[str, Any]:
     if isinstance(message, (Committed, Done)):
         return {"number": message.number, "info": info_json(message.info)}
     if isinstance(message, Failed):
-        return {"number": message.number, "error": _error_json(message.error)}
+        error = message.error
+        fields = {name: value for name, value in vars(error).items() if not name.startswith("__")}
+        return {"number": message.number, "error": [type(error).__name__, list(error.args), fields]}
     return asdict(message)
 
 
@@ -251,11 +253,6 @@ def _order(members: dict[str, Any]) -> dict[str, Any]:
 def _leaf(members: list[Any]) -> LeafRecord:
     name, kind, dtype, shape, storage, offset, strides = members
     return LeafRecord(name, kind, dtype, tuple(shape), storage, offset, None if strides is None else tuple(strides))
-
-
-def _error_json(error: CkstoreError) -> list[Any]:
-    fields = {name: value for name, value in vars(error).items() if not name.startswith("__")}
-    return [type(error).__name__, list(error.args), fields]
 
 
 def _error(document: list[Any]) -> CkstoreError:

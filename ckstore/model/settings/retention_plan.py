@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from ckstore.model.best import Best, metrics_there
 from ckstore.model.brief import brief
@@ -264,7 +265,7 @@ class _Run:
             self._nearest(policy.keep_nearest)
         for unit, count in (("hour", policy.keep_hourly), ("day", policy.keep_daily), ("week", policy.keep_weekly)):
             if count is not None:
-                self._spread(unit, count)
+                self._twice(self._history, partial(self._newest_of_each, unit=unit, count=count))
         for best in policy.bests:
             self._best(best)
         if policy.keep_within is not None:
@@ -298,11 +299,8 @@ class _Run:
             group.sort(key=lambda c: abs(c.info.step - multiple * every))  # stable, so of equal ones the newer is first
             self._first(group, 1, f"nearest to step {multiple * every}")
 
-    def _spread(self, unit: str, count: int) -> None:
-        """Keep the newest valid checkpoint of each of the newest `count` hours, days or weeks that have one."""
-        self._twice(self._history, lambda ordered: self._newest_of_each(ordered, unit, count))
-
     def _newest_of_each(self, ordered: Sequence[Candidate], unit: str, count: int) -> Iterator[Verdict]:
+        """Keep the newest valid checkpoint of each of the newest `count` hours, days or weeks that have one."""
         found: set[object] = set()
         for candidate in ordered:
             when = _start_of(unit, time_of_text(candidate.info.created))
