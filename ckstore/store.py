@@ -302,13 +302,17 @@ class Store:
             UnsafePlace: The filesystem cannot hold a store.
             RemoteError: There is no remote at that URL, or it does not answer. A repeated call continues the download.
         """
+        from ckstore.remote.remote_only.clone import has_remote
+
         store = None
         with suppress(StoreNotFound):  # as in `open_or_init`
             store = cls(path, run=run)
         if store is None:
             hash_name, chunk_bytes = _new_settings(_resolved(path), source, remote, endpoint, region)
             store = cls.init(path, run=run, hash=hash_name, chunk_bytes=chunk_bytes)
-        store._clone_from(source, remote, endpoint, region)  # noqa: SLF001 - its own
+        if not has_remote(store._context, remote, source, endpoint, region):  # noqa: SLF001 - its own
+            store.remotes.add(remote, source, endpoint=endpoint, region=region)
+        store._list_remote(remote)  # noqa: SLF001 - its own
         return store
 
     @overload
@@ -2033,13 +2037,6 @@ class Store:
         from ckstore.ops.refs.listing import current_or_named
 
         return status_of(self._context, current_or_named(self._context))
-
-    def _clone_from(self, source: str | os.PathLike[str], name: str, endpoint: str | None, region: str | None) -> None:
-        from ckstore.remote.remote_only.clone import has_remote
-
-        if not has_remote(self._context, name, source, endpoint, region):
-            self.remotes.add(name, source, endpoint=endpoint, region=region)
-        self._list_remote(name)
 
     @api_call
     def _list_remote(self, name: str) -> None:

@@ -199,7 +199,12 @@ class CkstoreCheckpointIO(CheckpointIO):
                 self._delete(before["id"], path.parent)
 
     def _name(self, path: Path, info: CheckpointInfo, pin: str | None) -> None:
-        _write_marker(path, self.store, info, pin)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = str(self.store.path)
+        marker = {"ckstore": 1, "store": store, "run": info.run, "step": info.step, "id": info.id, "pin": pin}
+        with files.opened_directory(path.parent) as folder:
+            # Use a rename, because a marker that a power cut truncates no longer names its checkpoint.
+            atomic_file.replace_by(f".{path.name}.tmp", folder, path.name, json.dumps(marker).encode())
         self._named[path] = info
 
     def _before(self, path: Path) -> Mapping[str, Any] | None:
@@ -445,14 +450,6 @@ def _open_for_a_name() -> int:
         return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, limit // 2 + secrets.randbelow(limit // 4))
     finally:
         os.close(low)
-
-
-def _write_marker(path: Path, store: Store, info: CheckpointInfo, pin: str | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    marker = {"ckstore": 1, "store": str(store.path), "run": info.run, "step": info.step, "id": info.id, "pin": pin}
-    with files.opened_directory(path.parent) as folder:
-        # Use a rename, because a marker that a power cut truncates no longer names its checkpoint.
-        atomic_file.replace_by(f".{path.name}.tmp", folder, path.name, json.dumps(marker).encode())
 
 
 def read_marker(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -141,8 +141,11 @@ class App(click.Group):
             from ckstore_cli import _completion
 
             _completion.register()
+        # Escape characters that the terminal's encoding lacks, so that a message cannot break a listing.
         for stream in (sys.stdout, sys.stderr):
-            _never_fail_to_encode(stream)
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                reconfigure(errors="backslashreplace")
         frame = Frame()
         # Help, errors and completion always say ``ckstore``, and this always exits.
         extra |= {"obj": frame, "prog_name": "ckstore", "complete_var": COMPLETE_VARIABLE, "standalone_mode": False}
@@ -190,13 +193,6 @@ def _commands_like(name: str) -> list[str]:
         return [_OTHER_WORDS[name]]
     near = get_close_matches(name, COMMANDS, n=2)
     return [one for one in near if one not in _DELETING or is_very_like(one)]
-
-
-def _never_fail_to_encode(stream: Any) -> None:
-    """Escape characters that the terminal's encoding lacks, so that a message cannot break a listing."""
-    reconfigure = getattr(stream, "reconfigure", None)
-    if reconfigure is not None:
-        reconfigure(errors="backslashreplace")
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's

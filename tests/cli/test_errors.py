@@ -198,10 +198,10 @@ def test_ctrl_c_before_the_first_word_is_read_gives_no_traceback() -> None:
     program = """
 from ckstore_cli import app
 
-def interrupted(stream):
+def interrupted():
     raise KeyboardInterrupt
 
-app._never_fail_to_encode = interrupted
+app.Frame = interrupted
 app.main()
 """
     done = subprocess.run(

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -364,7 +365,7 @@ def test_the_pin_that_a_kill_left_goes_with_the_next_marker_at_its_path(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(integration, "_write_marker", killed)
+        patch.setattr(integration, "atomic_file", SimpleNamespace(replace_by=killed))
         with pytest.raises(Killed):
             checkpoint_io(store).save_checkpoint(state(5, "lost"), path)
     assert len(store.pins()) == 1

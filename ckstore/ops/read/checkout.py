@@ -119,7 +119,12 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
     manifest = directory.manifest
     records = list(manifest.files)
     if only is not None:
-        wanted = {r.path for r in records if any(_fits(r.path, glob) for glob in only)}
+        wanted = set()
+        for glob in only:
+            below = glob.rstrip("/") + "/"
+            for path in (record.path for record in records):
+                if path.startswith(below) or fnmatchcase(path, glob) or fnmatchcase(path.rpartition("/")[2], glob):
+                    wanted.add(path)
         if not wanted:
             msg = f"{manifest.name} has no file that matches {', '.join(only)}"
             hint = "store.open_checkpoint(ref).files() lists the files; * in a pattern also stands for slashes"
@@ -133,11 +138,6 @@ def _chosen(directory: CheckpointDirectory, only: Sequence[str] | None) -> list[
         # destination.
         check_path(record.path, "the name of a committed file")
     return sorted(records, key=lambda record: record.path.split("/"))
-
-
-def _fits(path: str, glob: str) -> bool:
-    below = path.startswith(glob.rstrip("/") + "/")
-    return below or fnmatchcase(path, glob) or fnmatchcase(path.rpartition("/")[2], glob)
 
 
 def _check_space(tree: NewTree, nbytes: int, count: int) -> None:

@@ -87,7 +87,10 @@ def export_open(
         raise BadInput(msg, hint=f"give a directory, such as {path.with_suffix('')}, for model.safetensors")
     plan = plan_export(directory.manifest, select=select, strip_prefix=strip_prefix)
     shards = shards_of(plan, most_bytes)
-    needed_bytes = _needed_bytes(directory, plan, shards)
+    index = len(index_of(plan, shards)) if len(shards) > 1 else 0
+    unheld = sum(leaf_bytes(directory.manifest, leaf) * 4 // 3 + _VALUE_BYTES for leaf in plan.unheld)
+    values = (len(plan.values.values) + len(plan.values.attributes)) * _VALUE_BYTES
+    needed_bytes = sum(shard.layout.nbytes for shard in shards) + index + unheld + values + MARGIN_BYTES
     with building(directory, path, needed_bytes) as (tree, reader):
         meter = Meter(sum(shard.layout.nbytes for shard in shards), progress)
         work = TensorWork(directory, tree, reader, meter, ExportSums.asked_for(sums))
@@ -141,13 +144,6 @@ def index_of(plan: ExportPlan, shards: Sequence[ShardFile]) -> bytes:
     """Return the index of several files."""
     weight_map = {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
     return render_index(weight_map, sum(tensor.nbytes for tensor in plan.tensors), plan.tied)
-
-
-def _needed_bytes(directory: CheckpointDirectory, plan: ExportPlan, shards: list[ShardFile]) -> int:
-    index = len(index_of(plan, shards)) if len(shards) > 1 else 0
-    unheld = sum(leaf_bytes(directory.manifest, leaf) * 4 // 3 + _VALUE_BYTES for leaf in plan.unheld)
-    values = (len(plan.values.values) + len(plan.values.attributes)) * _VALUE_BYTES
-    return sum(shard.layout.nbytes for shard in shards) + index + unheld + values + MARGIN_BYTES
 
 
 class TensorWork(Work):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -147,20 +148,17 @@ def _from_catalog(
 def in_order(context: Context, found: list[CheckpointInfo]) -> list[CheckpointInfo]:
     """Return checkpoints in the order of commits; those with an invalid sequence number come first."""
     if any(info.sequence > WIDEST_GAP for info in found):
-        found = [_read(context, info) if info.sequence > WIDEST_GAP else info for info in found]
+        found = [*found]
+        for at, info in enumerate(found):
+            if info.sequence > WIDEST_GAP:
+                # Use the facts in the manifest, if it can be read.
+                with suppress(FileNotFoundError, NotADirectoryError, DamagedBlob):
+                    found[at] = from_manifests(context, info)
         limit = sequence_limit(context)
         for info in (info for info in found if info.sequence > limit):
             context.notices.problems[order_problem(info)] = out_of_order(info.name, info.sequence, limit)
         found = [replace(info, out_of_order=True) if info.sequence > limit else info for info in found]
     return sorted(found, key=lambda info: info.order)
-
-
-def _read(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return the facts in the manifest, if it can be read."""
-    try:
-        return from_manifests(context, info)
-    except (FileNotFoundError, NotADirectoryError, DamagedBlob):
-        return info
 
 
 def order_problem(info: CheckpointInfo) -> str:

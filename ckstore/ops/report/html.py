@@ -14,7 +14,6 @@ from ckstore.model.brief import HtmlReport
 from ckstore.model.digest import short_id
 from ckstore.model.doctor.finding import age_words
 from ckstore.model.manifest.health import unchanged_text
-from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.event import Event
 from ckstore.model.reports.held_blobs import Holder
 from ckstore.model.saver.status import SaverStatus
@@ -40,6 +39,7 @@ def report(context: Context, path: Path | None, savers: Sequence[SaverStatus]) -
 
 def render(page: ReportPage) -> str:
     """Return the page as HTML."""
+    health = [(one.level, one.what, one.found, one.do) for one in page.health]
     sections = [
         _cards(page),
         _overview(page),
@@ -50,7 +50,7 @@ def render(page: ReportPage) -> str:
         _largest(page),
         _durations(page.durations),
         _processes(page.holders, page.savers),
-        _health(page),
+        _section("Health", _table("What ckstore doctor finds", ("State", "What", "Found", "Do"), health)),
         _waiting(page),
         _happened(page),
         _checkpoints(page),
@@ -287,11 +287,6 @@ def _processes(holders: Sequence[Holder], savers: Sequence[SaverStatus]) -> str:
     return _section("Processes", *parts) if parts else ""
 
 
-def _health(page: ReportPage) -> str:
-    rows = [(one.level, one.what, one.found, one.do) for one in page.health]
-    return _section("Health", _table("What ckstore doctor finds", ("State", "What", "Found", "Do"), rows))
-
-
 def _waiting(page: ReportPage) -> str:
     if not page.waiting:
         return ""
@@ -311,32 +306,28 @@ def _happened(page: ReportPage) -> str:
 def _checkpoints(page: ReportPage) -> str:
     shown = page.infos[-_ROWS_SHOWN:][::-1]
     by_id = {info.id: info for info in page.infos}
-    rows = [
-        (
+    rows = []
+    for info in shown:
+        parent = by_id.get(info.parent or "")
+        damaged = ["DAMAGED"] if info.damaged else []
+        unhealthy = [f"UNHEALTHY: {info.unhealthy}"] if info.unhealthy else []
+        unchanged = [f"{unchanged_text(info.unchanged)} unchanged"] if info.unchanged else []
+        row = (
             info.name,
             info.created[:19].replace("T", " "),
             size_text(info.logical_bytes),
             size_text(info.new_bytes),
             metrics_text(info.metrics),
-            " ".join([", ".join(info.tags), *_marks(info)]).strip(),
-            parent.name if (parent := by_id.get(info.parent or "")) and parent.run != info.run else "",
+            " ".join([", ".join(info.tags), *damaged, *unhealthy, *unchanged]).strip(),
+            parent.name if parent and parent.run != info.run else "",
         )
-        for info in shown
-    ]
+        rows.append(row)
     if not rows:
         return ""
     head = ("Checkpoint", "Saved (UTC)", "Size", "New", "Metrics", "Tags", "Begun from")
     table = _table(f"The newest {len(rows)} of {len(page.infos)}", head, rows, "  >>")
     details = f"<details><summary>{counted(len(rows), 'checkpoint')}</summary>{table}</details>"
     return _section("Checkpoints", details, _superseded(page))
-
-
-def _marks(info: CheckpointInfo) -> list[str]:
-    """Return the problems of a checkpoint in words."""
-    damaged = ["DAMAGED"] if info.damaged else []
-    unhealthy = [f"UNHEALTHY: {info.unhealthy}"] if info.unhealthy else []
-    unchanged = [f"{unchanged_text(info.unchanged)} unchanged"] if info.unchanged else []
-    return [*damaged, *unhealthy, *unchanged]
 
 
 def _superseded(page: ReportPage) -> str:

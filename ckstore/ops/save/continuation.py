@@ -7,7 +7,7 @@ lock of the run, from the published manifests.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -239,7 +239,9 @@ class RunGuard:
         if self.if_run_in_use == "error":
             raise _in_use(self.context, other)
         # Only if the checkpoint has a parent in its run: separate checkpoints are appended by tools.
-        if _has_in(names, other.manifest.description.parent):
+        parent_digits = (other.manifest.description.parent or "").partition("-")[2]
+        digits = (name.split(".")[1:2] for name in names)
+        if parent_digits and any(part and parent_digits.startswith(part[0]) for part in digits):
             name = self.manifest.name
             note = f"{name} continues no checkpoint of its run, and is its latest now instead of {_named(other)}"
             note = f"{note}, of another training; {_lines(self.context, other)}"
@@ -274,13 +276,6 @@ class RunGuard:
 
 def _names_in(context: Context, run: str) -> frozenset[str]:
     return frozenset(name for name, _, is_directory in context.layout.listed(run) if is_directory)
-
-
-def _has_in(names: Iterable[str], checkpoint_id: str | None) -> bool:
-    """Whether one of these names of directories belongs to a checkpoint."""
-    digits = "" if checkpoint_id is None else checkpoint_id.partition("-")[2]
-    found = (name.split(".")[1:2] for name in names)
-    return bool(digits) and any(part and digits.startswith(part[0]) for part in found)
 
 
 def _whole_at(context: Context, key: CheckpointKey | None) -> Published | None:

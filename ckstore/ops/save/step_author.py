@@ -48,15 +48,11 @@ def _saved(context: Context, id: str, run: str) -> Event | None:
 def _is_running(event: Event) -> bool:
     """Whether the process of an event is still running, and its PID was not reused."""
     try:
-        is_older = _started(event.pid) <= time_of_text(event.time).timestamp() + _TOLERANCE_S
+        # The twentieth field after the name, which may contain spaces and parentheses.
+        text = Path(f"/proc/{event.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        since_boot_s = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        started = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
+        is_older = started <= time_of_text(event.time).timestamp() + _TOLERANCE_S
         return is_older and os.stat(f"/proc/{event.pid}").st_uid == event.uid
     except (OSError, ValueError, IndexError):  # it has ended, or there is no /proc
         return False
-
-
-def _started(pid: int) -> float:
-    """Return when a process started, in seconds since the epoch."""
-    # The twentieth field after the name, which may contain spaces and parentheses.
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    since_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from itertools import zip_longest
 from typing import Any
 
@@ -88,7 +88,10 @@ class _Module:
         elif place is not None and place.value.is_meta:
             self._take_meta(key, place.value, name, item)
         elif place is not None:
-            self._take_values(key, place.value, name, item)
+            value = place.value
+            if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
+                self.loaded.add(key)
+                self._memories.setdefault(_memory(value), (name, item))
 
     def _lost_parts(self) -> set[str]:
         """Report tensors with parts that the module does not accept. Without these parts their values are wrong."""
@@ -96,7 +99,8 @@ class _Module:
         for key, (name, item) in self.found.items():
             if key in self.parts.places or self.parts.loader_of(key) is not None:
                 continue
-            owner = next((own for own in _above(key) if own in self.parts.places and own in self.found), None)
+            above = (key[:at] for at in reversed(range(len(key))) if key[at] == ".")  # its prefixes, the longest first
+            owner = next((own for own in above if own in self.parts.places and own in self.found), None)
             if owner is not None and self.comparison.wants_some(item, name):
                 kind = type_name(type(self.parts.places[owner].value))
                 self.comparison.differences.partial.setdefault(join_key(self.path, owner), kind)
@@ -190,11 +194,6 @@ class _Module:
             return metadata
         return {renamed(f"{name}.", rename).removesuffix(".") if name else "": own for name, own in metadata.items()}
 
-    def _take_values(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
-        if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
-            self.loaded.add(key)
-            self._memories.setdefault(_memory(value), (name, item))
-
     def _take_meta(self, key: str, value: torch.Tensor, name: str, item: Node) -> None:
         if not self.comparison.terms.assign:
             self.comparison.differences.meta.append(name)
@@ -255,13 +254,6 @@ def _memory(value: torch.Tensor) -> object:
         return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
     except (NotImplementedError, RuntimeError):  # without memory of its own
         return id(value)
-
-
-def _above(key: str) -> Iterator[str]:
-    """Yield the prefixes of a key, the longest first."""
-    while "." in key:
-        key = key[: key.rfind(".")]
-        yield key
 
 
 def _no_leaf(index: int) -> object:

@@ -149,7 +149,9 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
     name = name_below(path, "param_groups")
     own = optimizer.param_groups
     if not isinstance(groups, list) or not all(map(_is_group, groups)):
-        by_name = isinstance(groups, list) and any(isinstance(one, dict) and _has_names(one) for one in groups)
+        dicts = [one for one in groups if isinstance(one, dict)] if isinstance(groups, list) else []
+        parameters = [one["params"] for one in dicts if isinstance(one.get("params"), list)]
+        by_name = any(names and all(isinstance(one, str) for one in names) for names in parameters)
         found = "names of parameters, as get_state_dict of torch gives them" if by_name else "something else"
         comparison.mismatch(name, "groups with the numbers of parameters", found)
         return False
@@ -222,11 +224,6 @@ def _ordered(groups: Any, orders: list[list[int] | None]) -> Any:
 def _is_group(found: Any) -> bool:
     numbers = found.get("params") if isinstance(found, dict) else None
     return isinstance(numbers, list) and all(type(number) is int for number in numbers)
-
-
-def _has_names(group: dict[Any, Any]) -> bool:
-    numbers = group.get("params")
-    return isinstance(numbers, list) and bool(numbers) and all(isinstance(number, str) for number in numbers)
 
 
 def _is_torchs(optimizer: Any) -> bool:

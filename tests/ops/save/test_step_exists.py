@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,7 +81,8 @@ def test_this_process_is_named_as_such(path: Path, background: bool) -> None:
 def test_a_process_that_took_the_number_of_another_is_not_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(path) as store:
         store.save({"w": np.zeros(3)}, step=1)
-    monkeypatch.setattr(step_author, "_started", lambda _: 2**33)
+    later = SimpleNamespace(time=lambda: 2**33, clock_gettime=lambda _: 0, CLOCK_BOOTTIME=0)
+    monkeypatch.setattr(step_author, "time", later)
 
     assert refused(path).message.endswith(f" by PID {os.getpid()}, which has ended")
 

@@ -106,7 +106,12 @@ def watch(frame: Frame, once: bool, every: float) -> None:  # noqa: FBT001 - cli
     with frame.reading() as store:
         try:
             if once:
-                _table(out, _rows(store))
+                rows = _rows(store)
+                out.documents(row.document() for row in rows)
+                if rows:
+                    out.table([cut(line, out.width) for line in columns([_HEAD, *_cells(rows)], _ALIGN)])
+                else:
+                    out.note("no checkpoint yet")
             elif out.width is not None and (console := _console()) is not None:
                 _live(console, store, every)
             else:
@@ -151,14 +156,6 @@ def _saver(savers: Sequence[SaverStatus], run: str) -> str:
 def _cells(rows: Sequence[_Row]) -> list[tuple[str, ...]]:
     now = datetime.now(UTC)
     return [tuple(map(printable, row.cells(now))) for row in rows]
-
-
-def _table(out: Output, rows: Sequence[_Row]) -> None:
-    out.documents(row.document() for row in rows)
-    if not rows:
-        out.note("no checkpoint yet")
-        return
-    out.table([cut(line, out.width) for line in columns([_HEAD, *_cells(rows)], _ALIGN)])
 
 
 def _lines(out: Output, store: Store, every_s: float) -> None:
