@@ -89,15 +89,14 @@ class StoreSource:
     def tags(self) -> dict[str, Place]:
         """See `ckstore.remote.source.Source`."""
         targets = self._layout.tags()
+        ids: dict[CheckpointKey, str] = {}
         # Read each id once: one checkpoint may have a hundred thousand tags.
-        ids = {key: self._id_of(key) for key in {*targets.values()}}
-        return {name: Place(*key.run_step, id) for name, key in targets.items() if (id := ids[key]) is not None}
-
-    def _id_of(self, target: CheckpointKey) -> str | None:
-        """Return the id of the checkpoint whose first generation has this key, or None."""
-        of_step = self._of_step(*target.run_step)
-        ids = (id_at(self._layout.checkpoint(key)) for key in of_step if key.any_generation == target)
-        return next((id for id in ids if id is not None), None)
+        for target in {*targets.values()}:
+            generations = [key for key in self._of_step(*target.run_step) if key.any_generation == target]
+            found = (id_at(self._layout.checkpoint(key)) for key in generations)
+            if (id := next((one for one in found if one is not None), None)) is not None:
+                ids[target] = id
+        return {name: Place(*key.run_step, ids[key]) for name, key in targets.items() if key in ids}
 
     def pins(self) -> dict[str, bytes]:
         """See `ckstore.remote.source.Source`."""

@@ -35,7 +35,12 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
         raise joined(there.unreadable)
     plan, away = there.plan, {}
     for info in plan.new:
-        if info.elsewhere and _lacks_locally(context, info, dict(plan.missing)):
+        if not info.elsewhere:
+            continue
+        with open_listed(context, info) as directory:
+            wanted = {blob.digest for blob in directory.manifest.blobs}.intersection(dict(plan.missing))
+            lacks = any(not dirfd_stat.exists(directory.lock.inside / BLOBS / digest) for digest in wanted)
+        if lacks:  # blobs to push are in an evicted checkpoint, but not in its directory
             at = " and ".join(holder_names_at(context.layout.checkpoint(info.key))) or "a remote"
             away[info.id] = f"{info.name} cannot be pushed before it is pulled: data of it is only on {at}"
     if not away:
@@ -50,13 +55,6 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
         all_bytes=sum(needed.values()),
         warnings=tuple(away.values()),
     )
-
-
-def _lacks_locally(context: Context, info: CheckpointInfo, missing: Collection[str]) -> bool:
-    """Whether some of these blobs are in an evicted checkpoint, but not in its directory."""
-    with open_listed(context, info) as directory:
-        needed = {blob.digest for blob in directory.manifest.blobs}.intersection(missing)
-        return any(not dirfd_stat.exists(directory.lock.inside / BLOBS / digest) for digest in needed)
 
 
 class RemoteState(NamedTuple):

@@ -95,9 +95,13 @@ def _parse(data: bytes, where: str) -> RemoteRecord:
     blob_count = members.get("blob_count", 0)
     if not isinstance(blob_count, int) or isinstance(blob_count, bool):
         refuse(where, "blob_count", "a whole number", blob_count)
+    versions = {digest: _seen(one, where) for digest, one in blobs.items() if is_digest(digest)}
+    for pair in documents.values():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+            refuse(where, "documents", "[digest, tag]", pair)
     return RemoteRecord(
-        {digest: _seen(one, where) for digest, one in blobs.items() if is_digest(digest)},
-        {key: _pair(one, where) for key, one in documents.items()},
+        versions,
+        {key: (digest, tag) for key, (digest, tag) in documents.items()},
         {id: _time(when, where) for id, when in checkpoints.items() if is_digest(id)},
         blob_count,
     )
@@ -108,12 +112,6 @@ def _seen(value: Any, where: str) -> ObjectVersion:
     if not is_form or value[3] not in get_args(How):
         refuse(where, "blobs", "[size, time, tag, sent, read or damaged]", value)
     return ObjectVersion(value[0], _time(value[1], where), str(value[2]), value[3])
-
-
-def _pair(value: Any, where: str) -> tuple[str, str]:
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(one, str) for one in value):
-        refuse(where, "documents", "[digest, tag]", value)
-    return value[0], value[1]
 
 
 def _time(value: Any, where: str) -> str:

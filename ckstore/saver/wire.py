@@ -65,8 +65,14 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     # `poll`, not `select`: a trainer may have more than 1,024 descriptors open.
     if not poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000))):
         return None
+    packet = b""
+    descriptors: list[int] = []
     try:
-        packet, descriptors = _packet(sock)
+        for _ in range(_MOST_RESETS):
+            # The other side is gone and had not read everything: the kernel says so once, before its last messages.
+            with contextlib.suppress(ConnectionResetError):
+                packet, descriptors, *_ = socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)
+                break
     except ConnectionError:
         return None, []
     for descriptor in descriptors:
@@ -83,14 +89,6 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     else:
         data = packet[1:]
     return decode(data), descriptors
-
-
-def _packet(sock: socket.socket) -> tuple[bytes, list[int]]:
-    for _ in range(_MOST_RESETS):
-        # The other side is gone and had not read everything: the kernel says so once, before its last messages.
-        with contextlib.suppress(ConnectionResetError):
-            return socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)[:2]
-    return b"", []
 
 
 def _read_all(memory: int) -> bytes:

@@ -61,18 +61,15 @@ def _parse(data: bytes, where: str) -> Owner:
     if not all(isinstance(text, str) for text in texts) or not is_run(str(run)):
         refuse(where, "run, store, host, boot and path", "texts, and the name of a run", texts)
     check_uuid(store)
-    epoch, sequence = (_number(members, name, where) for name in ("epoch", "sequence"))
+    epoch: Any = members.get("epoch")
+    sequence: Any = members.get("sequence")
+    for name, number in (("epoch", epoch), ("sequence", sequence)):
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_SEQUENCE:
+            refuse(where, name, f"a whole number from 0 to {MAX_SEQUENCE}", number)
     life_s, (least_s, most_s) = members.get("life_s"), _LIFE_LIMITS_S
     if isinstance(life_s, bool) or not isinstance(life_s, int | float) or not least_s <= life_s <= most_s:
         refuse(where, "life_s", f"seconds from {least_s} to {most_s}", life_s)
     return Owner(str(run), str(store), str(host), str(boot), str(path), epoch, sequence, life_s)
-
-
-def _number(members: dict[str, Any], name: str, where: str) -> int:
-    number = members.get(name)
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_SEQUENCE:
-        refuse(where, name, f"a whole number from 0 to {MAX_SEQUENCE}", number)
-    return number
 
 
 def read_owner(objects: Objects, run: str) -> tuple[Owner, ObjectEntry] | None:

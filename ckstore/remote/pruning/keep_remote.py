@@ -128,8 +128,9 @@ class KeepRemote:
         for entry in sorted(going, key=lambda entry: entry.info.id not in self._replaced):
             place, newer = place_of(entry.info), self._replaced.get(entry.info.id)
             why = claimed.get(place, "")
-            if not why and newer is not None and not _exists_at(remote, newer):
-                why = f"the newer checkpoint of its step was deleted meanwhile: {newer.id}"
+            if not why and newer is not None:
+                exists = remote.objects.head(newer.manifest) is not None and remote.objects.head(newer.dropped) is None
+                why = "" if exists else f"the newer checkpoint of its step was deleted meanwhile: {newer.id}"
             if why:
                 skipped.append(Skipped(entry.info, why))
             else:
@@ -269,10 +270,6 @@ def _replaced_entry(candidate: Candidate, newest: Candidate, *, is_here: bool) -
         again = f"its run was renamed: it is now {newest.info.name}"
     reasons = tuple(kept) or (again,)
     return PlanEntry(candidate.info, bool(kept), reasons, protected=bool(kept))
-
-
-def _exists_at(remote: Remote, place: Place) -> bool:
-    return remote.objects.head(place.manifest) is not None and remote.objects.head(place.dropped) is None
 
 
 def remove_there(remote: Remote, places: Collection[Place]) -> tuple[list[Claim], dict[Place, str]]:

@@ -47,9 +47,16 @@ def _prefix() -> str:
 
 def _sweep() -> None:
     """Remove the directories of ended processes of this user and host."""
+    mine = []
     try:
         with os.scandir(tempfile.gettempdir()) as entries:
-            mine = [entry.path for entry in entries if entry.name.startswith(_prefix()) and _is_own(entry)]
+            for entry in entries:
+                if not entry.name.startswith(_prefix()):
+                    continue
+                with suppress(FileNotFoundError):
+                    owner = entry.stat(follow_symlinks=False).st_uid
+                    if entry.is_dir(follow_symlinks=False) and owner == os.geteuid():
+                        mine.append(entry.path)
     except PermissionError:  # a directory that cannot be listed
         return
     for path in mine:
@@ -57,11 +64,3 @@ def _sweep() -> None:
         if lock is not None:
             with lock:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_own(entry: os.DirEntry[str]) -> bool:
-    try:
-        status = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return entry.is_dir(follow_symlinks=False) and status.st_uid == os.geteuid()

@@ -250,7 +250,12 @@ class DirectoryObjects:
         def give_name(top: StorePath) -> T:
             fresh = top / _INCOMING / name
             for _ in range(_TRIES):
-                _make_parents(top, key)
+                # The mode of the top: another thread may just have created the directory above, not yet with its final
+                # mode.
+                folder, mode = top, stat.S_IMODE(dirfd_stat.status(top).st_mode) | stat.S_IRWXU
+                for part in key.split("/")[:-1]:
+                    folder /= part
+                    links.make_directory(folder, mode=mode)
                 try:
                     found = place(top, fresh)
                 except FileNotFoundError:  # its directory was empty and another process has just removed it
@@ -258,7 +263,11 @@ class DirectoryObjects:
                         raise
                     continue
                 if found is not None:
-                    _sync_parents(top, key)
+                    # Make the name durable, and those of its directories, whichever process created them.
+                    folder = _path_of(top, key)
+                    while folder.parts:
+                        folder = folder.parent
+                        _sync(folder)
                     return found
             raise RemoteUnavailable(f"{key} at {self._target} was removed {_TRIES} times while it was written")
 
@@ -390,22 +399,6 @@ def _rename(fresh: StorePath, top: StorePath, key: str, lock: LockFile | None = 
         lock.check()
     links.rename(fresh, target)
     return _entry_of(key, status)
-
-
-def _make_parents(top: StorePath, key: str) -> None:
-    # The mode of the top: another thread may just have created the directory above, not yet with its final mode.
-    mode = stat.S_IMODE(dirfd_stat.status(top).st_mode) | stat.S_IRWXU
-    for part in key.split("/")[:-1]:
-        top /= part
-        links.make_directory(top, mode=mode)
-
-
-def _sync_parents(top: StorePath, key: str) -> None:
-    """Make the name of an object durable, and those of its directories, whichever process created them."""
-    place = _path_of(top, key)
-    while place.parts:
-        place = place.parent
-        _sync(place)
 
 
 def _entry_of(key: str, status: os.stat_result) -> ObjectEntry:

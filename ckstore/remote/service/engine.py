@@ -174,7 +174,11 @@ class ServiceObjects:
                 return False
             result, error = self._try(lambda: self._send(once, key, data, condition))
             if result is not None:
-                return result.get("e_tag") or self._own_mark(key, data)
+                if result.get("e_tag"):
+                    return str(result["e_tag"])
+                # Without a tag in the response, the current one counts only if no other client has written since.
+                found = self.head(key)
+                return found.tag if found is not None and self._has_bytes(key, data) else ""
             lost = has_lost_condition(error) or is_missing(error)
             failure = None if lost else translated(error, what, self._target)
             if failure is not None and not isinstance(failure, RemoteUnavailable):
@@ -277,11 +281,6 @@ class ServiceObjects:
         # compare-and-swap would then overwrite it.
         tag = result.get("e_tag") or found.tag
         return found._replace(tag=tag, nbytes=memoryview(data).nbytes)
-
-    def _own_mark(self, key: str, data: bytes | memoryview) -> str:
-        """Return the tag of an object that was just written; "" if another client has written since."""
-        found = self.head(key)
-        return found.tag if found is not None and self._has_bytes(key, data) else ""
 
     def _condition(self, key: str, expected: str) -> dict[str, str] | None:
         if not expected:

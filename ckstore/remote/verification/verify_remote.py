@@ -67,7 +67,13 @@ class RemoteVerification:
         options, remote = self._options, self._remote
         info = check_takes(remote, self._context.settings)
         as_of = text_of_time(datetime.now(UTC))
-        self._read_manifests(self._listed(info.uuid) if ref is None else [self._named(ref)])
+        if ref is None:
+            self._read_manifests(self._listed(info.uuid))
+        else:
+            text = ref.id if isinstance(ref, CheckpointInfo) else text_of(ref)
+            prefix = self._context.layout.hash_prefix
+            place = find_on_remote(self._source, text, run=self._context.run, hash_prefix=prefix)
+            self._read_manifests([place])
         found = self._find_blobs()
         budget = ReadBudget(options.budget_s)
         try:
@@ -90,11 +96,6 @@ class RemoteVerification:
         )
 
     # ------------------------------------------------------------------------------------- the checkpoints
-
-    def _named(self, ref: AnyRef) -> Place:
-        text = ref.id if isinstance(ref, CheckpointInfo) else text_of(ref)
-        prefix = self._context.layout.hash_prefix
-        return find_on_remote(self._source, text, run=self._context.run, hash_prefix=prefix)
 
     def _listed(self, uuid: str) -> Sequence[Place]:
         """Return the checkpoints that the remote lists. Record those that it should have and does not list."""

@@ -6,6 +6,7 @@ Pages of other users' processes are only accepted if they have the form of a sta
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -59,7 +60,11 @@ def _status(folder: Path) -> SaverStatus | None:
     try:
         if MARK.encode() not in _start_of(folder / "cmdline", _CMDLINE_BYTES).split(b"\0"):
             return None
-        pages = [fd for fd in (folder / "fd").iterdir() if is_memory(f"{_file_of(fd)}", STATUS_NAME)]
+        pages = []
+        for fd in (folder / "fd").iterdir():
+            with suppress(FileNotFoundError):  # a saver at work opens and closes files
+                if is_memory(f"{fd.readlink()}", STATUS_NAME):
+                    pages.append(fd)
         for _ in range(_TRIES if pages else 0):
             status = _parsed(int(folder.name), _start_of(pages[0], STATUS_BYTES))
             if status is not None:  # else it was read in the middle of a change
@@ -67,13 +72,6 @@ def _status(folder: Path) -> SaverStatus | None:
     except OSError:  # it has ended, or is another user's
         pass
     return None
-
-
-def _file_of(fd: Path) -> Path | None:
-    try:
-        return fd.readlink()
-    except FileNotFoundError:  # a saver at work opens and closes files
-        return None
 
 
 def _start_of(path: Path, most_bytes: int) -> bytes:
