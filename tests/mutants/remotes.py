@@ -505,7 +505,7 @@ REMOTES = [
         "mirror_record.note_taken",
         "    if documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
         "    if not documents and uuid and setting_of(layout, MIRROR) in (None, remote):\n",
-        f"{_MIRROR}::test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stores[url-pull]",
+        f"{_MIRROR}::test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stores[url-pull-ended]",
         "assert",
     ),
     Mutant(

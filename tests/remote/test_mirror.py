@@ -705,7 +705,7 @@ def test_a_step_saved_again_replaces_the_metadata_on_the_mirror(kept: Store, tmp
     assert [same(clone.load(f"t{step}"), state(step)) for step in (1, 2)] == [True, True]
 
 
-@pytest.mark.parametrize("was_killed", [False, True], ids=["", "killed"])
+@pytest.mark.parametrize("was_killed", [False, True], ids=["ended", "killed"])
 @pytest.mark.parametrize("how", ["clone", "pull"])
 def test_metadata_from_the_mirror_does_not_overwrite_later_changes_of_other_stores(
     kept: Store, tmp_path: Path, how: str, was_killed: bool

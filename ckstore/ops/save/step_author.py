@@ -47,9 +47,10 @@ def _saved(context: Context, id: str, run: str) -> Event | None:
 
 def _is_running(event: Event) -> bool:
     """Whether the process of an event is still running, and its PID was not reused."""
+    pid = event.pid
     try:
         # The twentieth field after the name, which may contain spaces and parentheses.
-        text = Path(f"/proc/{event.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         since_boot_s = int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
         started = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s)
         is_older = started <= time_of_text(event.time).timestamp() + _TOLERANCE_S
