@@ -179,5 +179,5 @@ def put_aside(layout: Layout, digest: str, names: Iterable[StorePath]) -> list[S
 
 def _aside(layout: Layout, digest: str, status: os.stat_result) -> StorePath:
     """Return the name in quarantine of a damaged file."""
-    # With the inode in the name: two damaged copies of one blob are two files, and each is evidence.
+    # The name contains the inode, because two damaged copies of one blob are two files, and each is evidence.
     return layout.quarantine / f"{digest}.{status.st_ino}"

@@ -143,7 +143,7 @@ class MetadataPusher:
         for one in wanted:
             there = found[one.key].tag if one.key in found else ""
             pushed = self._record.documents.get(one.key)
-            # What was taken from there and is unchanged here is not sent back: another store may have changed it since.
+            # The store took this version from the remote. Another store may have changed it there since.
             if pushed == (one.digest, there) or (pushed is None and there and taken.get(one.key) == one.digest):
                 continue
             try:

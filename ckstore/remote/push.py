@@ -21,7 +21,6 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
-from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import MANIFEST
 from ckstore.ops.api_calls import why_of
@@ -39,7 +38,7 @@ from ckstore.remote.key_lookup import ask, look
 from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import MetadataPusher
 from ckstore.remote.objects import THREADS
-from ckstore.remote.push_plan import believe, inspect_remote, place_of
+from ckstore.remote.push_plan import believe, inspect_remote, only_elsewhere, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -227,31 +226,12 @@ class Push:
             self._begin()  # the error has stopped the shared limiter and memory budget
             if len(batch) == 1:
                 if isinstance(error, BytesElsewhere):
-                    error = self._with_commands(batch[0], error)
+                    error = only_elsewhere(self._context, batch[0], self._remote.name) or error
                 self.failures[batch[0].name] = failure_of(batch[0].name, error)
                 self._left_out.add(batch[0].id)
                 return
             for info in batch:
                 self._send_whole([info])
-
-    def _with_commands(self, info: CheckpointInfo, error: BytesElsewhere) -> BytesElsewhere:
-        """Return the error for an evicted checkpoint that this remote lacks, with the commands that help."""
-        holders = holder_names_at(self._context.layout.checkpoint(info.key))
-        at = [name for name in holders if name != self._remote.name]
-        if at:
-            return BytesElsewhere(
-                f"data of {info.name} is only on {' and '.join(at)}",
-                hint=f"store.pull({info.name!r}, {at[0]!r}) restores it; then push again",
-                command_hint=f"ckstore pull {info.name} --remote {at[0]} restores it; then push again",
-            )
-        if not holders:
-            return error
-        if_any, otherwise = "if another remote has it,", "restores it; then push again. Otherwise"
-        return BytesElsewhere(
-            f"data of {info.name} is missing: it was evicted to {self._remote.name}, which no longer has all of it",
-            hint=f"{if_any} store.pull(ref, remote) {otherwise} store.delete(ref) removes the lost checkpoint",
-            command_hint=f"{if_any} ckstore pull REF --remote NAME {otherwise} ckstore delete REF removes the lost one",
-        )
 
     def _send(self, batch: Sequence[CheckpointInfo]) -> None:
         with ExitStack() as opened:

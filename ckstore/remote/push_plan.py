@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import BytesElsewhere, CkstoreError
 from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
@@ -33,16 +33,16 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
     there = inspect_remote(context, infos, remote, read_record(context.layout, remote.name))
     if there.unreadable:
         raise joined(there.unreadable)
-    plan, away = there.plan, {}
-    for info in plan.new:
-        if not info.elsewhere:
+    plan, away, missing = there.plan, {}, {digest for digest, _ in there.plan.missing}
+    for info in plan.checkpoints:
+        if not info.elsewhere or info.id not in there.lacking:
             continue
         with open_listed(context, info) as directory:
-            wanted = {blob.digest for blob in directory.manifest.blobs}.intersection(dict(plan.missing))
+            wanted = missing.intersection(blob.digest for blob in directory.manifest.blobs)
             lacks = any(not dirfd_stat.exists(directory.lock.inside / BLOBS / digest) for digest in wanted)
-        if lacks:  # blobs to push are in an evicted checkpoint, but not in its directory
-            at = " and ".join(holder_names_at(context.layout.checkpoint(info.key))) or "a remote"
-            away[info.id] = f"{info.name} cannot be pushed before it is pulled: data of it is only on {at}"
+        if lacks:  # a push reads the blobs in the directory of the checkpoint
+            error = only_elsewhere(context, info, remote.name)
+            away[info.id] = f"{info.name} cannot be pushed: {error.message if error else 'it was evicted'}"
     if not away:
         return plan
     sendable = [info for info in plan.checkpoints if info.id not in away]
@@ -54,6 +54,29 @@ def plan_push(context: Context, infos: Sequence[CheckpointInfo], remote: Remote)
         missing=tuple((digest, nbytes) for digest, nbytes in plan.missing if digest in needed),
         all_bytes=sum(needed.values()),
         warnings=tuple(away.values()),
+    )
+
+
+def only_elsewhere(context: Context, info: CheckpointInfo, remote: str) -> BytesElsewhere | None:
+    """Return the error for an evicted checkpoint that `remote` lacks, with the commands that help.
+
+    None if the store does not know any remote that has its data.
+    """
+    holders = holder_names_at(context.layout.checkpoint(info.key))
+    at = [name for name in holders if name != remote]
+    if at:
+        return BytesElsewhere(
+            f"data of {info.name} is only on {' and '.join(at)}",
+            hint=f"store.pull({info.name!r}, {at[0]!r}) restores it; then push again",
+            command_hint=f"ckstore pull {info.name} --remote {at[0]} restores it; then push again",
+        )
+    if not holders:
+        return None
+    if_any, otherwise = "if another remote has it,", "restores it; then push again. Otherwise"
+    return BytesElsewhere(
+        f"data of {info.name} is missing: it was evicted to {remote}, which no longer has all of it",
+        hint=f"{if_any} store.pull(ref, remote) {otherwise} store.delete(ref) removes the lost checkpoint",
+        command_hint=f"{if_any} ckstore pull REF --remote NAME {otherwise} ckstore delete REF removes the lost one",
     )
 
 

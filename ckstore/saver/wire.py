@@ -69,7 +69,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[Messag
     descriptors: list[int] = []
     try:
         for _ in range(_MOST_RESETS):
-            # The other side is gone and had not read everything: the kernel says so once, before its last messages.
+            # If the other side ended without reading everything, the kernel reports it once, before its last messages.
             with contextlib.suppress(ConnectionResetError):
                 packet, descriptors, *_ = socket.recv_fds(sock, _PACKET_BYTES + 1, _MOST_DESCRIPTORS)
                 break

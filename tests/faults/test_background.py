@@ -63,7 +63,7 @@ def test_a_saver_that_is_killed_at_any_call_does_no_harm(
 def test_two_savers_that_are_killed_when_it_is_published_leave_what_is_unknown(
     prepared: Prepared,
 ) -> None:
-    # Of names alone: a slow saver opens the catalog once more, which would shift the count of all calls.
+    # Only calls that change names are counted: a slow saver opens the catalog once more, which shifts the other counts.
     lines = calls_of(prepared, Family.NAME)
     at = next(int(line.split()[0]) for line in lines if re.search(r" checkpoints/main/2(\.[0-9a-f.]+)?$", line))
     answer = case(prepared, Fault("kill-after", at, families=Family.NAME), both=True)

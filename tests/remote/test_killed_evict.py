@@ -59,7 +59,7 @@ def test_a_gc_after_any_kill_frees_all_unused_blobs(tmp_path: Path, act: Callabl
     for store, at in after_each_kill(tmp_path, act):
         report = store.gc(now=True)
         assert (report.linked_outside, report.held) == ((), ()), f"{at}: {report}"
-        # What is evicted needs no local bytes, and what is pulled is back.
+        # An evicted checkpoint needs no local bytes, and a pulled one has all of them.
         here = {blob.name for blob in store.path.glob("checkpoints/*/*/blobs/*")}
         assert {blob.name for blob in store.path.glob("blobs/*/*")} == here, at
         assert same(store.load(1), state(1))

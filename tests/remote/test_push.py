@@ -659,7 +659,7 @@ def test_a_dry_run_names_the_evicted_checkpoints_that_a_push_cannot_send(store: 
         store.push([11, 12], "near")
 
     assert [info.step for info in planned.new] == [12]
-    assert planned.warnings == ("main@11 cannot be pushed before it is pulled: data of it is only on far",)
+    assert planned.warnings == ("main@11 cannot be pushed: data of main@11 is only on far",)
     assert store.push([11, 12], "near", dry_run=True).new == ()
     store.pull(11, "far")
     assert store.push([11, 12], "near", dry_run=True).warnings == ()

@@ -171,17 +171,16 @@ class Mirror:
             local = {one.info.id: one.info for one in lacking if not one.info.elsewhere}
             missing = dict.fromkeys(pushed.missing & local.keys(), "it is not there")
             removed = self._decided_again(name, pushed.removed, local)
-            done = {one.key: one.digest for one in lacking if one.key not in pushed.failed}
-            for one in lacking:  # a push of the checkpoint includes its metadata
-                if one.info.id in missing or one.info.id in removed:
-                    done.pop(one.key, None)
+            again = missing.keys() | removed  # a push of these checkpoints includes their metadata
+            sent = (one for one in lacking if one.key not in pushed.failed and one.info.id not in again)
+            done = {one.key: one.digest for one in sent}
             if missing:
                 note_missing(self._context.layout, name, missing)
             if removed:
                 note_pruned(self._context.layout, name, removed)
             if done:
                 self._note(name, uuid, [], done, gone)
-            if done or missing or removed:
+            if done or again:
                 return True
 
     def _missing_metadata(self, name: str) -> tuple[list[MetadataObject], set[str]]:
@@ -273,9 +272,9 @@ class Mirror:
             note(context, "missing", names[id].key.run_step, id=id, why=f"{name}: {why}")
 
     def _decided_again(self, name: str, removed: Iterable[str], infos: Mapping[str, CheckpointInfo]) -> set[str]:
-        """Return of removed checkpoints those that `keep_remote` decides about again: of runs that this store mirrors.
+        """Return the removed checkpoints that `keep_remote` decides about again. The others stay removed.
 
-        Others stay removed, as without a policy.
+        It decides only about runs that this store mirrors.
         """
         if policy_of(self._context.layout, KEEP_REMOTE) is None:
             return set()
