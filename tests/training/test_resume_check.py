@@ -328,20 +328,16 @@ def test_an_argument_that_cannot_be_used_is_refused(options: dict[str, Any], mes
     assert refused.value.message.startswith(message)
 
 
-def test_a_loop_that_hangs_is_stopped_and_shows_where(tmp_path: Path) -> None:
-    begin_s = time.monotonic()
+def test_a_loop_that_hangs_is_stopped_and_shows_where() -> None:
+    error, timeout_s = _stopped_in_a_step(loops_to_check.hangs)
 
-    with pytest.raises(LoopFailed) as hang:
-        check(loops_to_check.hangs, timeout_s=20.0)
-
-    assert time.monotonic() - begin_s < 60
-    assert hang.value.message.startswith(
-        "the uninterrupted training did not end within 20 s; it was stopped in step 2\n"
+    assert error.message.startswith(
+        f"the uninterrupted training did not end within {timeout_s} s; it was stopped in step 2\n"
     )
-    assert "waiting for the other ranks" in hang.value.output
-    assert "loops_to_check.py" in hang.value.output.partition("(most recent call first)")[2]
-    assert "timeout_s=" in hang.value.hint
-    assert _children_in(hang.value.output) == []
+    assert "waiting for the other ranks" in error.output
+    assert "loops_to_check.py" in error.output.partition("(most recent call first)")[2]
+    assert "timeout_s=" in error.hint
+    assert _children_in(error.output) == []
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
@@ -349,10 +345,7 @@ def test_a_process_that_a_kill_does_not_end_is_not_waited_for_without_a_bound(mo
     monkeypatch.setattr(fresh_process, "_KILLED_S", 0.5)
     monkeypatch.setattr(fresh_process, "_MARGIN_S", 0.5)
 
-    with pytest.raises(LoopFailed) as kept:
-        check(loops_to_check.is_traced, timeout_s=15.0)
-    error = kept.value.with_traceback(None)
-    del kept
+    error, _ = _stopped_in_a_step(loops_to_check.is_traced)
     gc.collect()  # now, so that the warning of its process is ignored
 
     tracer, pid, seized = next(line for line in error.output.splitlines() if line.startswith("tracer ")).split()
@@ -361,6 +354,19 @@ def test_a_process_that_a_kill_does_not_end_is_not_waited_for_without_a_bound(mo
     assert "the uninterrupted training was killed in step 2, and process " in error.message
     assert "has not ended 0.5 s later" in error.message
     assert "/status" in error.hint
+
+
+def _stopped_in_a_step(make_loop: Callable[[], Any]) -> tuple[LoopFailed, int]:
+    """Check a loop that does not end; return the error, and the seconds that it was given."""
+    for timeout_s in (20, 200):  # a busy machine may need all of a short time to import torch
+        begin_s = time.monotonic()
+        with pytest.raises(LoopFailed) as stopped:
+            check(make_loop, timeout_s=float(timeout_s))
+        assert time.monotonic() - begin_s < timeout_s + 40
+        error = stopped.value.with_traceback(None)
+        if " while the loop was made" not in error.message:
+            return error, timeout_s
+    pytest.fail("no step was begun")
 
 
 def _children_in(output: str) -> list[int]:
