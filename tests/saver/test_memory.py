@@ -33,6 +33,27 @@ def test_a_saver_keeps_no_snapshot(store: Store) -> None:
     wait_for(lambda: "ckstore-snapshot" not in maps.read_text(), "the saver has no snapshot mapped")
 
 
+def test_a_save_that_ends_after_its_store_was_closed_gives_its_snapshot_back(store: Store, strike: Any) -> None:
+    def snapshots() -> int:
+        descriptors = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+        return sum("ckstore-snapshot" in text for text in (*descriptors, Path("/proc/self/maps").read_text()))
+
+    folder = strike("syncing", "wait", 1)
+    pending = store.save_async({"w": np.full(700_000, 1, np.float32)}, 1)
+    wait_for((folder / "struck-0").exists, "it is syncing")
+    store.close(timeout_s=0.1)
+    assert snapshots()
+    (folder / "go-0").touch()
+
+    assert pending.result(DEADLINE_S).step == 1
+    wait_for(lambda: not snapshots(), "the memory is freed")
+    # The store can be used again, and keeps a snapshot from then on.
+    store.save_async({"w": np.full(700_000, 2, np.float32)}, 2).result(DEADLINE_S)
+    assert snapshots()
+    store.close()
+    assert not snapshots()
+
+
 def test_no_more_savers_are_started_while_the_disk_holds_those_that_were_killed(
     store: Store, strike: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,18 +235,20 @@ class SnapshotPool:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._free: list[Snapshot] = []
+        self._is_closed = False
 
     def take(self, nbytes: int) -> Snapshot:
         """Return the smallest snapshot of at least `nbytes`, or a new one, after freeing those that are too small."""
         if (free := self.take_free(nbytes)) is not None:
             return free
         # Those that are too small go before the new one is made, or the host needs both at once.
-        self.close()
+        self.drop_above(0)
         return Snapshot(nbytes)
 
     def take_free(self, nbytes: int) -> Snapshot | None:
         """Return a snapshot like `take`, if it need not be allocated."""
         with self._mutex:
+            self._is_closed = False
             fitting = [snapshot for snapshot in self._free if snapshot.nbytes >= nbytes]
             if not fitting:
                 return None
@@ -265,21 +267,21 @@ class SnapshotPool:
             one.close()
 
     def give(self, snapshot: Snapshot, most: int) -> None:
-        """Keep a snapshot; free older ones so that at most `most` are kept."""
+        """Keep a snapshot; free older ones so that at most `most` are kept, and none after `close`."""
         with self._mutex:
             self._free.append(snapshot)
             # The newest stay: their size is that of the last state.
-            over = self._free[:-most]
+            over = self._free[:] if self._is_closed else self._free[:-most]
             del self._free[: len(over)]
         for one in over:
             one.close()
 
     def close(self) -> None:
-        """Free the memory of all snapshots."""
+        """Free the memory of all snapshots, also of those that are given back until the next one is taken."""
+        # A save may end after its store was closed, and no later save would use its memory.
         with self._mutex:
-            free, self._free = self._free, []
-        for snapshot in free:
-            snapshot.close()
+            self._is_closed = True
+        self.drop_above(0)
 
     def let_go(self) -> None:
         """In a forked child, close the descriptors without the lock, which a missing thread may hold."""
