@@ -10,9 +10,8 @@ from typing import Any
 from ckstore.containers.parsed_values import MAX_TENSORS, FileTensor, RandomAccess, Refused, refuse
 from ckstore.containers.pickle_values import PlainObject, Sparse, TensorView
 from ckstore.containers.torch_pickle import MAX_PICKLE_BYTES, read_pickle
-from ckstore.model.document import shown
+from ckstore.model.document import MAX_DEPTH, shown
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
-from ckstore.model.manifest.manifest import MAX_DEPTH
 
 MAX_TEXT = 4096  # characters of the longest string that is a part of a name
 MAX_NAME_CHARS = 64 * 2**20  # of all names together: a key may be in many places, and a pickle says so in a few bytes

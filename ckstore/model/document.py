@@ -30,7 +30,10 @@ CREATED_PATTERN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9
 
 # Far below the depth at which Python's C parser overflows its stack and the process dies.
 MAX_LEVELS = 500
-"""Most levels of a document. A state of `manifest.MAX_DEPTH` takes three for each of its own."""
+"""Most levels of a document."""
+# Each level takes three levels of JSON, so that a state with its frame remains below `MAX_LEVELS`.
+MAX_DEPTH = 100
+"""Most levels of a state."""
 _REST = bytes(set(range(256)) - set(b'[]{}"'))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _STEPS = {ord("["): 1, ord("]"): -1}

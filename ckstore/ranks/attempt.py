@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.shards import ATTEMPT_MOST_CHARS, WORLD_SIZE_MOST
+from ckstore.model.manifest.ranks import ATTEMPT_MOST_CHARS, WORLD_SIZE_MOST
 from ckstore.model.names import check_run, check_step
 from ckstore.ranks.rank_identity import RankIdentity
 

@@ -15,8 +15,9 @@ from ckstore.model.checkpoint.remote_only import RemoteOnly
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.lineage import CountedPieces
-from ckstore.model.manifest.manifest import DcpValue, Manifest, Node, RankRecord, StateTexts
+from ckstore.model.manifest.manifest import Manifest, Node, StateTexts
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.ranks import DcpValue, RankRecord
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.documents.remote_only import remote_only_bytes

@@ -11,7 +11,6 @@ from ckstore.errors import CannotStore, RankMismatch, SaveFailed
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import (
     BlobRecord,
-    DcpValue,
     Extent,
     FileRecord,
     LeafRecord,
@@ -21,6 +20,7 @@ from ckstore.model.manifest.manifest import (
     Tiling,
 )
 from ckstore.model.manifest.nodes import decode_key
+from ckstore.model.manifest.ranks import DcpValue
 from ckstore.model.manifest.tensor_cuts import Block, fill_exactly, in_bytes
 from ckstore.model.names import join_index
 from ckstore.ranks.part import pieces_of

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import CannotStore
 from ckstore.model.canonical import fits_json
+from ckstore.model.document import MAX_DEPTH
 from ckstore.model.manifest.captured import ByteSource, BytesSource, Captured
-from ckstore.model.manifest.manifest import MAX_DEPTH, LeafKind, LeafRecord, Node
+from ckstore.model.manifest.manifest import LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import (
     NotStored,
     encode_bytes,

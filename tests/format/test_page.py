@@ -19,12 +19,12 @@ from ckstore.model.manifest.manifest import (
     FileRecord,
     LeafRecord,
     Manifest,
-    RankRecord,
     StorageRecord,
     file_json,
     leaf_text,
     render,
 )
+from ckstore.model.manifest.ranks import RankRecord
 from ckstore.model.names import CheckpointKey
 from ckstore.model.settings.settings import CHECKPOINT_IDS, ELSEWHERE, parse_settings
 

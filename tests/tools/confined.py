@@ -58,7 +58,15 @@ CAPABILITIES = (
     ),
     Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 42),
     Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 8),
-    Capability("ranks", ("ranks/",), frozenset({"rank", "ranks"}), 31),
+    Capability(
+        "ranks",
+        (
+            "ranks/",
+            "model/manifest/ranks.py",  # their record in a manifest, which parsing needs
+        ),
+        frozenset({"rank", "ranks"}),
+        28,
+    ),
     Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 8),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 9),
 )

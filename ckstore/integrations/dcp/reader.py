@@ -143,7 +143,7 @@ class CkstoreReader(StorageReader):
 @api_call
 def _metadata(store: Store, info: CheckpointInfo) -> tuple[Metadata, int]:
     with open_directory(context_of(store), info) as directory:
-        ranks = directory.manifest.ranks
+        world_size = directory.manifest.world_size
         found = entries_of(directory.manifest)
         optimizers = SavedOptimizers(directory.manifest, tuple(found))
     described: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def _metadata(store: Store, info: CheckpointInfo) -> tuple[Metadata, int]:
         described[name] = TensorStorageMetadata(TensorProperties(dtype=DTYPES[leaf.dtype]), shape, chunks)
     paths = {name: one.path for name, one in found.items()}
     metadata = Metadata(state_dict_metadata=described, planner_data=paths, storage_data=optimizers)
-    return metadata, 1 if ranks is None else ranks.world_size
+    return metadata, world_size
 
 
 @api_call

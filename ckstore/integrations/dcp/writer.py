@@ -29,7 +29,7 @@ from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.integrations.dcp.replicas import differing, refuse_differing
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.manifest.manifest import DcpValue
+from ckstore.model.manifest.ranks import DcpValue
 from ckstore.model.names import check_own_run, check_step
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import api_call, check_options

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from ckstore.model.canonical import canonical_text, encode_metric, object_of, quoted
 from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.health import Health
+from ckstore.model.manifest.ranks import DcpValue, RankRecord
 from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - also exported here
 from ckstore.model.manifest.stored import BlobRecord as BlobRecord  # noqa: PLC0414 - the same
 from ckstore.model.manifest.stored import Encoding
@@ -25,8 +26,6 @@ KNOWN_REQUIRES = (SHARDS,)
 storages that are assembled from blocks."""
 # Parsing takes several times the memory of the text.
 MANIFEST_MAX_BYTES = 512 * 2**20
-# Each level takes three levels of JSON, so that a state with its frame remains below `document.MAX_LEVELS`.
-MAX_DEPTH = 100
 NAMES_MOST_CHARS, NAMES_MOST_TIMES = 2**27, 64
 """Limit of the characters in the paths of all values of a state, and additional characters for each byte of the
 manifest. A comparison and an export write out all paths."""
@@ -99,34 +98,6 @@ class Description:
     parent: str | None = None
 
 
-class DcpValue(NamedTuple):
-    """A value in a state dict of `torch.distributed.checkpoint`, with its name in that dict and its path in the state.
-
-    A number in the path is an index into a list. A string is a key, or the text of a key of another type.
-    """
-
-    name: str
-    path: tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RankRecord:
-    """The record of a save by several ranks.
-
-    Attributes:
-        world_size: Number of ranks.
-        attempt: Name of the attempt, which differs between two attempts at the same step.
-        hosts: The name of each rank's host.
-        entries: The values that `torch.distributed.checkpoint` saved. None if each rank saved a state or files of its
-            own.
-    """
-
-    world_size: int
-    attempt: str
-    hosts: tuple[str, ...]
-    entries: tuple[DcpValue, ...] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of ``manifest.json``; see docs/format/v1.md for each member.
@@ -174,6 +145,16 @@ class Manifest:
             return list(range(len(self.blobs)))
         numbers = {file.digest: number for number, file in enumerate(self.stored)}
         return [numbers.get(blob.digest) for blob in self.blobs]
+
+    @property
+    def world_size(self) -> int:
+        """The number of processes that saved it."""
+        return 1 if self.ranks is None else self.ranks.world_size
+
+    @property
+    def dcp_values(self) -> tuple[DcpValue, ...] | None:
+        """The values that `torch.distributed.checkpoint` saved, or None if it did not save the checkpoint."""
+        return None if self.ranks is None else self.ranks.entries
 
     def files_of(self, blob: int) -> list[str]:
         """Return the digests of all files needed to read the blob with an index, its own or those on its path."""
@@ -299,10 +280,7 @@ def render(manifest: Manifest, algorithm: Algorithm, texts: StateTexts | None = 
     if requires := manifest.requires:
         plain["requires"] = list(requires)
     if manifest.ranks is not None:
-        ranks = manifest.ranks
-        plain["ranks"] = {"world_size": ranks.world_size, "attempt": ranks.attempt, "hosts": list(ranks.hosts)}
-        if ranks.entries is not None:
-            plain["ranks"]["entries"] = [[entry.name, list(entry.path)] for entry in ranks.entries]
+        plain["ranks"] = manifest.ranks.to_json()
     if manifest.health is not None:
         plain["health"] = manifest.health.to_json()
     members = {name: canonical_text(value) for name, value in plain.items()}

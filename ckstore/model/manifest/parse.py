@@ -36,8 +36,9 @@ from ckstore.model.manifest.manifest import (
     Manifest,
     StorageRecord,
 )
+from ckstore.model.manifest.ranks import read_ranks
 from ckstore.model.manifest.sections import check_state, read_files
-from ckstore.model.manifest.shards import read_ranks, read_tiling
+from ckstore.model.manifest.shards import read_tiling
 from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import MAX_SEQUENCE, check_run
 

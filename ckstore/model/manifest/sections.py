@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 
 from ckstore.errors import BadInput
 from ckstore.model.canonical import SAFE_INT
-from ckstore.model.document import is_big_decimal, refuse, shown
+from ckstore.model.document import MAX_DEPTH, is_big_decimal, refuse, shown
 from ckstore.model.manifest.leaf_records import numpy_itemsize
-from ckstore.model.manifest.manifest import MAX_DEPTH, MODE_MOST, FileKind, FileRecord, LeafRecord
+from ckstore.model.manifest.manifest import MODE_MOST, FileKind, FileRecord, LeafRecord
 from ckstore.model.manifest.nodes import bytes_in, decode_key, identity_of, is_float, join
 from ckstore.model.manifest.python_values import CLASS_MOST, FACTORIES, is_class_name, is_python_value
 from ckstore.model.names import check_path, join_key, parent_of

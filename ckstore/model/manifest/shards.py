@@ -1,4 +1,4 @@
-"""Read the shards and ranks in a manifest. Source: docs/format/v1.md, "Shards" and "Ranks"."""
+"""Read the shards in a manifest. Source: docs/format/v1.md, "Shards"."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ckstore.model.document import refuse, shown
-from ckstore.model.manifest.manifest import MAX_DEPTH, DcpValue, Extent, RankRecord, Tiling
+from ckstore.model.document import refuse
+from ckstore.model.manifest.manifest import Extent, Tiling
 from ckstore.model.manifest.tensor_cuts import TILE_DIMENSIONS_MOST, Block, Sizes, fill_exactly
-
-WORLD_SIZE_MOST = 2**20
-ATTEMPT_MOST_CHARS = 200
 
 
 def read_tiling(item: Any, nbytes: int, extents: Sequence[Extent], name: str, where: str) -> Tiling:
@@ -43,38 +40,3 @@ def _sizes(item: Any, name: str, where: str) -> Sizes:
     if any(type(size) is not int or size < 0 for size in item):
         refuse(where, name, "integers from 0", item)
     return tuple(item)
-
-
-def read_ranks(item: Any, where: str) -> RankRecord:
-    """Return the record of a save by several ranks."""
-    if type(item) is not dict:
-        refuse(where, "ranks", "an object", item)
-    world_size = item.get("world_size")
-    if type(world_size) is not int or not 1 <= world_size <= WORLD_SIZE_MOST:
-        refuse(where, "ranks.world_size", f"an integer from 1 to {WORLD_SIZE_MOST}", world_size)
-    attempt = item.get("attempt")
-    if type(attempt) is not str or len(attempt) > ATTEMPT_MOST_CHARS:
-        refuse(where, "ranks.attempt", f"a string of at most {ATTEMPT_MOST_CHARS} characters", attempt)
-    hosts = item.get("hosts")
-    if type(hosts) is not list or len(hosts) != world_size or any(type(host) is not str for host in hosts):
-        refuse(where, "ranks.hosts", f"{world_size} strings", hosts)
-    entries = item.get("entries")
-    return RankRecord(world_size, attempt, tuple(hosts), None if entries is None else _entries(entries, where))
-
-
-def _entries(items: Any, where: str) -> tuple[DcpValue, ...]:
-    if type(items) is not list:
-        refuse(where, "ranks.entries", "an array", items)
-    entries = []
-    seen: set[str] = set()
-    for item in items:
-        if type(item) is not list or len(item) != 2 or type(item[0]) is not str or type(item[1]) is not list:
-            refuse(where, "an entry of ranks", "[name, path]", item)
-        name, path = item
-        if len(path) >= MAX_DEPTH or any(type(key) is not str and not (type(key) is int and key >= 0) for key in path):
-            refuse(where, f"path of {shown(name)}", f"fewer than {MAX_DEPTH} strings and indexes", path)
-        if name in seen:
-            refuse(where, "ranks.entries", "each name once", name)
-        seen.add(name)
-        entries.append(DcpValue(name, tuple(path)))
-    return tuple(entries)

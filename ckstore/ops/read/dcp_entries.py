@@ -27,8 +27,8 @@ class StateValue:
 
 def entries_of(manifest: Manifest) -> dict[str, StateValue]:
     """Return the values of a checkpoint by name: the names that it records, or those of flattening its state."""
-    if manifest.ranks is not None and manifest.ranks.entries is not None:
-        given = ((entry.name, entry.path, *_at(manifest.state, entry.path)) for entry in manifest.ranks.entries)
+    if manifest.dcp_values is not None:
+        given = ((value.name, value.path, *_at(manifest.state, value.path)) for value in manifest.dcp_values)
     else:
         given = (
             (".".join(map(str, path)), path, *name_and_node) for path, *name_and_node in _values(manifest.state, (), "")

@@ -174,7 +174,6 @@ def _take(view: _FileView, captured: Captured, chunk_bytes: int) -> None:
         leaves=captured.leaves,
         state=captured.state,
         files=(),
-        ranks=None,
     )
 
 

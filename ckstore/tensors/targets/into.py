@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.manifest import MAX_DEPTH, LeafRecord, Node, StorageRecord
+from ckstore.model.document import MAX_DEPTH
+from ckstore.model.manifest.manifest import LeafRecord, Node, StorageRecord
 from ckstore.model.names import join_index
 from ckstore.model.words import counted
 from ckstore.tensors.kinds import Stateful, hand_over, is_array, is_module, is_optimizer, is_stateful, is_tensor

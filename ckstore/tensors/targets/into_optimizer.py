@@ -13,7 +13,8 @@ from typing import Any
 from torch.nn.parameter import is_lazy
 
 from ckstore.errors import BadInput
-from ckstore.model.manifest.manifest import MAX_DEPTH, Node
+from ckstore.model.document import MAX_DEPTH
+from ckstore.model.manifest.manifest import Node
 from ckstore.model.manifest.nodes import decode_key
 from ckstore.model.names import join_index, unwrapped
 from ckstore.model.words import counted

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from ckstore.errors import BadInput, DamagedBlob, NewerFormat
 from ckstore.model.canonical import canonical_json
-from ckstore.model.document import parse_object
+from ckstore.model.document import MAX_DEPTH, parse_object
 from ckstore.model.manifest import parse
 from ckstore.model.manifest.describe import check_metadata, decoded_metadata
 from ckstore.model.manifest.leaf_records import itemsize
 from ckstore.model.manifest.manifest import (
-    MAX_DEPTH,
     BlobRecord,
     Description,
     Extent,
