@@ -68,9 +68,13 @@ class CkstoreError(Exception):
         hint: The next step in one sentence, for Python code. It is empty if the message needs no advice.
         command_hint: The next step for the command line. It is empty if `hint` also applies to the command line.
         exit_status: The exit status of the command line.
+        of_storage: Whether a save failed because of the storage. Another program or the next save may resolve that, so
+            a training can continue. All other errors are mistakes of the caller, or end the training anyway. An
+            `UnknownOutcome` is not one of the storage, because the checkpoint may exist.
     """
 
     exit_status: ClassVar[int] = 1
+    of_storage: bool = False
 
     def __init__(self, message: str, *, hint: str = "", command_hint: str = "") -> None:
         super().__init__(message)
@@ -97,6 +101,12 @@ def _rebuild(cls: type[CkstoreError], args: tuple[Any, ...], state: dict[str, An
     error.args = args
     error.__dict__.update(state)
     return error
+
+
+def is_of_storage(error: BaseException) -> bool:
+    """Whether a save failed because of the storage and not the caller, so that a training can continue."""
+    # An error of the system becomes a `SaveFailed`.
+    return error.of_storage if isinstance(error, CkstoreError) else isinstance(error, OSError)
 
 
 class StoreNotFound(CkstoreError):
@@ -236,6 +246,8 @@ class NotUnchanged(StateChanged):
 class SaveFailed(CkstoreError):
     """A save failed. Nothing was published, and every earlier checkpoint is intact."""
 
+    of_storage = True
+
 
 class InsufficientSpace(SaveFailed):
     """The filesystem does not have enough free bytes or inodes, or there is not enough memory.
@@ -274,9 +286,13 @@ class UnknownOutcome(CkstoreError):
 class ReadOnlyStore(SaveFailed):
     """The store was opened read-only, or this user may not write to it. The call changed nothing."""
 
+    of_storage = False
+
 
 class RankError(SaveFailed):
     """Several ranks could not save or load one checkpoint together. A save that raises this published nothing."""
+
+    of_storage = False
 
 
 class MissingRanks(RankError):
@@ -300,15 +316,13 @@ class RankFailed(RankError):
 
     Attributes:
         causes: The number of each failed rank -> its error.
-        of_storage: Whether the failed ranks reported that only their storage failed. It is set if the errors in
-            `causes` no longer have their original classes.
+        of_storage: Whether only the storage of the failed ranks failed.
     """
-
-    of_storage: bool = False
 
     def __init__(self, message: str, *, hint: str = "", causes: Mapping[int, BaseException] | None = None) -> None:
         super().__init__(message, hint=hint)
         self.causes = dict(causes or {})
+        self.of_storage = bool(self.causes) and all(map(is_of_storage, self.causes.values()))
 
 
 class DamagedBlob(CkstoreError):
@@ -414,10 +428,13 @@ class RemoteFull(RemoteError):
     """A quota of the bucket or the account is used up, or the service is full. Nothing was deleted on the remote."""
 
     exit_status = 6
+    of_storage = True
 
 
 class RemoteUnavailable(RemoteError):
     """The service was unreachable, failed or did not answer in time. The same call may succeed later."""
+
+    of_storage = True
 
 
 class RunIsOwned(RemoteError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, SupportsIndex, Unpack, overload
 
 from ckstore.background import BackgroundSaves
-from ckstore.errors import BadInput, StoreNotFound
+from ckstore.errors import BadInput, StepExists, StoreNotFound
 from ckstore.interpreter import log_notes
 from ckstore.model.brief import BriefList
 from ckstore.model.manifest.info import CheckpointInfo
@@ -465,7 +465,14 @@ class Store:
                 return save_state(self._context, state, request, AsRank(ranks, self._run_of_all(run, ranks), step))
             from ckstore.ops.save.save import save
 
-            return save(self._context, state, request())
+            try:
+                return save(self._context, state, request())
+            except StepExists as error:
+                from ckstore.ranks.attempt import hint_for_single_save
+
+                # In a job of several ranks, the usual cause is that each rank saves the same step by itself.
+                error.hint = hint_for_single_save() or error.hint
+                raise
 
         return self._log_warnings(save_once, on_failure, run, step)
 
@@ -976,6 +983,11 @@ class Store:
         """
         from ckstore.ops.read.load import load
 
+        part = None
+        if rank is not None:
+            from ckstore.ranks.own_state import StateOfRank
+
+            part = StateOfRank(rank)
         return load(
             self._context,
             ref,
@@ -984,7 +996,7 @@ class Store:
             mmap=mmap,
             verify=verify,
             progress=progress,
-            rank=rank,
+            part=part,
             file=file,
             max_bytes=max_bytes,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 
 from ckstore.errors import BadInput
@@ -78,3 +79,18 @@ class AsRank:
             raise BadInput(f"attempt must have at most {ATTEMPT_MOST_CHARS} characters, got {len(attempt)}")
         step = check_step(self.step)
         return RankIdentity.here(self.run, step, ranks.rank, world_size=ranks.world_size, attempt=attempt)
+
+
+def hint_for_single_save() -> str:
+    """Return a hint if this is one of several ranks that save by themselves; otherwise an empty string."""
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    # Looked up and not imported: a save of NumPy arrays must not load torch for a hint.
+    group = sys.modules.get("torch.distributed")
+    if group is not None and group.is_available() and group.is_initialized():
+        rank, world_size = str(group.get_rank()), str(group.get_world_size())
+    if not (rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1):
+        return ""
+    return (
+        f"this is rank {rank} of {world_size}: if all have the same state, save on rank 0 only. "
+        "If each has its own, pass ranks=Ranks(rank, world_size)"
+    )

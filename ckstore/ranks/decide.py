@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ckstore.errors import CkstoreError, DamagedBlob, RankFailed, RankMismatch, UnknownOutcome
+from ckstore.errors import CkstoreError, DamagedBlob, RankFailed, RankMismatch, UnknownOutcome, is_of_storage
 from ckstore.fs import files
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.info_message import info_from
@@ -16,7 +16,6 @@ from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context, info_of
 from ckstore.ops.free import reclaim
 from ckstore.ops.save.save import Request
-from ckstore.ops.save.tolerance import is_of_storage
 from ckstore.ranks.file_rendezvous import Backoff, FileRendezvous
 from ckstore.ranks.meeting import reason_of
 from ckstore.ranks.merged_checkpoint import MergedCheckpoint

@@ -132,6 +132,7 @@ def error_of(meeting: FileRendezvous, outcome: Document) -> CkstoreError:
         causes = {rank: CkstoreError(document["why"]) for rank, document in failed}
         error = failed_on_all(f"saving {who.name}", causes)
         if isinstance(error, RankFailed):
+            # These causes no longer have their original classes.
             error.of_storage = all(document.get("of_storage") for _, document in failed)
         return error
     msg = f"{who.name} was not published: {outcome['said']}, of {who.world_size} ranks; {who} waited for them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
@@ -29,6 +30,7 @@ from ckstore.tensors.state_restore import build, check_device, needed_storages
 from ckstore.tensors.walks import value_names
 
 if TYPE_CHECKING:
+    from ckstore.model.manifest.manifest import Manifest
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.context import Context
@@ -61,6 +63,22 @@ def _selects(glob: str, name: str) -> bool:
     return name == glob or below or fnmatchcase(name, glob.replace("[", "[[]"))
 
 
+class StatePart(ABC):
+    """A part of the state of a checkpoint that is loaded as a state of its own."""
+
+    @abstractmethod
+    def names(self, manifest: Manifest, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:
+        """Return a filter for names in the whole state. `keep` filters names in the part.
+
+        Raises:
+            BadInput, NoSuchRef: The checkpoint has no such part.
+        """
+
+    @abstractmethod
+    def of(self, state: object) -> object:
+        """Return the part of a state that was loaded with the filter."""
+
+
 def load(
     context: Context,
     ref: AnyRef,
@@ -70,7 +88,7 @@ def load(
     mmap: bool,
     verify: bool,
     progress: Progress | None = None,
-    rank: int | None = None,
+    part: StatePart | None = None,
     file: str | None = None,
     max_bytes: int | None = None,
 ) -> object:
@@ -78,8 +96,7 @@ def load(
     chunk_bytes = context.settings.chunk_bytes
 
     def read(directory: CheckpointDirectory) -> object:
-        # A glob applies to the rank's own state, which is below its number in the joined checkpoint.
-        wanted = select if rank is None else _of_rank(directory, rank, as_filter(select))
+        wanted = select if part is None else part.names(directory.manifest, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(
                 source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress, max_bytes=max_bytes
@@ -88,9 +105,7 @@ def load(
         # Loading a few values, such as a record, does not make the checkpoint a parent.
         if select is None or needed_storages(manifest.state, manifest.leaves, as_filter(wanted)):
             continue_from(context, Parent.loaded(manifest, directory.manifest_id))
-        if rank is None:
-            return state
-        return state.get(rank, {}) if isinstance(state, dict) else {}
+        return state if part is None else part.of(state)
 
     return read_checkpoint(context, ref, read, verify=verify)
 
@@ -109,25 +124,6 @@ def _source(
     from ckstore.ops.read.file_state import state_of  # late: it imports the readers of all file formats
 
     return state_of(directory, file, chunk_bytes=chunk_bytes, keep=keep, verify=verify)
-
-
-def _of_rank(directory: CheckpointDirectory, rank: int, keep: Callable[[str], bool] | None) -> Callable[[str], bool]:
-    """Return a filter for the state of a rank, or for the part of it that `keep` selects."""
-    manifest = directory.manifest
-    name = manifest.name
-    if manifest.ranks is None or manifest.ranks.entries is not None or manifest.files:
-        raise BadInput(f"{name} was not saved by ranks with a state each", hint="leave rank= out")
-    # `type`, since True would be rank 1.
-    if type(rank) is not int or not 0 <= rank < manifest.ranks.world_size:
-        raise NoSuchRef(f"{name} has ranks 0 to {manifest.ranks.world_size - 1}, but no rank {rank!r}")
-    own = f"[{rank}]"
-
-    def wanted(path: str) -> bool:
-        if not path.startswith(own):
-            return False
-        return keep is None or keep(path.removeprefix(own).removeprefix("."))
-
-    return wanted
 
 
 def continue_from(context: Context, parent: Parent) -> None:

@@ -14,8 +14,6 @@ the rename the save does not fail any more, and the next opener completes whatev
 
 from __future__ import annotations
 
-import os
-import sys
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -134,27 +132,7 @@ def save(context: Context, state: object, request: Request) -> CheckpointInfo:
     with python_gc_paused():
         captured = capture(state)
     tell_left_out(captured.left_out)
-    try:
-        return save_captured(context, captured, request)
-    # In a job of several ranks, the usual cause is that each rank saves the same step by itself.
-    except StepExists as error:
-        error.hint = _hint_for_ranks() or error.hint
-        raise
-
-
-def _hint_for_ranks() -> str:
-    """Return a hint if this is one of several ranks that save by themselves; otherwise an empty string."""
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    # Looked up and not imported: a save of NumPy arrays must not load torch for a hint.
-    group = sys.modules.get("torch.distributed")
-    if group is not None and group.is_available() and group.is_initialized():
-        rank, world_size = str(group.get_rank()), str(group.get_world_size())
-    if not (rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1):
-        return ""
-    return (
-        f"this is rank {rank} of {world_size}: if all have the same state, save on rank 0 only. "
-        "If each has its own, pass ranks=Ranks(rank, world_size)"
-    )
+    return save_captured(context, captured, request)
 
 
 def _never(_: BaseException) -> bool:

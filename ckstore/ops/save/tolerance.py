@@ -6,15 +6,7 @@ import atexit
 import os
 from typing import TYPE_CHECKING
 
-from ckstore.errors import (
-    CkstoreError,
-    RankError,
-    RankFailed,
-    ReadOnlyStore,
-    RemoteFull,
-    RemoteUnavailable,
-    SaveFailed,
-)
+from ckstore.errors import CkstoreError, is_of_storage
 from ckstore.interpreter import log
 from ckstore.model.reports.not_saved import NotSaved
 from ckstore.model.settings.patience import OnFailure, check_on_failure
@@ -28,19 +20,6 @@ if TYPE_CHECKING:
     from ckstore.ops.pace import SaveTotals
 
 _WARNING = 30  # of `logging`
-# Errors that another program, or the next save, may resolve. All others are mistakes of the caller, or end the training
-# anyway, like a lost rank. `UnknownOutcome` is not among them: the checkpoint may exist.
-_OF_STORAGE = (SaveFailed, RemoteUnavailable, RemoteFull)
-_NOT_OF_STORAGE = (ReadOnlyStore, RankError)
-
-
-def is_of_storage(error: BaseException) -> bool:
-    """Whether a save failed because of the storage and not the caller, so that a training can continue."""
-    if isinstance(error, RankFailed):
-        return error.of_storage or (bool(error.causes) and all(map(is_of_storage, error.causes.values())))
-    if not isinstance(error, CkstoreError):
-        return isinstance(error, OSError)  # which becomes a `SaveFailed`
-    return isinstance(error, _OF_STORAGE) and not isinstance(error, _NOT_OF_STORAGE)
 
 
 def tolerated(context: Context, error: CkstoreError, run: str, step: int | None) -> NotSaved | None:
