@@ -17,7 +17,7 @@ MAX_HEADER_BYTES = 100_000_000  # what the library reads
 METADATA_KEY = "__metadata__"
 INDEX_NAME = "model.safetensors.index.json"
 
-_RANK = {one.safetensors: rank for rank, one in enumerate(DTYPES)}
+_ORDER = {one.safetensors: position for position, one in enumerate(DTYPES)}
 _OF_TORCH = {one.torch: one.safetensors for one in DTYPES if one.torch and one.safetensors}
 _OF_NUMPY = {one.numpy: one.safetensors for one in DTYPES if one.numpy}
 
@@ -66,7 +66,7 @@ def can_be_name(name: str) -> bool:
 def lay_out(tensors: Sequence[TensorToWrite], metadata: Mapping[str, str]) -> FileLayout:
     """Return the layout of a file with these tensors and this metadata, which is not empty."""
     # The order of the library, so that the files are equal to the byte.
-    order = sorted(range(len(tensors)), key=lambda i: (-_RANK[tensors[i].dtype], tensors[i].name))
+    order = sorted(range(len(tensors)), key=lambda i: (-_ORDER[tensors[i].dtype], tensors[i].name))
     header: dict[str, object] = {METADATA_KEY: dict(metadata)}
     starts = [0] * len(tensors)
     at = 0

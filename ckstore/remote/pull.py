@@ -372,9 +372,9 @@ class Pull:
         stopping = self._budget.ending(self.source.close)
         # Bases of other blobs of the checkpoint are fetched first. They are then local, and are received only once.
         own = {blob.digest for blob in missing}
-        rank = {blob.digest: 0 if encoding is None else len(own & set(encoding.path(blob.digest))) for blob in missing}
-        for level in sorted(set(rank.values())):
-            batch = [blob for blob in missing if rank[blob.digest] == level]
+        depth = {blob.digest: 0 if encoding is None else len(own & set(encoding.path(blob.digest))) for blob in missing}
+        for level in sorted(set(depth.values())):
+            batch = [blob for blob in missing if depth[blob.digest] == level]
             for_each(fetch, batch, threads=self.manner.threads, say=self._report_progress, stopping=stopping)
         self._report_progress()
 

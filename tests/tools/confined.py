@@ -65,7 +65,7 @@ CAPABILITIES = (
             "model/manifest/ranks.py",  # their record in a manifest, which parsing needs
         ),
         frozenset({"rank", "ranks"}),
-        25,
+        22,
     ),
     Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 8),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 9),

@@ -196,8 +196,8 @@ class Verification:
             return
         for batch in self._rounds(chosen):
             by_place: dict[int, dict[Unit, int]] = {}
-            for rank, unit in enumerate(batch):
-                by_place.setdefault(self._inventory.first[unit], {})[unit] = rank
+            for position, unit in enumerate(batch):
+                by_place.setdefault(self._inventory.first[unit], {})[unit] = position
             for index, units in by_place.items():
                 self._visit(checker, self._places[index], units)
             if self._budget.ended:
