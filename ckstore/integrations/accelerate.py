@@ -7,7 +7,6 @@ import re
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ckstore.integrations.directories import (
     is_there,
     keep_newest,
     remove,
-    rng_ranks,
+    with_random_states,
 )
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
@@ -29,7 +28,7 @@ from ckstore.training.capture import warn_of_place
 from ckstore.training.conditions import Conditions
 from ckstore.training.hyperparameters import overwritten, settings_of
 from ckstore.training.loader import description, is_inside_epoch
-from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
+from ckstore.training.processes import is_first, once_for_all, wait_for_all
 
 _PREFIX = "ckstore:"
 _INSTEAD = (
@@ -96,16 +95,16 @@ class Installed:
         directory = self._directory(output_dir)
         wanted = _step_of(directory) if step is None else step
         # First refuse a run of another training, before one of its directories is changed.
-        from_rank_zero(self._begin)
+        once_for_all(self._begin)
         # accelerate refuses an existing directory, such as one from before a rollback or a kill.
         if self._names_itself and wanted is not None:
-            from_rank_zero(lambda: self._make_way(directory, wanted))
+            once_for_all(lambda: self._make_way(directory, wanted))
         if not self._conditions().dataloader_resumes:
             warn_of_place(self._accelerator._dataloaders[0], _INSTEAD)  # noqa: SLF001 - those that were prepared
         result = self._save(output_dir, safe_serialization, **options)
         # `save_state` of accelerate returns on each rank after it wrote the files of that rank.
         wait_for_all()
-        committed = from_rank_zero(lambda: self._commit(directory, wanted, metrics or {}))
+        committed = once_for_all(lambda: self._commit(directory, wanted, metrics or {}))
         self.last = committed if isinstance(committed, CheckpointInfo) else self.last
         return result
 
@@ -114,7 +113,7 @@ class Installed:
         if input_dir is None or not str(input_dir).startswith(_PREFIX):
             self._load(input_dir, *arguments, **options)
             if input_dir is not None:
-                from_rank_zero(lambda: self._continue(Path(input_dir)))
+                once_for_all(lambda: self._continue(Path(input_dir)))
             return
         ref = str(input_dir).removeprefix(_PREFIX)
 
@@ -124,14 +123,14 @@ class Installed:
             sentences = inexact(self._store, info, self._conditions())
             return str(path), info.step, (*sentences, *self._lost_order())
 
-        path, step, sentences = from_rank_zero(act)
+        path, step, sentences = once_for_all(act)
         optimizers = self._accelerator._optimizers  # noqa: SLF001 - those that were prepared
         given = settings_of(optimizers)
         self._load(path, *arguments, **options)
         has_scheduler = bool(self._accelerator._schedulers)  # noqa: SLF001
         replaced = overwritten(given, settings_of(optimizers), has_scheduler=has_scheduler)
         self.resumed_inexactly = (*sentences, *replaced)
-        for sentence in self.resumed_inexactly if rank_and_world()[0] == 0 else ():
+        for sentence in self.resumed_inexactly if is_first() else ():
             warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
         self._begun = True
         if self._names_itself:
@@ -174,7 +173,7 @@ class Installed:
         warnings.warn(f"{directory} is not in the store, and was moved to {aside}", CkstoreWarning, stacklevel=2)
 
     def _commit(self, directory: Path, step: int | None, metrics: Mapping[str, float]) -> CheckpointInfo | NotSaved:
-        about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
+        about = with_random_states(self._conditions(), os.listdir(directory))
         info = commit_directory(self._store, directory, step, self._run, metrics=metrics, conditions=about)
         # A directory that is not in the store is the only copy. Earlier directories may also be the only copies.
         if info and self._names_itself and self._keep_count is not None:

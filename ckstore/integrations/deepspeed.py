@@ -16,7 +16,7 @@ from ckstore.ops.save.gather import step_in_name
 from ckstore.store import Store
 from ckstore.training.conditions import Conditions
 from ckstore.training.hyperparameters import overwritten, settings_of
-from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
+from ckstore.training.processes import is_first, once_for_all, wait_for_all, world_size
 
 _BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _SCHEDULER = ("scheduler_name", "scheduler_params")
@@ -69,7 +69,7 @@ class CkstoreCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc]
             self._begin()
             commit_directory(self.store, directory, step, self.run, metrics={}, conditions=self._conditions)
 
-        from_rank_zero(act)
+        once_for_all(act)
         return True
 
     def _begin(self) -> None:
@@ -88,10 +88,9 @@ def conditions(config: Any) -> Conditions:
     used = {name: value for name in _BATCHES if (value := getattr(config, name, None)) is not None}
     kinds = ("float16_config", "fp16"), ("bfloat16_config", "bf16")
     precision = next((kind for name, kind in kinds if getattr(getattr(config, name, None), "enabled", False)), "fp32")
+    # DeepSpeed saves no random states, so a resume from its files cannot be exact.
     return Conditions(
-        world_size=rank_and_world()[1],
-        # DeepSpeed saves no random states, so a resume from its files cannot be exact.
-        rng_ranks=(),
+        world_size=world_size(),
         dataloader=used,
         settings=_plain_members(config, "optimizer_name", "optimizer_params"),
         # Its schedulers load only their step number from a checkpoint, so these settings come from the program.
@@ -134,7 +133,7 @@ def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run:
         info, path = checkout_to_resume(store, run, ref, folder)
         return str(path.parent), path.name, inexact(store, info, conditions(config))
 
-    parent, tag, sentences = from_rank_zero(act)
+    parent, tag, sentences = once_for_all(act)
     given = settings_of(getattr(engine, "optimizer", None))
     found = engine.load_checkpoint(parent, tag=tag)
     # DeepSpeed only logs a warning, and would train from random weights.
@@ -144,7 +143,7 @@ def load(engine: Any, store: Store, folder: str, ref: str = "latest-valid", run:
     has_scheduler = getattr(engine, "lr_scheduler", None) is not None
     now = settings_of(getattr(engine, "optimizer", None))
     sentences = (*sentences, *overwritten(given, now, has_scheduler=has_scheduler))
-    if sentences and rank_and_world()[0] == 0:
+    if sentences and is_first():
         warn(f"resuming from {ref}: {'; '.join(sentences)}")
     if isinstance(engine.checkpoint_engine, CkstoreCheckpointEngine):
         engine.checkpoint_engine.continues()

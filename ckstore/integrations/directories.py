@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ckstore.errors import BadInput, DamagedBlob, NoSuchRef
@@ -147,10 +146,10 @@ def checkout_to_resume(
             return info, destination
 
 
-def rng_ranks(names: list[str]) -> tuple[int, ...]:
-    """Return the ranks whose random states are among these files of the Trainer or of accelerate."""
+def with_random_states(conditions: Conditions, names: list[str]) -> Conditions:
+    """Return conditions with the random states that are among these files of the Trainer or of accelerate."""
     found = [match for name in names if (match := _RNG_FILE.match(name))]
-    return tuple(sorted(int(match[1] or match[2] or 0) for match in found))
+    return conditions.with_rng_of(int(match[1] or match[2] or 0) for match in found)
 
 
 def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, ...]:
@@ -162,5 +161,5 @@ def inexact(store: Store, info: CheckpointInfo, now: Conditions) -> tuple[str, .
     with store.open_checkpoint(info) as checkpoint:
         names = [file.path for file in checkpoint.files()]
     if names:
-        recorded = replace(recorded, rng_ranks=rng_ranks(names))
+        recorded = with_random_states(recorded, names)
     return tuple(differences(recorded, now, range(now.world_size)))

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 
-from ckstore.training.processes import of_all_ranks, rank_and_world
+from ckstore.training.processes import gather, own
 from ckstore.training.rng import random_states, set_random_states
 
 KEY = "ckstore_resume"
@@ -27,9 +27,9 @@ class ExactResume(Callback):
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Add the random states of all ranks. Every rank calls this."""
-        states = of_all_ranks(random_states())
+        states = gather(random_states())
         checkpoint[KEY] = {
-            "random_states": {str(rank): of_rank for rank, of_rank in states.items()},
+            "random_states": {str(number): of_process for number, of_process in states.items()},
             "is_inside_epoch": not trainer.is_last_batch,
         }
 
@@ -49,6 +49,6 @@ class ExactResume(Callback):
         self._saved = None
 
     def _set_random_states(self) -> None:
-        states = None if self._saved is None else self._saved["random_states"].get(str(rank_and_world()[0]))
+        states = None if self._saved is None else own(self._saved["random_states"])
         if states is not None:
             set_random_states(states)

@@ -69,13 +69,12 @@ def conditions_of(trainer: Trainer, checkpoint: Mapping[str, Any] | None = None)
     kinds = random_states() if checkpoint is None else states.get("0", {})
     return Conditions(
         world_size=trainer.world_size,
-        rng_ranks=tuple(sorted(map(int, states))),
         rng_kinds=tuple(kinds),
         dataloader=about,
         dataloader_resumes=is_stateful(loader) or trainer.is_last_batch,
         options=options,
         lost=() if checkpoint is None or not is_stateful(loader) else tuple(_losses(trainer, loader)),
-    )
+    ).with_rng_of(map(int, states))
 
 
 def _losses(trainer: Trainer, loader: Any) -> Iterator[str]:

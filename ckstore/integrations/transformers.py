@@ -12,7 +12,6 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ from ckstore.integrations.directories import (
     last_save_s,
     ref_of,
     remove,
-    rng_ranks,
+    with_random_states,
 )
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.reports.not_saved import NotSaved
@@ -41,7 +40,7 @@ from ckstore.store import RefLike, Store, context_of
 from ckstore.training.conditions import Conditions
 from ckstore.training.history import numbers_at, run_of
 from ckstore.training.loader import length_of
-from ckstore.training.processes import from_rank_zero, rank_and_world, wait_for_all
+from ckstore.training.processes import is_first, once_for_all, wait_for_all
 
 Saves = Literal["files", "state", "background"]
 """The ways in which `CkstoreTrainerMixin` saves."""
@@ -121,7 +120,7 @@ class CkstoreTrainerMixin:
                 store, self.args.output_dir, ref, self.ckstore_run, or_none=path == "auto", now=self._conditions()
             )
             path, self.resumed_inexactly = found
-        from_rank_zero(lambda: self._begin(path, resume_from_checkpoint))
+        once_for_all(lambda: self._begin(path, resume_from_checkpoint))
         at_begin = _OnTrainBegin(self._restore_best)
         self.add_callback(at_begin)  # type: ignore[attr-defined]
         try:
@@ -171,7 +170,7 @@ class CkstoreTrainerMixin:
         folder = Path(self._get_output_dir(trial))  # type: ignore[attr-defined]
         directory = folder / f"checkpoint-{self.state.global_step}"
         if self._natively:  # remove leftovers of a killed save
-            from_rank_zero(lambda: remove(directory))
+            once_for_all(lambda: remove(directory))
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
         if self._natively:
             self._save_state(directory)
@@ -201,7 +200,7 @@ class CkstoreTrainerMixin:
         self._settle()
 
         def act() -> CheckpointInfo | NotSaved | None:
-            about = replace(self._conditions(), rng_ranks=rng_ranks(os.listdir(directory)))
+            about = with_random_states(self._conditions(), os.listdir(directory))
             # All ranks have finished, and the mark of an unfinished directory must not become a part of the state.
             (directory / _INCOMPLETE).unlink(missing_ok=True)
             state = trainer_state.state_of(self, directory)
@@ -221,7 +220,7 @@ class CkstoreTrainerMixin:
             shutil.rmtree(directory)
             return info
 
-        self._remember(from_rank_zero(act))
+        self._remember(once_for_all(act))
 
     def _settle(self) -> None:
         """Wait for the background save."""
@@ -233,7 +232,7 @@ class CkstoreTrainerMixin:
             pending, self._pending = self._pending, None
             return None if pending is None else pending.ended()
 
-        self._remember(from_rank_zero(act))
+        self._remember(once_for_all(act))
 
     def _remember(self, saved: CheckpointInfo | NotSaved | None) -> None:
         if isinstance(saved, NotSaved):
@@ -257,7 +256,7 @@ class CkstoreTrainerMixin:
             ref = (self._saved or {}).get(step) or ref_of(store, self.ckstore_run, step)
 
             # Only rank 0 checks for the directory, because other ranks could see it partially written.
-            from_rank_zero(lambda: _ensure_directory(store, ref, Path(best)))
+            once_for_all(lambda: _ensure_directory(store, ref, Path(best)))
         super()._load_best_model()  # type: ignore[misc]
 
     def _store(self) -> Store:
@@ -291,11 +290,11 @@ class CkstoreCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Unset ``save_total_limit``, which would delete before the commit, and check out the best checkpoint."""
         self._keep_count = taken_over_limit(args, self._keep_count)
-        from_rank_zero(lambda: self._begin(args, state))
+        once_for_all(lambda: self._begin(args, state))
         best = best_so_far(self.store, self.run, args, state)
         if isinstance(best, CheckpointInfo):
             directory = _directory_of(args, best)
-            from_rank_zero(lambda: _ensure_directory(self.store, best, directory))
+            once_for_all(lambda: _ensure_directory(self.store, best, directory))
             state.best_model_checkpoint = str(directory)
 
     def _begin(self, args: Any, state: Any) -> None:
@@ -363,7 +362,7 @@ def best_so_far(store: Store, run: str | None, args: Any, state: Any) -> Checkpo
         warnings.warn(sentence, CkstoreWarning, stacklevel=2)
         return sentence
 
-    return from_rank_zero(act)
+    return once_for_all(act)
 
 
 def _directory_of(args: Any, info: CheckpointInfo) -> Path:
@@ -399,7 +398,7 @@ def committed(
 
     def act() -> CheckpointInfo | NotSaved:
         (directory / _INCOMPLETE).unlink(missing_ok=True)  # all ranks have finished, so it is complete
-        conditions = replace(about, rng_ranks=rng_ranks(os.listdir(directory)))
+        conditions = with_random_states(about, os.listdir(directory))
         info = commit_directory(
             store,
             directory,
@@ -421,7 +420,7 @@ def committed(
             keep_newest(directories, keep_count, {directory, *([Path(best)] if best else [])})
         return info
 
-    return from_rank_zero(act)
+    return once_for_all(act)
 
 
 def metrics_of(state: Any) -> dict[str, float]:
@@ -495,7 +494,7 @@ def directory_to_resume(
         sentences = () if now is None else inexact(store, info, now)
         return str(path), sentences
 
-    directory, sentences = from_rank_zero(act)
-    for sentence in sentences if rank_and_world()[0] == 0 else ():
+    directory, sentences = once_for_all(act)
+    for sentence in sentences if is_first() else ():
         warnings.warn(f"resuming from {ref}: {sentence}", CkstoreWarning, stacklevel=2)
     return directory, sentences

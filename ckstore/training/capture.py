@@ -15,7 +15,7 @@ from ckstore.tensors.refusals import type_name
 from ckstore.training.conditions import Conditions
 from ckstore.training.generators import find_generators, kind_of_generator, states_of
 from ckstore.training.loader import begin, check_loader, description, losses, place
-from ckstore.training.processes import of_all_ranks, rank_and_world
+from ckstore.training.processes import by_key, gather, is_first, world_size
 from ckstore.training.rng import random_states
 
 VERSION = 2
@@ -64,7 +64,6 @@ def capture(
     Raises:
         BadInput: A part has the name of another entry of the state, or accelerate prepared the data loader.
     """
-    _, world_size = rank_and_world()
     # None means that the run has no such part, so scripts can always pass all parts.
     parts = given_parts(parts)
     given = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, **parts}
@@ -90,26 +89,25 @@ def capture(
     mine = {**of_process, PRIVATE: private}
     place_of_mine = dataloader.state_dict() if is_stateful(dataloader) else None
     # One rank saves the states of all ranks. After a resume, each rank draws its own numbers and reads its own samples.
-    ranks = of_all_ranks((mine, place_of_mine)) if rng else {0: (mine, place_of_mine)}
+    of_all = gather((mine, place_of_mine)) if rng else {0: (mine, place_of_mine)}
     conditions = Conditions(
-        world_size=world_size,
-        rng_ranks=tuple(sorted(ranks)) if rng else (),
+        world_size=world_size(),
         rng_kinds=tuple(of_process),
         dataloader={} if dataloader is None else description(dataloader),
         lost=tuple(lost),
-    )
+    ).with_rng_of(of_all if rng else ())
     record = {
         "version": VERSION,
         "present": sorted(searched, key=_by_place),
         "missing": [name for name in PARTS if name not in searched],
         "extra": bool(extra),
-        "ranks": sorted(ranks),
+        "ranks": sorted(of_all),
         "loader": None if dataloader is None else {**place(dataloader), "stateful": is_stateful(dataloader)},
         "conditions": conditions.to_json(),
     }
-    held["rng"] = {rank_name(rank): state for rank, (state, _) in ranks.items()}
+    held["rng"] = by_key({number: state for number, (state, _) in of_all.items()})
     if is_stateful(dataloader):
-        held["dataloader"] = {rank_name(rank): of_loader for rank, (_, of_loader) in ranks.items()}
+        held["dataloader"] = by_key({number: of_loader for number, (_, of_loader) in of_all.items()})
     # The record is one string, because a load of selected names omits empty lists.
     return {RECORD: json.dumps(record), **held, **({"extra": extra} if extra else {})}
 
@@ -141,14 +139,9 @@ def warn_of_place(loader: Any, instead: str) -> None:
 
 def warn_once(key: str, message: str) -> None:
     """Warn once for each key, on one rank only. Otherwise each capture on each rank would repeat the warning."""
-    if key not in _warned and rank_and_world()[0] == 0:
+    if key not in _warned and is_first():
         _warned.add(key)
         warn(message)
-
-
-def rank_name(rank: int) -> str:
-    """Return the key of the values of a rank."""
-    return f"rank-{rank}"
 
 
 def unwrapped(part: Any) -> Any:

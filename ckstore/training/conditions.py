@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ckstore.errors import BadInput
 from ckstore.model.brief import brief
 from ckstore.model.words import some_of
+from ckstore.training.processes import rank_and_world
 
 
 @brief()
@@ -26,6 +27,15 @@ class Conditions:
     # Settings of the program that a resume does not change, such as the precision.
     options: Mapping[str, Any] = field(default_factory=dict)
     lost: tuple[str, ...] = ()  # aspects that could not be captured, one sentence each, with the remedy
+
+    def with_rng_of(self, ranks: Iterable[int]) -> Conditions:
+        """Return the same conditions with the random states of these ranks."""
+        return replace(self, rng_ranks=tuple(sorted(ranks)))
+
+    @property
+    def has_own_rng(self) -> bool:
+        """Whether the random states of this rank were captured."""
+        return rank_and_world()[0] in self.rng_ranks
 
     def to_json(self) -> dict[str, Any]:
         """Return this as metadata of a checkpoint."""
@@ -52,8 +62,14 @@ class Conditions:
             raise BadInput(msg, hint="ckstore.training.capture writes one") from error
 
 
-def differences(before: Conditions, now: Conditions, ranks: Sequence[int], *, rng: bool = True) -> Iterator[str]:
-    """Yield the differences that prevent an exact resume on these ranks. Without `rng`, ignore random states."""
+def differences(
+    before: Conditions, now: Conditions, ranks: Sequence[int] | None = None, *, rng: bool = True
+) -> Iterator[str]:
+    """Yield the differences that prevent an exact resume on these ranks. If None, on this one.
+
+    Without `rng`, ignore random states.
+    """
+    ranks = rank_and_world()[:1] if ranks is None else ranks
     lacking = tuple(rank for rank in ranks if rank not in before.rng_ranks)
     if before.world_size != now.world_size:
         now_text = "there is 1" if now.world_size == 1 else f"there are {now.world_size}"

@@ -1,9 +1,12 @@
-"""The rank of this process, the number of processes, and operations that involve all of them."""
+"""The processes (ranks) of a training: which one this is, the values of each, and operations that involve all of them.
+
+Other modules need not know how processes are numbered.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from ckstore.errors import CkstoreError
@@ -26,7 +29,17 @@ def rank_and_world() -> tuple[int, int]:
     return (0, 1) if group is None else (group.get_rank(), group.get_world_size())
 
 
-def of_all_ranks(value: object) -> dict[int, Any]:
+def world_size() -> int:
+    """Return the number of processes."""
+    return rank_and_world()[1]
+
+
+def is_first() -> bool:
+    """Whether this process is the one that warns for all."""
+    return rank_and_world()[0] == 0
+
+
+def gather(value: object) -> dict[int, Any]:
     """Return the `value` of each rank, by rank. All ranks must call this."""
     group = _group()
     if group is None:
@@ -34,6 +47,27 @@ def of_all_ranks(value: object) -> dict[int, Any]:
     gathered: list[Any] = [None] * group.get_world_size()
     group.all_gather_object(gathered, value)
     return dict(enumerate(gathered))
+
+
+def own(values: Mapping[str, T]) -> T | None:
+    """Return the value of this process from values of `gather` whose keys were converted to text."""
+    return values.get(str(rank_and_world()[0]))
+
+
+def by_key(values: Mapping[int, T]) -> dict[str, T]:
+    """Return values that `gather` returned under their keys in a captured state."""
+    return {_key(rank): value for rank, value in values.items()}
+
+
+def own_key(ranks: Collection[int]) -> str:
+    """Return the key in a captured state of the values that this process takes, if those of `ranks` were captured."""
+    # A new rank uses the states of rank 0, so that states that are equal on all ranks remain equal.
+    rank = rank_and_world()[0]
+    return _key(rank if rank in ranks else 0)
+
+
+def _key(rank: int) -> str:
+    return f"rank-{rank}"
 
 
 def wait_for_all() -> None:
@@ -49,7 +83,7 @@ def _failures() -> tuple[type[BaseException], ...]:
     return (Exception,) if checkpoints is None else (Exception, checkpoints.CheckpointException)
 
 
-def from_rank_zero(act: Callable[[], T]) -> T:
+def once_for_all(act: Callable[[], T]) -> T:
     """Call `act` on rank 0, and return its result or raise its error on every rank. All ranks must call this."""
     group = _group()
     if group is None:

@@ -17,13 +17,13 @@ from ckstore.ops.notices import warn
 from ckstore.store import RefLike, Store
 from ckstore.tensors.kinds import is_stateful, is_tensor
 from ckstore.tensors.refusals import type_name
-from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, rank_name, unwrapped
+from ckstore.training.capture import PRIVATE, RECORD, VERSION, given_parts, loads_in_place, unwrapped
 from ckstore.training.conditions import Conditions, differences
 from ckstore.training.generators import find_generators, set_generators
 from ckstore.training.hyperparameters import overwritten, settings_of
 from ckstore.training.loader import check_loader, description, first_private, place_misfit, reading, set_place
 from ckstore.training.newest import untried
-from ckstore.training.processes import rank_and_world
+from ckstore.training.processes import own_key, world_size
 from ckstore.training.rng import random_states, set_random_states
 
 
@@ -162,13 +162,10 @@ def _restore_from(
     missing = tuple(name for name in wanted if name not in present)
     _refuse_missing(info, missing, begun, strict=strict)
     restored = tuple(name for name in present if name in wanted)
-    rank, world_size = rank_and_world()
-    has_rng = rng and rank in before.rng_ranks
     parts: dict[str, Any] = {name: wanted[name] for name in restored}
     loader = parts.get("dataloader")
     random, place, extra = _RandomStates(parts), _Receiver(), _Receiver()
-    # A new rank uses the states of rank 0, so that states that are equal on all ranks remain equal.
-    source = rank_name(rank if rank in record["ranks"] else 0)
+    source = own_key(record["ranks"])
     # Set random states first. A part that has a generator in its own state sets it afterwards.
     target: dict[str, Any] = {"rng": {source: random}} if record["ranks"] else {}
     apart = {"dataloader", *random.generators}
@@ -195,8 +192,8 @@ def _restore_from(
     given = settings_of(parts.get("optimizer"))
     if target:
         # Read only these names, and not, for example, the random states of other ranks.
-        of_rank = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
-        select = [f"{name}.{source}" if name in of_rank else name for name in target]
+        by_source = {name for name in ("rng", "dataloader") if type(target.get(name)) is dict}
+        select = [f"{name}.{source}" if name in by_source else name for name in target]
         cast = store.load_into(target, info, select=select).cast
     if "scheduler" in restored and "optimizer" not in restored:
         _set_rates(wanted["scheduler"])
@@ -206,19 +203,19 @@ def _restore_from(
     if resumes:
         set_place(loader, record["loader"], random.generators, random.private)
     now = Conditions(
-        world_size=world_size,
+        world_size=world_size(),
         rng_kinds=tuple(random_states()),
         dataloader={} if loader is None else description(loader),
     )
-    if has_rng:
+    if rng and before.has_own_rng:
         # Do this last, because creating loaders and loading objects draws random numbers.
         set_random_states(random.state)
     unused = tuple(name for name in present if name not in wanted)
     inexact = (
         *(f"the checkpoint holds no {name}" for name in missing),
         *(f"the checkpoint has a part {name}, which was not passed to restore" for name in unused),
-        *differences(before, now, (rank,), rng=rng),
-        *(reading(loader, record["loader"], before.world_size, world_size) if resumes else ()),
+        *differences(before, now, rng=rng),
+        *(reading(loader, record["loader"], before.world_size, now.world_size) if resumes else ()),
         *random.differing,
         *(f"{name} was converted: {how}" for name, how in cast.items()),
     )
@@ -270,5 +267,5 @@ def _record(store: Store, info: CheckpointInfo) -> tuple[dict[str, Any], Conditi
     if record["version"] == 1:
         resumes = before.dataloader_resumes
         loader = {"epoch": None, "begun": resumes, "stateful": resumes, "read": 0}
-        record |= {"ranks": list(before.rng_ranks), "loader": loader}
+        record |= {"ranks": record["conditions"]["rng_ranks"], "loader": loader}
     return record, before

@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from ckstore import CheckpointInfo, CkstoreWarning, RankMismatch, Store
 from ckstore.integrations import dcp as ours
-from ckstore.training.processes import from_rank_zero
+from ckstore.training.processes import once_for_all
 
 
 def _trained(steps: int, seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -283,7 +283,7 @@ def rank_zero_in_vain() -> Any:
         raise _of_torch()
 
     try:
-        return from_rank_zero(work)
+        return once_for_all(work)
     except BaseException as error:
         return repr(error)
 

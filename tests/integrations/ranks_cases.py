@@ -19,7 +19,7 @@ import transformers.trainer  # noqa: F401
 import ckstore
 import ckstore.ops.save.save
 from ckstore import NoSuchRef, Store
-from ckstore.training.processes import of_all_ranks, rank_and_world
+from ckstore.training.processes import gather, is_first
 from tests.integrations import tiny_accelerate, tiny_trainer
 
 with suppress(ImportError):  # where it is, accelerate imports it
@@ -48,8 +48,8 @@ def _be_as_started() -> None:
 
 def _kill_when_published(step: int | None, ranks: list[int]) -> None:
     """Have rank 0 kill these ranks, itself last, in the middle of the save of a step: all is written, not published."""
-    pids = of_all_ranks(os.getpid())
-    if step is not None and rank_and_world()[0] == 0:
+    pids = gather(os.getpid())
+    if step is not None and is_first():
         tiny_trainer.kill_when_step_is_published(step, [pids[rank] for rank in sorted(ranks, reverse=True)])
 
 
@@ -106,7 +106,7 @@ def hand_over(store: str, steps: int) -> None:
     torch.manual_seed(1)
     model: Any = torch.nn.ModuleDict({"base": torch.nn.Linear(256, 256), "adapter": torch.nn.Linear(8, 8)})
     first = model["adapter"].weight.detach().clone()
-    if rank_and_world()[0] == 0:
+    if is_first():
         opened = Store.open(store)
         for step in range(1, steps + 1):
             with torch.no_grad():

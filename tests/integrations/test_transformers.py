@@ -213,7 +213,7 @@ def test_every_rank_waits_for_the_best_checkpoint_also_one_that_sees_its_directo
             self.loaded = True
 
     asked: list[Any] = []
-    monkeypatch.setattr(transformers, "from_rank_zero", asked.append)
+    monkeypatch.setattr(transformers, "once_for_all", asked.append)
     trainer = type("Mixed", (transformers.CkstoreTrainerMixin, Trainer), {"ckstore": Store.init(tmp_path / "store")})()
     best = tmp_path / "out" / "checkpoint-2"
     best.mkdir(parents=True)

@@ -130,8 +130,8 @@ TRAINING = [
     Mutant(
         "each rank gets the generators of its own parts and the position of its own data loader",
         "states-of-rank-0-for-all",
-        "_restore_from",
-        'rank if rank in record["ranks"] else 0',
+        "own_key",
+        "rank if rank in ranks else 0",
         "0",
         _RANKS,
         "assert",

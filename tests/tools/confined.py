@@ -63,9 +63,10 @@ CAPABILITIES = (
         (
             "ranks/",
             "model/manifest/ranks.py",  # their record in a manifest, which parsing needs
+            "training/processes.py",  # asks torch which of the ranks of a training this process is
         ),
         frozenset({"rank", "ranks"}),
-        22,
+        12,
     ),
     Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 8),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 9),

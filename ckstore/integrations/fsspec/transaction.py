@@ -15,7 +15,7 @@ from fsspec.transaction import Transaction
 from ckstore.errors import BadInput, SaveFailed
 from ckstore.fs.new_tree import NewTree
 from ckstore.integrations.fsspec.places import StoreLocation, entry
-from ckstore.training.processes import rank_and_world
+from ckstore.training.processes import world_size
 
 _NEVER_BUILT = "fsspec"
 """The suffix of the path next to which the directory for staged files is created. No file has this path."""
@@ -138,7 +138,7 @@ class CheckpointTransaction(Transaction):  # type: ignore[misc]
         if still_open:
             msg = f"{os.path.basename(still_open[0])} is still open: {run}@{step} is not committed"
             raise BadInput(msg, hint="close each file in the transaction: with fs.open(…) as file")
-        world = rank_and_world()[1]
+        world = world_size()
         # Without this, each rank publishes one checkpoint with its part, and the last one replaces the others.
         if world > 1 and any(staging.tree.path.rglob("*.distcp")):
             msg = f"each of {world} ranks would commit its own part of {run}@{step}"
