@@ -64,9 +64,11 @@ CAPABILITIES = (
             "ranks/",
             "model/manifest/ranks.py",  # their record in a manifest, which parsing needs
             "training/processes.py",  # asks torch which of the ranks of a training this process is
+            "integrations/dcp/group.py",  # the rendezvous of `ranks/` in a process group, which torch alone knows
+            "integrations/dcp/replicas.py",  # compares the values of several ranks
         ),
         frozenset({"rank", "ranks"}),
-        12,
+        8,
     ),
     Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 8),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 9),

@@ -24,7 +24,7 @@ from ckstore.errors import (
     NoWholeCheckpoint,
     RankFailed,
 )
-from ckstore.integrations.dcp.group import FAILURES, GroupMeeting, causes_of, is_alone, sendable
+from ckstore.integrations.dcp.group import FAILURES, GroupMeeting, error_of_all, is_alone, sendable
 from ckstore.integrations.dcp.optimizers import own_groups
 from ckstore.integrations.dcp.planner import ComparingPlanner
 from ckstore.integrations.dcp.reader import CkstoreReader
@@ -41,7 +41,6 @@ from ckstore.ops.context import Context
 from ckstore.ops.notices import warn
 from ckstore.ops.read.target_load import LoadReport
 from ckstore.ops.save.tolerance import or_not_saved, tolerated
-from ckstore.ranks.meeting import failed_on_all
 from ckstore.ranks.nodes_without_shared_store import Joined, list_from_mirror, mirror_of
 from ckstore.store import RefLike, Store, context_of
 from ckstore.training.conditions import Conditions, differences
@@ -225,11 +224,9 @@ def _followed(saving: Any, writer: CkstoreWriter, tolerant: Context | None) -> A
                 tolerant.totals.worked()
             followed.set_result(metadata)
         except (CkstoreError, CheckpointException) as error:
-            raised: CkstoreError
-            if isinstance(error, CkstoreError):
-                raised = error
-            else:  # callers expect an `Exception`, which that class is not
-                raised = failed_on_all(f"saving {writer.checkpoint_id}", causes_of(error))
+            # Callers expect an `Exception`, which that of torch is not.
+            act = f"saving {writer.checkpoint_id}"
+            raised = error if isinstance(error, CkstoreError) else error_of_all(act, error)
             # All ranks have the same error, so either all of them continue or none.
             found = None if tolerant is None else tolerated(tolerant, raised, writer.run, writer.step)
             if found is None:

@@ -170,7 +170,7 @@ class GroupMeeting(Meeting):
         try:
             yield
         except CheckpointException as error:
-            raise failed_on_all(self.act, causes_of(error)) from None
+            raise error_of_all(self.act, error) from None
         except RuntimeError as error:
             if self.is_alone:
                 raise
@@ -202,9 +202,9 @@ def _key(rank: int) -> str:
     return f"ckstore/{rank}"
 
 
-def causes_of(error: CheckpointException) -> dict[int, BaseException]:
-    """Return the error of each rank that failed, without the stacks that torch keeps."""
-    return {rank: cause[0] for rank, cause in error.failures.items()}
+def error_of_all(act: str, error: CheckpointException) -> CkstoreError:
+    """Return the error that all ranks raise for one of torch, without the stacks that torch keeps."""
+    return failed_on_all(act, {rank: cause[0] for rank, cause in error.failures.items()})
 
 
 def sendable(error: BaseException) -> Exception:

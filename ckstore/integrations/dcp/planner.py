@@ -1,12 +1,9 @@
-"""Planners of `torch.distributed.checkpoint`: the values that a rank saves, and the values of a checkpoint that fit.
-
-The planner of `load` compares names, shapes and kinds before any data is read, and lists the differences.
-"""
+"""The planner of `load`: it compares names, shapes and kinds before any data is read, and lists the differences."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from ckstore.errors import BadInput, DoesNotFit
 from ckstore.integrations.dcp.optimizers import SavedOptimizers, own_groups
@@ -22,7 +19,6 @@ from ckstore.integrations.dcp.state_keys import set_at
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.words import counted
 from ckstore.ops.read.target_load import LoadReport, Strict, globs_of, listed, must_fit, pairs
-from ckstore.ranks.part import Content, Shard, content_of
 
 
 class ComparingPlanner(DefaultLoadPlanner):
@@ -159,31 +155,6 @@ class ComparingPlanner(DefaultLoadPlanner):
                 )
         if not self.allow_partial_load:
             yield "strict=False loads what fits and reports the rest"
-
-
-def content_of_plan(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:
-    """Return the content that a rank saves by its plan. `keys` are the keys of its state that are not strings."""
-    shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
-    look_up = getattr(planner, "lookup_object", None)
-    values: dict[str, object] = {}
-    for item in plan.items:
-        if item.type == WriteItemType.BYTE_IO and look_up is not None:
-            values[item.index.fqn] = look_up(item.index)
-        elif item.type == WriteItemType.BYTE_IO:
-            data: Any = planner.resolve_data(item)
-            values[item.index.fqn] = torch.load(data, weights_only=True)
-    return content_of(shards, values, chunk_bytes, keys)
-
-
-def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
-    tensor = planner.resolve_data(item)
-    if not isinstance(tensor, torch.Tensor) or item.tensor_data is None:
-        raise BadInput(f"{item.index.fqn}: the planner gave {type(tensor).__name__} for a tensor")
-    chunk = item.tensor_data.chunk
-    if tuple(chunk.sizes) != tuple(tensor.shape):
-        found = f"{list(tensor.shape)} for a shard of {list(chunk.sizes)}"
-        raise BadInput(f"{item.index.fqn}: the planner gave a tensor of {found}")
-    return Shard(item.index.fqn, tensor, tuple(item.tensor_data.size), tuple(chunk.offsets))
 
 
 def _short(dtype: object) -> str:

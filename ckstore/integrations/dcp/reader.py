@@ -29,9 +29,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from ckstore.errors import BadInput, NoSuchRef, RankMismatch
+from ckstore.errors import BadInput, NoSuchRef
 from ckstore.integrations.dcp.lineages import open_again
 from ckstore.integrations.dcp.optimizers import SavedOptimizers
+from ckstore.integrations.dcp.replicas import refuse_different_checkpoints
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import LeafRecord
@@ -118,10 +119,7 @@ class CkstoreReader(StorageReader):
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Check that all ranks read the same checkpoint. The coordinator calls this."""
-        found = {plan.storage_data: rank for rank, plan in enumerate(plans) if plan.storage_data is not None}
-        if len(found) > 1:
-            said = ", ".join(f"rank {rank} {name} ({digest[:16]})" for (name, digest), rank in found.items())
-            raise RankMismatch(f"the ranks found different checkpoints: {said}", hint="give all of them the same step")
+        refuse_different_checkpoints([plan.storage_data for plan in plans])
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

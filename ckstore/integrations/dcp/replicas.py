@@ -91,3 +91,11 @@ def refuse_differing(digests: Sequence[Mapping[str, str]]) -> None:
     if values := differing(digests):
         hint = f"{_CURE}; if_ranks_differ='warn' keeps those of one rank"
         raise RankMismatch(f"{values}; nothing was published", hint=hint)
+
+
+def refuse_different_checkpoints(read: Sequence[tuple[str, str] | None]) -> None:
+    """Raise `RankMismatch` if the ranks read different checkpoints, each a name and an id, or None if unknown."""
+    found = {one: rank for rank, one in enumerate(read) if one is not None}
+    if len(found) > 1:
+        said = ", ".join(f"rank {rank} {name} ({digest[:16]})" for (name, digest), rank in found.items())
+        raise RankMismatch(f"the ranks found different checkpoints: {said}", hint="give all of them the same step")

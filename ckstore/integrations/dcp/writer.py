@@ -12,20 +12,20 @@ import math
 import os
 import uuid
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
+import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ckstore.errors import BadInput, CkstoreError, RankMismatch, SaveFailed
 from ckstore.integrations.dcp.lineages import Continues, open_again, sent
-from ckstore.integrations.dcp.planner import content_of_plan
 from ckstore.integrations.dcp.replicas import differing, refuse_differing
 from ckstore.interpreter import log_notes
 from ckstore.model.manifest.info import CheckpointInfo
@@ -41,7 +41,7 @@ from ckstore.ranks.meeting import check_agreement, reason_of
 from ckstore.ranks.merged_checkpoint import MergedCheckpoint
 from ckstore.ranks.nodes_without_shared_store import Joined, adopt, mirror_of, publish_apart, push_staged
 from ckstore.ranks.outcome import now_at, with_news
-from ckstore.ranks.part import stage_part
+from ckstore.ranks.part import Content, Shard, content_of, stage_part
 from ckstore.ranks.part_merger import shards_of
 from ckstore.ranks.rank_identity import Document, RankIdentity
 from ckstore.ranks.work import RankWork, WorkWatch
@@ -250,7 +250,7 @@ def _stage(
     context.check_writable()
     who = writer._who()  # noqa: SLF001
     with failing_as_save(context, f"saving {writer.checkpoint_id} at {who}"):
-        content = content_of_plan(plan, planner, context.settings.chunk_bytes, writer.keys)
+        content = _content_of(plan, planner, context.settings.chunk_bytes, writer.keys)
         work = RankWork(who, writer.timeout_s)
 
         def stage() -> tuple[Staging, PushedPart | None, Document]:
@@ -283,3 +283,28 @@ def _publish_apart(store: Store, writer: CkstoreWriter, whole: MergedCheckpoint,
 @api_call
 def _take(store: Store, joined: Joined, staging: Staging | None) -> CheckpointInfo:
     return adopt(context_of(store), joined, staging)
+
+
+def _content_of(plan: SavePlan, planner: SavePlanner, chunk_bytes: int, keys: Sequence[Any]) -> Content:
+    """Return the content that a rank saves by its plan. `keys` are the keys of its state that are not strings."""
+    shards = [_shard(item, planner) for item in plan.items if item.type != WriteItemType.BYTE_IO]
+    look_up = getattr(planner, "lookup_object", None)
+    values: dict[str, object] = {}
+    for item in plan.items:
+        if item.type == WriteItemType.BYTE_IO and look_up is not None:
+            values[item.index.fqn] = look_up(item.index)
+        elif item.type == WriteItemType.BYTE_IO:
+            data: Any = planner.resolve_data(item)
+            values[item.index.fqn] = torch.load(data, weights_only=True)
+    return content_of(shards, values, chunk_bytes, keys)
+
+
+def _shard(item: WriteItem, planner: SavePlanner) -> Shard:
+    tensor = planner.resolve_data(item)
+    if not isinstance(tensor, torch.Tensor) or item.tensor_data is None:
+        raise BadInput(f"{item.index.fqn}: the planner gave {type(tensor).__name__} for a tensor")
+    chunk = item.tensor_data.chunk
+    if tuple(chunk.sizes) != tuple(tensor.shape):
+        found = f"{list(tensor.shape)} for a shard of {list(chunk.sizes)}"
+        raise BadInput(f"{item.index.fqn}: the planner gave a tensor of {found}")
+    return Shard(item.index.fqn, tensor, tuple(item.tensor_data.size), tuple(chunk.offsets))
