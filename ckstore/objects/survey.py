@@ -13,8 +13,8 @@ from functools import cache
 from ckstore.fs import dirfd_stat
 from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
-from ckstore.model.doctor.contents import Leftover
 from ckstore.model.names import key_of
+from ckstore.model.reports.gc_report import Leftover
 from ckstore.objects import trash
 from ckstore.objects.documents import marks
 from ckstore.objects.layout import BLOBS, MANIFEST, Layout

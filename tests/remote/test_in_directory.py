@@ -20,7 +20,8 @@ import pytest
 
 from ckstore import BadInput, RemoteDenied, RemoteError, RemoteFull, RemoteUnavailable, Store
 from ckstore.fs import files, links
-from ckstore.model.doctor.place import PlaceFacts, Reach
+from ckstore.model.doctor.place import PlaceFacts
+from ckstore.model.host import Reach
 from ckstore.remote.service import directory_objects
 from ckstore.remote.service.directory_objects import DirectoryObjects
 from ckstore.remote.service.target import Target

@@ -71,7 +71,7 @@ CAPABILITIES = (
         8,
     ),
     Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 8),
-    Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 9),
+    Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 5),
 )
 
 

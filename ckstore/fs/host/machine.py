@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckstore.fs import files, holders, reflink
 from ckstore.fs.store_path import AnyPath
-from ckstore.model.doctor.ability_checks import DirtyFacts
+from ckstore.model.host import DirtyFacts
 
 _VM = Path("/proc/sys/vm")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckstore.model.doctor.finding import DoctorFinding, ok
+from ckstore.model.host import DirtyFacts
 from ckstore.model.sizes import size_text
 
 _LEAST_READ_AHEAD_KIB = 128
@@ -158,15 +159,6 @@ class SpaceFacts:
     newest_bytes: int  # size of the newest checkpoint; 0 if there is none
     reserve_bytes: int  # size of the space that the store reserves for gc on a full disk
     reserve_wanted_bytes: int  # the size that it should have
-
-
-@dataclass(frozen=True, slots=True)
-class DirtyFacts:
-    """Data of all programs that the kernel has not written yet, and the limit above which writers must wait."""
-
-    dirty_bytes: int  # not yet being written
-    writeback_bytes: int  # being written
-    limit_bytes: int  # 0 if unknown
 
 
 def check_bytes(facts: SpaceFacts) -> DoctorFinding:

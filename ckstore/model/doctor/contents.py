@@ -9,7 +9,7 @@ from ckstore.model.best import opposite_mode
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.gc_report import Waiting, amount_of
+from ckstore.model.reports.gc_report import Leftover, Waiting, amount_of
 from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.settings.retention import RetentionPolicy
@@ -20,17 +20,6 @@ _OLD_S = 86400.0
 _LONG_UNREAD_S = 30 * 86400.0
 _NAMED = 3
 _GC_LATER = "ckstore gc frees it an hour after its last change (config.grace_s), or at once with --exclusive"
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A directory or file in ``staging/`` or ``trash/``."""
-
-    name: str
-    age_s: float  # since something was last created or removed in it
-    nbytes: int = 0  # bytes in files that have no other name
-    owner: str = ""  # the user who created it
-    alive: bool = False  # whether a process has it open
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """Findings about the filesystem of a store: its type, its mount options, and whether it keeps acknowledged data.
 
-The sources on locks are nfs(5), flock(2) and mount.lustre(8). docs/how-to/shared.md lists the tested filesystems.
+docs/how-to/shared.md lists the tested filesystems.
 """
 
 from __future__ import annotations
@@ -8,43 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ckstore.model.doctor.finding import DoctorFinding, ok
+from ckstore.model.host import reach_of_locks
 
-_KEPT_HERE_BY = {
-    "nfs": ("nolock", "local_lock=all", "local_lock=flock"),
-    "nfs4": ("local_lock=all", "local_lock=flock"),
-    "lustre": ("localflock",),
-    "gfs2": ("localflocks",),
-    "ocfs2": ("localflocks",),
-    "ceph": (),
-}
-"""Filesystems whose file locks reach other hosts, and the mount options that prevent it."""
-_SENT_BY = {"lustre": "flock"}
-"""The mount option that file locks need to reach other hosts."""
 _ONE_HOST = "save to a run, and prune it, on one host"
-
-
-class Reach(NamedTuple):
-    """How far file locks reach."""
-
-    hosts: bool | None  # whether they reach other hosts; None if unknown
-    why: str = ""  # the mount option, or its absence, that prevents it; empty otherwise
-    mended: str = ""  # how to mount it so that they do
-
-
-def reach_of_locks(kind: str, options: AbstractSet[str]) -> Reach:
-    """Return how far file locks reach, by the type and the options of the mount."""
-    if kind not in _KEPT_HERE_BY:
-        return Reach(None)
-    for option in _KEPT_HERE_BY[kind]:
-        if option in options:
-            return Reach(False, option, f"mount it without {option}")
-    wanted = _SENT_BY.get(kind, "")
-    if wanted and wanted not in options:
-        return Reach(False, f"no {wanted}", f"mount it with {wanted}")
-    return Reach(True)
 
 
 def check_locks(kind: str, options: AbstractSet[str]) -> DoctorFinding:

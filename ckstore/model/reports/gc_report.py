@@ -20,6 +20,17 @@ _AT_ONCE = "ckstore gc --now frees that at once"
 _NEEDED = "other checkpoints have the same blobs, or were compacted and are decoded with them"
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A directory or file in ``staging/`` or ``trash/``."""
+
+    name: str
+    age_s: float  # since something was last created or removed in it
+    nbytes: int = 0  # bytes in files that have no other name
+    owner: str = ""  # the user who created it
+    alive: bool = False  # whether a process has it open
+
+
 @brief()
 @dataclass(frozen=True, slots=True)
 class NextToFree:

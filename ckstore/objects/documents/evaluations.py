@@ -23,7 +23,7 @@ from ckstore.model.checkpoint.evaluation import (
     parse_evaluation,
     parse_record_name,
 )
-from ckstore.model.doctor.place import reach_of_locks
+from ckstore.model.host import reach_of_locks
 from ckstore.model.seal import read, to_write
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks

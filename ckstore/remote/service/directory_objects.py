@@ -24,7 +24,7 @@ from ckstore.fs.host.mounts import examine
 from ckstore.fs.lock_files import LockFile
 from ckstore.fs.open_dir import OpenDir
 from ckstore.fs.store_path import NotInStore, StorePath
-from ckstore.model.doctor.place import reach_of_locks
+from ckstore.model.host import reach_of_locks
 from ckstore.remote import keys
 from ckstore.remote.objects import ObjectEntry
 from ckstore.remote.service.abilities import Abilities

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from ckstore.model.doctor import ability_checks, contents, owners
 from ckstore.model.doctor.finding import LEVELS, DoctorFinding, DoctorReport, Level, age_words
 from ckstore.model.doctor.place import PlaceFacts, check_place
+from ckstore.model.host import DirtyFacts
+from ckstore.model.reports.gc_report import Leftover
 from ckstore.model.reports.held_blobs import DeletedFile, Holder
 from ckstore.model.sizes import size_text
 
@@ -146,7 +148,7 @@ def test_a_reserve_that_was_given_up_is_told() -> None:
 
 @given(dirty=sizes, writeback=sizes, limit=sizes)
 def test_dirty_pages_near_the_limit_make_writers_wait(dirty: int, writeback: int, limit: int) -> None:
-    level = ability_checks.check_dirty(ability_checks.DirtyFacts(dirty, writeback, limit)).level
+    level = ability_checks.check_dirty(DirtyFacts(dirty, writeback, limit)).level
 
     assert (level == "warning") == (limit > 0 and dirty + writeback > 0.8 * limit)
 
@@ -236,8 +238,8 @@ def test_directories_that_lead_elsewhere_are_an_error() -> None:
     assert owners.check_layout(("/s/blobs is a symlink",)).level == "error"
 
 
-def leftover(age_s: float, *, alive: bool = False) -> contents.Leftover:
-    return contents.Leftover("main@5.ab", age_s, 2**20, "ann", alive)
+def leftover(age_s: float, *, alive: bool = False) -> Leftover:
+    return Leftover("main@5.ab", age_s, 2**20, "ann", alive)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +251,7 @@ def leftover(age_s: float, *, alive: bool = False) -> contents.Leftover:
         ([leftover(5), leftover(200000, alive=True)], "note", "1 save died and left 1.0 MiB: main@5.ab"),
     ],
 )
-def test_saves_that_died_and_saves_that_hang_are_told(stagings: list[contents.Leftover], level: str, said: str) -> None:
+def test_saves_that_died_and_saves_that_hang_are_told(stagings: list[Leftover], level: str, said: str) -> None:
     found = contents.check_staging(stagings)
 
     assert (found.level, said in found.found) == (level, True), found

@@ -1,0 +1,52 @@
+"""Facts about the hosts that use a store: how far file locks reach, and the data that a kernel has not written yet.
+
+The sources on locks are nfs(5), flock(2) and mount.lustre(8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_KEPT_HERE_BY = {
+    "nfs": ("nolock", "local_lock=all", "local_lock=flock"),
+    "nfs4": ("local_lock=all", "local_lock=flock"),
+    "lustre": ("localflock",),
+    "gfs2": ("localflocks",),
+    "ocfs2": ("localflocks",),
+    "ceph": (),
+}
+"""Filesystems whose file locks reach other hosts, and the mount options that prevent it."""
+_SENT_BY = {"lustre": "flock"}
+"""The mount option that file locks need to reach other hosts."""
+
+
+class Reach(NamedTuple):
+    """How far file locks reach."""
+
+    hosts: bool | None  # whether they reach other hosts; None if unknown
+    why: str = ""  # the mount option, or its absence, that prevents it; empty otherwise
+    mended: str = ""  # how to mount it so that they do
+
+
+def reach_of_locks(kind: str, options: AbstractSet[str]) -> Reach:
+    """Return how far file locks reach, by the type and the options of the mount."""
+    if kind not in _KEPT_HERE_BY:
+        return Reach(None)
+    for option in _KEPT_HERE_BY[kind]:
+        if option in options:
+            return Reach(False, option, f"mount it without {option}")
+    wanted = _SENT_BY.get(kind, "")
+    if wanted and wanted not in options:
+        return Reach(False, f"no {wanted}", f"mount it with {wanted}")
+    return Reach(True)
+
+
+@dataclass(frozen=True, slots=True)
+class DirtyFacts:
+    """Data of all programs that the kernel has not written yet, and the limit above which writers must wait."""
+
+    dirty_bytes: int  # not yet being written
+    writeback_bytes: int  # being written
+    limit_bytes: int  # 0 if unknown
