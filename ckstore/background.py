@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.training_identity import after_save
 from ckstore.ops.api_calls import api_call_in_memory
 from ckstore.ops.notices import tell_left_out
+from ckstore.ops.pace import process_end_s
 from ckstore.ops.save.continuation import know_training
 from ckstore.ops.save.tolerance import tolerated
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ckstore.model.saver.messages import Order
     from ckstore.model.settings.patience import OnFailure
     from ckstore.ops.context import Context
+    from ckstore.ops.save.save import Request
     from ckstore.saver.client.client import Client
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.queue import SaverLimits
@@ -116,12 +119,15 @@ class BackgroundSaves:
     def _submit(
         self,
         state: object,
-        order: Order,
+        request: Request,
+        parent: str,
         limits: SaverLimits,
         unchanged: UnchangedNames | None,
-        on_failure: OnFailure = "raise",
+        *,
+        on_failure: OnFailure,
     ) -> PendingSave:
-        """Start a background save. See `ckstore.Store.save_async`."""
+        """Start a background save. See `ckstore.Store.save_async`. `parent` is a ref that the saver looks up."""
+        order = _order_of(request, parent)
         # This precedes the order, so that a second saver does not create another training for the run.
         know_training(self._context, order.run)
         tolerate = None if on_failure == "raise" else partial(tolerated, self._context)
@@ -181,3 +187,21 @@ class BackgroundSaves:
         if first is not made:
             closing.detach()
         return first
+
+
+def _order_of(request: Request, parent: str) -> Order:
+    """Check a request, and return the order for it. The number and the state of the order are added later."""
+    from ckstore.model.saver.messages import Order
+
+    request.check()
+    return Order(
+        number=0,
+        run=request.run,
+        step=request.step,
+        about=request.about,
+        tags=request.tags,
+        if_exists=request.if_exists,
+        parent=parent,
+        patience=request.patience.until(process_end_s() - time.monotonic()),
+        if_run_in_use=request.if_run_in_use,
+    )

@@ -554,7 +554,7 @@ class Store:
         """
         from ckstore.model.settings.patience import check_on_failure
         from ckstore.ops.notices import tell_not_durable
-        from ckstore.ops.save.options import SaveOptions, order_of, request_of
+        from ckstore.ops.save.options import SaveOptions, request_of
         from ckstore.saver.client.queue import SaverLimits
         from ckstore.saver.client.unchanged_storages import UnchangedNames
 
@@ -586,7 +586,8 @@ class Store:
             # This process warns, since warnings of the saver are not shown.
             tell_not_durable(self._context.not_durable_because, self._context.settings)
             named = UnchangedNames(selects, self._context.settings.chunk_bytes)
-            return self.background._submit(state, order_of(request, ref), limits, named, on_failure)  # noqa: SLF001 - its own
+            submit = self.background._submit  # noqa: SLF001 - its own
+            return submit(state, request, ref, limits, named, on_failure=on_failure)
         except BaseException:
             self.background._call_failed(self._effective_run(run))  # noqa: SLF001 - its own
             raise

@@ -49,7 +49,7 @@ class Capability:
 
 
 CAPABILITIES = (
-    Capability("remotes", ("remote/",), frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}), 62),
+    Capability("remotes", ("remote/",), frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}), 60),
     Capability(
         "encoded pieces",
         ("codecs/", "ops/compact/", "objects/encoded.py", "model/manifest/encoding.py"),
@@ -70,7 +70,7 @@ CAPABILITIES = (
         frozenset({"rank", "ranks"}),
         8,
     ),
-    Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 8),
+    Capability("saver", ("saver/", "model/saver/"), frozenset({"saver", "savers"}), 6),
     Capability("report", ("ops/report/", "model/doctor/"), frozenset({"doctor", "html"}), 5),
 )
 

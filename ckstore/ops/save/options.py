@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
 
 from ckstore.errors import BadInput
 from ckstore.model.names import check_step
-from ckstore.model.saver.messages import Order
 from ckstore.model.settings.patience import AskedPatience
-from ckstore.ops.pace import process_end_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -92,19 +89,3 @@ def patience_in(options: SaveOptions) -> AskedPatience:
     asked = AskedPatience(options.get("retries"), options.get("wait_for_space_s"), options.get("try_for_s"))
     asked.check()
     return asked
-
-
-def order_of(request: Request, parent: str) -> Order:
-    """Check a request, and return the order for it. The number and the state of the order are added later."""
-    request.check()
-    return Order(
-        number=0,
-        run=request.run,
-        step=request.step,
-        about=request.about,
-        tags=request.tags,
-        if_exists=request.if_exists,
-        parent=parent,
-        patience=request.patience.until(process_end_s() - time.monotonic()),
-        if_run_in_use=request.if_run_in_use,
-    )

@@ -28,9 +28,9 @@ from ckstore.objects.publish import IfExists
 from ckstore.ops.api_calls import describe_os_error, unsafe
 from ckstore.ops.context import Context, another_store
 from ckstore.ops.save.continuation import named_parent
-from ckstore.ops.save.recorded_chunks import manifest_of, recorded_sources
 from ckstore.ops.save.save import Request, save_captured
 from ckstore.saver.helper_processes import SUBSCRIBERS
+from ckstore.saver.server.reused_storages import manifest_of, recorded_sources
 from ckstore.saver.server.status_page import Inbox, Reporter
 
 
