@@ -80,7 +80,3 @@ def sizes_apart(first: int, second: int) -> tuple[str, str]:
 def needed_and_free(needed_bytes: int, free_bytes: int) -> str:
     """Return a needed size and the free size, such as ``3.8 MiB, 336.0 KiB are free``."""
     return "{}, {} are free".format(*sizes_apart(needed_bytes, free_bytes))
-
-
-DEVICE_SMALL_BYTES = 256 * 2**10
-"""Size below which storages on a device are transferred together. PCIe moves this in 5 µs, the cost of a request."""

@@ -157,8 +157,8 @@ class ProcessCache:
     synced_runs: dict[str, RunStamp | None] = field(default_factory=dict)
     # Checkpoints whose rows in the catalog are wrong and could not be repaired yet.
     distrusted: dict[CheckpointKey, Stamp | None] = field(default_factory=dict)
-    # Run -> the fingerprints and digests of the chunks on devices in its last save.
-    device_seen: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
+    # Run -> the fingerprints and digests of the chunks in another memory space in its last save.
+    chunk_fingerprints: dict[str, dict[tuple[str, int, int, int], tuple[bytes, str]]] = field(default_factory=dict)
     # Device, inode and change time of ``store.json`` when it last had the id of this store.
     settings_file: tuple[int, int, int] | None = None
     own_files_renewed_s: float = 0.0  # when `ops.touch` last checked whether the store's own files are old

@@ -176,7 +176,7 @@ def _place(shard: Shard, name: str, storage: int, chunk_bytes: int) -> tuple[Lea
     from ckstore.tensors import torch_leaves
 
     admitted = torch_leaves.Admission().admit(shard.tensor.detach(), shard.name)
-    torch_leaves.wait_for_devices(torch_leaves.devices_of([admitted]))
+    torch_leaves.wait_for([admitted])
     source, leaf = torch_leaves.place_row_major(admitted, storage)
     source.name = shard.name
     if 0 in leaf.shape:

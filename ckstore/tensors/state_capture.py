@@ -129,8 +129,7 @@ class Walk:
 
         every = [admitted for numbered in self._tensors.values() for _, admitted in numbered]
         # CUDA kernels that were queued before the save must have written the tensors that are read now.
-        devices = torch_leaves.devices_of(every)
-        torch_leaves.wait_for_devices([device for device in devices if device not in waited], after)
+        written = torch_leaves.wait_for(every, after, waited)
         for storage, numbered in self._tensors.items():
             # Only now all tensors over one memory are known, so only now it is known what of it they cover together.
             members = [admitted for _, admitted in numbered]
@@ -138,7 +137,7 @@ class Walk:
             for (index, _), leaf in zip(numbered, leaves, strict=True):
                 self.leaves[index] = leaf
         if after is None:  # else what follows is queued behind it
-            torch_leaves.wait_for_current(devices)  # placing may have queued copies
+            torch_leaves.wait_for_placing(written)
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """Return the node of a value with this path."""

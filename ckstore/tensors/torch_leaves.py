@@ -7,7 +7,7 @@ describe are copied here.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.device import streams
+from ckstore.tensors.device.memory_space import space_of
 from ckstore.tensors.memory_layout import StorageMemory, keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers
 from ckstore.tensors.torch_parts import refuse_tensor
@@ -136,24 +137,19 @@ def _watched(lone: Admitted) -> tuple[Watched, ...]:
     return () if lone.watched is None else (lone.watched,)
 
 
-def devices_of(members: Iterable[Admitted]) -> set[torch.device]:
-    """Return the devices of `members`, so that a process with eight GPUs does not wait for unsaved ones."""
-    return {member.tensor.device for member in members if not member.tensor.is_cpu}
+def wait_for(
+    members: Iterable[Admitted], after: object = None, waited: Collection[object] = ()
+) -> Collection[torch.device]:
+    """Wait for the queued work that may write to tensors, except on the devices in `waited`; return all devices."""
+    # Only for those devices: a process with eight GPUs does not wait for unsaved ones.
+    devices = {member.tensor.device for member in members if not member.tensor.is_cpu}
+    if devices:
+        streams.wait(devices.difference(waited), after)
+    return devices
 
 
-def wait_for_devices(devices: Iterable[torch.device], after: object = None) -> None:
-    """Wait for the work queued on devices."""
-    # Their bytes are read on other streams, which would not wait. With an event, `after`, the current streams wait for
-    # that alone, and this returns at once.
-    for device in devices:
-        if after is None:
-            streams.system.synchronize(device)
-        else:
-            streams.system.wait_in_current(device, after)
-
-
-def wait_for_current(devices: Iterable[torch.device]) -> None:
-    """Wait for the work of the current streams, but not for running copies of the state."""
+def wait_for_placing(devices: Iterable[torch.device]) -> None:
+    """Wait for the copies that `place` queued on these devices, but not for running copies of the state."""
     for device in devices:
         streams.system.synchronize_current(device)
 
@@ -214,7 +210,7 @@ def empty_on_device(sizes: Mapping[int, int], device: object) -> dict[int, Devic
         return {}
     try:
         place = torch.empty(0, dtype=torch.uint8, device=torch.device(target)).device  # with its number
-        if not streams.is_accelerator(place):
+        if space_of(place) is None:
             return {}
         from ckstore.tensors.device import feed
 

@@ -10,7 +10,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ckstore.errors import StateChanged
-from ckstore.tensors.device.streams import is_accelerator
+from ckstore.tensors.device.memory_space import DeviceSpace, space_of
 from ckstore.tensors.numpy_leaves import copy_bytes
 from ckstore.tensors.torch_rows import views_of
 
@@ -24,7 +24,7 @@ Watched = tuple[torch.Tensor, int]  # A tensor of the state, and its version whe
 class TorchSource:
     """A range of a live storage; see `source.ByteSource`. It keeps that storage and its views alive."""
 
-    __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "on_device", "watched")
+    __slots__ = ("_address", "_start", "_storage", "_view", "name", "nbytes", "space", "watched")
 
     def __init__(
         self, name: str, storage: torch.UntypedStorage, start: int, nbytes: int, watched: tuple[Watched, ...]
@@ -32,18 +32,18 @@ class TorchSource:
         self.name = name
         self.nbytes = nbytes
         self.watched = watched  # the tensors whose versions count modifications
-        self.on_device = is_accelerator(storage.device)
+        self.space = space_of(storage.device)
         self._storage = storage
         self._start = start
         self._address: int | None = None
         self._view = memoryview(b"")
 
     def view(self, start: int, stop: int) -> memoryview | None:
-        """Return these bytes without a copy, or None on another device than the CPU."""
+        """Return these bytes without a copy, or None in another memory space."""
         # The view is valid until the storage is resized, which every call checks. A thread that resizes it while the
         # bytes are being read breaks the rule that a state is left alone until `save` has returned.
         if self._address is None:
-            if self.on_device:
+            if self.space is not None:
                 return None
             address = self._storage.data_ptr()
             reaches = self._storage.nbytes() >= self._start + self.nbytes
@@ -61,11 +61,11 @@ class TorchSource:
         elif stop > start:
             torch.frombuffer(out, dtype=torch.uint8).copy_(self.flat()[start:stop])
 
-    def device_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+    def flat_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
         """Return these bytes on their device, with the offset of each part."""
         return [(0, self.flat()[start:stop])] if stop > start else []
 
-    def device_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
+    def addresses(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
         """Return device, address and size of these bytes. It takes a fifth of the time of making a tensor."""
         storage = self._storage
         return [(storage.device, storage.data_ptr() + self._start + start, stop - start)] if stop > start else []
@@ -104,9 +104,9 @@ class GappedSource:
         self._sources = sources
 
     @property
-    def on_device(self) -> bool:
-        """Whether the processor cannot address them."""
-        return self._sources[0].on_device
+    def space(self) -> DeviceSpace | None:
+        """The memory space of the storage."""
+        return self._sources[0].space
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes without a copy, or None if they are not all in one range on the CPU."""
@@ -125,15 +125,15 @@ class GappedSource:
             done = high
         out[done - start :] = bytes(stop - done)
 
-    def device_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+    def flat_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
         """Return these bytes on their device without the gaps, with the offset of each part."""
         found = self._between(start, stop)
         return [(low - start, source.flat()[low - place : high - place]) for place, source, low, high in found]
 
-    def device_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
-        """Return the device, the address and the size of each of `device_parts`."""
+    def addresses(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
+        """Return the device, the address and the size of each of `flat_parts`."""
         found = self._between(start, stop)
-        return [place for at, source, low, high in found for place in source.device_places(low - at, high - at)]
+        return [place for at, source, low, high in found for place in source.addresses(low - at, high - at)]
 
     def weakly(self) -> None:
         """Return None, since several ranges are not remembered."""
@@ -159,7 +159,7 @@ class StridedSource:
     # A copy of all of it would take as much memory again until the save has ended.
 
     __slots__ = ("_bits", "_item_bytes", "_stop", "name", "nbytes", "watched")
-    on_device = False
+    space = None
 
     def __init__(self, name: str, bits: torch.Tensor, stop: int, watched: tuple[Watched, ...]) -> None:
         self.name = name

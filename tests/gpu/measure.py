@@ -72,7 +72,7 @@ def fingerprints(_: Path) -> Figures:
     found: Figures = {"bytes": nbytes(state), "compile_s": time.perf_counter() - began_s, "why_no_kernel": why_not}
     if kernel is not None:
         found["kernel_s"] = seconds(lambda: fingerprint.of_storages(sources))
-    regions = [part for source in sources for _, part in source.device_parts(0, source.nbytes)]
+    regions = [part for source in sources for _, part in source.flat_parts(0, source.nbytes)]
     found["torch_s"] = seconds(lambda: fingerprint.by_torch(regions))
     found["versions_s"] = seconds(lambda: [tensor._version for tensor in state.values()])
     found["capture_s"] = seconds(lambda: capture(state))

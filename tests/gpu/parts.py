@@ -14,7 +14,7 @@ from typing import Any
 SAVE_ASYNC = {
     "head_start": "ckstore.saver.client.ahead:HeadStarts.begin",
     "capture": "ckstore.saver.client.client:capture",
-    "wait_for_devices": "ckstore.tensors.torch_leaves:wait_for_devices",
+    "wait_for_devices": "ckstore.tensors.device.streams:wait",
     "fingerprints": "ckstore.saver.client.client:_fingerprints",
     "place": "ckstore.saver.client.unchanged_storages:UnchangedBases.place",
     "take_memory": "ckstore.saver.client.snapshot:SnapshotPool.take",

@@ -51,11 +51,11 @@ class Source:
 
     name, nbytes = "t", 4096
 
-    def device_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
+    def flat_parts(self, start: int, stop: int) -> list[tuple[int, torch.Tensor]]:
         """Return one part."""
         return [(0, torch.ones(stop - start, dtype=torch.uint8))]
 
-    def device_places(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
+    def addresses(self, start: int, stop: int) -> list[tuple[torch.device, int, int]]:
         """It is not asked for a fingerprint."""
         raise NotImplementedError
 

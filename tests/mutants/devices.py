@@ -26,7 +26,7 @@ DEVICES = [
     Mutant(
         "fingerprints before and after a read from a device are equal",
         "fingerprint-not-taken-again",
-        "DeviceChunks.settle",
+        "FingerprintedChunks.settle",
         "            if old != new:\n",
         "            if False:\n",
         f"{_ROOM}/test_unchanged.py::test_a_tensor_that_changes_during_the_save_fails_it[cpu]",

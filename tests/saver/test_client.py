@@ -139,10 +139,11 @@ def test_a_saver_that_closes_a_file_while_it_is_looked_at_is_listed(
 def test_memory_that_was_made_beforehand_is_kept_also_where_the_device_fails(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = SimpleNamespace(name="w", nbytes=100, on_device=True)
-    monkeypatch.setattr("ckstore.saver.client.client.capture", lambda _: SimpleNamespace(sources=[source]))
+    space = SimpleNamespace(grouped_below_bytes=2**18)
+    captured = SimpleNamespace(sources=[SimpleNamespace(name="w", nbytes=100, space=space)], space=space)
+    monkeypatch.setattr("ckstore.saver.client.client.capture", lambda _: captured)
 
-    def failing(_: Snapshot) -> None:
+    def failing(*_: object) -> None:
         raise RuntimeError("CUDA error: out of memory")
 
     monkeypatch.setattr(Snapshot, "pin", failing)

@@ -33,7 +33,7 @@ class Sized:
 
     name: str
     nbytes: int = MIB
-    on_device: bool = False
+    space: None = None
 
     def view(self, start: int, stop: int) -> memoryview | None:
         raise AssertionError(self.name)

@@ -2,12 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from ckstore.model.manifest.manifest import FileRecord, LeafRecord, Node
 from ckstore.model.sizes import SMALL_BELOW_BYTES, medium_count, pack_below_bytes
+
+
+class SourceReader(Protocol):
+    """Private memory to which the bytes of sources are copied, one range after another. Not for several threads."""
+
+    def parts(self, source: Any, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
+        """Yield these bytes of a source part by part as they arrive."""
+
+    def whole(self, nbytes: int) -> memoryview:
+        """Return the first bytes of the last range."""
+
+    def close(self) -> None:
+        """Free the memory."""
+
+
+class Transfers(Protocol):
+    """Running copies of sources to pinned memory."""
+
+    def join(self, other: Any) -> None:
+        """Also wait for the transfers of another object."""
+
+    def wait(self) -> None:
+        """Wait until all are done. A second call returns immediately."""
+
+
+class PinnedMemory(Protocol):
+    """Host memory that is prepared for transfers from a memory space."""
+
+    def copy(self, pairs: Iterable[tuple[Any, int]], *, behind_current: bool) -> Transfers:
+        """Begin to copy each source to its offset; see `Snapshot.fill`."""
+
+    def close(self) -> None:
+        """Release the memory. No transfer may be running."""
+
+
+class MemorySpace(Protocol):
+    """Memory that the CPU cannot address, such as that of GPUs, with ways to read many sources in it at once."""
+
+    grouped_below_bytes: int
+    """Sources below this size are transferred together if they are adjacent in the destination."""
+
+    def fingerprints(self, ranges: Sequence[tuple[Any, int, int]]) -> list[bytes]:
+        """Return a fingerprint of each range of a source, which changes with its bytes.
+
+        Return an empty list if there is no memory to compute them.
+        """
+
+    def fingerprints_of(self, sources: Sequence[Any]) -> list[bytes]:
+        """Return a fingerprint of each source as a whole, as `fingerprints`."""
+
+    def prepare(self, timeout_s: float) -> None:
+        """Do the work that would make the first fingerprints slower."""
+
+    def wait_for(self, sources: Iterable[Any]) -> Collection[object]:
+        """Wait for the queued work that may write to sources; return the value for `waited` of `capture`."""
+
+    def fetch(self, sources: Sequence[Any]) -> list[memoryview]:
+        """Return the bytes of small sources, read in few transfers."""
+
+    def reader(self, nbytes: int) -> SourceReader:
+        """Return a reader of ranges of at most `nbytes`."""
+
+    def pin(self, memory: memoryview) -> PinnedMemory:
+        """Prepare host memory for transfers."""
 
 
 class ByteSource(Protocol):
@@ -20,13 +85,13 @@ class ByteSource(Protocol):
     name: str  # name of its first leaf, for messages
 
     @property
-    def on_device(self) -> bool:
-        """Whether the bytes are on a device. The source then has `device_parts` (`tensors/device/device_copies`)."""
+    def space(self) -> MemorySpace | None:
+        """The memory space of the bytes, or None if they are in host memory or in a file."""
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Return these bytes of the live memory, read-only and uncopied.
 
-        Return None if the bytes must be read with `read_into`, because the CPU cannot address them (CUDA) or they are
+        Return None if the bytes must be read with `read_into`, because the CPU cannot address them or they are
         not contiguous (they span a gap between views that share memory).
         """
 
@@ -66,15 +131,15 @@ class Captured:
     # Storages of 1 MiB or more have blobs of their own. Later saves take unchanged ones from there, uncopied.
     own_blobs: bool = False
 
-    @property
-    def on_device(self) -> bool:
-        """Whether bytes of it are on a device."""
-        return any(source.on_device for source in self.sources)
+    @cached_property
+    def space(self) -> MemorySpace | None:
+        """The memory space of the sources that are not in host memory, or None if all are."""
+        return next((source.space for source in self.sources if source.space is not None), None)
 
     def pack_below_bytes(self, chunk_bytes: int) -> int:
         """Return the size below which storages of this state share packs in a store with chunks of this size."""
-        # Large storages are copied from devices through pinned memory, in chunks.
-        if self.own_blobs or self.on_device:
+        # From another memory space, large storages are copied in chunks, and unchanged chunks are not read.
+        if self.own_blobs or self.space is not None:
             return SMALL_BELOW_BYTES
         return pack_below_bytes(self._medium_count, chunk_bytes)
 
@@ -91,7 +156,7 @@ class BytesSource:
     """Bytes in memory that do not change, from bytes and str leaves or from a snapshot in the saver."""
 
     __slots__ = ("_data", "name", "nbytes")
-    on_device = False
+    space = None
 
     def __init__(self, name: str, data: bytes | memoryview) -> None:
         self.name = name
@@ -123,20 +188,20 @@ class RangeSource:
         self._start = start
 
     @property
-    def on_device(self) -> bool:
-        """Whether the bytes of the underlying source are on a device."""
-        return self._source.on_device
+    def space(self) -> MemorySpace | None:
+        """The memory space of the underlying source."""
+        return self._source.space
 
-    def device_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
-        """Return these bytes on their device, from the underlying source."""
+    def flat_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
+        """Return these bytes as flat tensors with their offsets, from the underlying source."""
         source: Any = self._source
-        found: list[tuple[int, Any]] = source.device_parts(self._start + start, self._start + stop)
+        found: list[tuple[int, Any]] = source.flat_parts(self._start + start, self._start + stop)
         return found
 
-    def device_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
-        """Return the locations of these bytes on their device, from the underlying source."""
+    def addresses(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
+        """Return the locations of these bytes in their memory space, from the underlying source."""
         source: Any = self._source
-        found: list[tuple[Any, int, int]] = source.device_places(self._start + start, self._start + stop)
+        found: list[tuple[Any, int, int]] = source.addresses(self._start + start, self._start + stop)
         return found
 
     def view(self, start: int, stop: int) -> memoryview | None:

@@ -97,7 +97,7 @@ class _Segment:
     """A part of a file that is one storage. Its bytes are not in memory."""
 
     __slots__ = ("_entry", "_start", "name", "nbytes")
-    on_device = False
+    space = None
 
     def __init__(self, entry: Entry, start: int, stop: int) -> None:
         self.name = entry.path

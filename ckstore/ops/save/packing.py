@@ -20,14 +20,14 @@ from ckstore.fs import dirfd_stat, files
 from ckstore.fs.buffers import GRAIN_BYTES, aligned_buffer
 from ckstore.interpreter import python_gc_paused
 from ckstore.model.digest import Algorithm
-from ckstore.model.manifest.captured import ByteSource, bytes_of, copy_of
+from ckstore.model.manifest.captured import ByteSource, copy_of
 from ckstore.model.sizes import MEDIUM_BELOW_BYTES, SMALL_BELOW_BYTES
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.save.health import HealthCheck
 from ckstore.ops.save.recheck import Recheck
-from ckstore.ops.save.recorded_chunks import DeviceChunks, state_changed
+from ckstore.ops.save.recorded_chunks import FingerprintedChunks, state_changed
 
 # The size of a chunk: each blob costs a link, an fsync and a name in every checkpoint (docs/adr/0009).
 PACK_BYTES = 32 * 2**20
@@ -71,7 +71,7 @@ class PackWriter(Protocol):
         """Start to store a pack."""
 
     def digests(self, sources: Sequence[ByteSource]) -> list[str]:
-        """Return the digests of sources that are not on a device."""
+        """Return the digests of sources in host memory."""
 
     def is_first(self, digest: str) -> bool:
         """Whether no other thread of the save handles the blob, so that the caller may claim it."""
@@ -263,10 +263,10 @@ def place_small(
     *,
     recheck: Recheck,
     compare: bool = False,
-    devices: DeviceChunks | None = None,
+    fingerprinted: FingerprintedChunks | None = None,
 ) -> SourceLocations:
     """Store the bytes of small sources as pieces."""
-    # `compare`: equal digests do not prove equal bytes. `devices`: what lies there.
+    # `compare`: equal digests do not prove equal bytes.
     small_bytes = sum(aligned(source.nbytes) for source in sources if source.nbytes < SMALL_BELOW_BYTES)
     packs_in_flight = max(2, min(context.threads - 2, _MOST_IN_FLIGHT))
     packer = Packer(writer.start_pack, _small_pack_bytes(small_bytes), packs_in_flight)
@@ -277,7 +277,7 @@ def place_small(
 
     for batch in _batches(sources):
         with python_gc_paused():
-            digests = writer.digests(batch) if devices is None else _digests(context, batch, devices)
+            digests = (writer if fingerprinted is None else fingerprinted).digests(batch)
             sizes = {digest: source.nbytes for digest, source in zip(digests, batch, strict=True) if digest not in seen}
             found, counted = find_pieces(context, sizes)
         for digest, source in zip(digests, batch, strict=True):
@@ -299,20 +299,6 @@ def place_small(
     written_bytes = sum(place.length for place in packer.places.values())
     places.update(packer.places)
     return SourceLocations(keys, places, written_bytes, counted)
-
-
-def _digests(context: Context, batch: Sequence[ByteSource], devices: DeviceChunks) -> list[str]:
-    """Return the digests of small sources; of those on devices only what is not known is read."""
-    digest_of = context.algorithm.digest
-    digests = []
-    for source, data in zip(batch, devices.fetched(batch), strict=True):
-        known = None if data is not source else devices.known(source, 0, source.nbytes)
-        digest = digest_of(bytes_of(data, 0, data.nbytes)) if known is None else known
-        digests.append(digest)
-        if source.on_device:
-            note = devices.read if known is None else devices.claimed
-            note(source, 0, source.nbytes, digest)
-    return digests
 
 
 def _key_of(context: Context, digest: str, source: ByteSource, seen: Mapping[str, ByteSource]) -> str:

@@ -1,30 +1,29 @@
-"""Data that a save need not read: storages of an earlier checkpoint, and unchanged chunks on devices.
+"""Data that a save need not read: storages of an earlier checkpoint, and chunks with unchanged fingerprints.
 
 Storages that the caller names as unchanged are not read again: their blobs are claimed by the names in the manifest of
 the earlier checkpoint. A sample of the chunks is available and is hashed. If a chunk differs from that checkpoint,
 nothing is saved.
 
-A chunk on a device has a fingerprint from when it was last read. A fingerprint is evidence and not a name: if it is
-unchanged, the save uses a digest of bytes that this process has read. The share of hits that each save reads again is
-also compared with the live bytes (`recheck`).
+A chunk in another memory space, such as that of a GPU, has a fingerprint from when it was last read. A fingerprint is
+evidence and not a name: if it is unchanged, the save uses a digest of bytes that this process has read. The share of
+hits that each save reads again is also compared with the live bytes (`recheck`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.errors import NotUnchanged, SaveFailed, StateChanged
-from ckstore.model.manifest.captured import BytesSource
+from ckstore.model.manifest.captured import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ckstore.model.digest import Algorithm
-    from ckstore.model.manifest.captured import ByteSource, Captured
+    from ckstore.model.manifest.captured import ByteSource, Captured, MemorySpace
     from ckstore.ops.context import Context
-    from ckstore.tensors.device.device_copies import DeviceSource
 
 NEXT = "save again: the next save copies everything"
 
@@ -43,7 +42,7 @@ class RecordedChunk(NamedTuple):
 class RecordedSource:
     """A storage of an earlier checkpoint; a `ByteSource` whose bytes are not requested."""
 
-    on_device = False
+    space = None
 
     def __init__(
         self,
@@ -62,7 +61,7 @@ class RecordedSource:
         self.base = base  # the checkpoint, as ``RUN@STEP``
         self.copied_in = copied_in  # the checkpoint for which all of it was last copied
         self._samples = samples
-        self._is_named = is_named  # whether the caller named it as unchanged, instead of its fingerprint on a device
+        self._is_named = is_named  # whether the caller named it as unchanged, instead of its fingerprint
 
     def view(self, start: int, stop: int) -> memoryview | None:
         """Raise, since the bytes are not available."""
@@ -103,35 +102,40 @@ Key = tuple[str, int, int, int]
 """The name of a source, how many sources before it have that name, and its start and stop."""
 
 
-class DeviceChunks:
-    """The chunks of one save that are on devices. All methods except `settle` may be called from several threads."""
+class FingerprintedChunks:
+    """The chunks of one save in a memory space. All methods except `settle` may be called from several threads."""
 
-    def __init__(self, context: Context, run: str, captured: Captured) -> None:
+    def __init__(self, context: Context, run: str, captured: Captured, space: MemorySpace) -> None:
         self.claimed_bytes = 0
+        self._space = space
         self._context = context
         self._run = run
-        on_device = [cast("DeviceSource", source) for source in captured.sources if source.on_device]
+        sources = [source for source in captured.sources if source.space is not None]
         counts: Counter[str] = Counter()
         self._numbers: dict[int, int] = {}
-        for source in on_device:
+        for source in sources:
             # Parts of one tensor, as saved by ranks, have one name.
             self._numbers[id(source)] = counts[source.name]
             counts[source.name] += 1
         chunk_bytes = context.settings.chunk_bytes
         below = captured.pack_below_bytes(chunk_bytes)
-        self._chunks: list[tuple[DeviceSource, int, int]] = []
-        for source in on_device:
+        self._chunks: list[tuple[ByteSource, int, int]] = []
+        for source in sources:
             step = chunk_bytes if source.nbytes >= below else max(source.nbytes, 1)
             starts = range(0, source.nbytes, step)
             self._chunks += [(source, start, min(start + step, source.nbytes)) for start in starts]
         self._keys = [self._key(*chunk) for chunk in self._chunks]
         self._before = self._fingerprints()
         # Removed until this save has succeeded: after a failed save everything is read.
-        seen = context.known.device_seen.pop(run, {})
+        seen = context.known.chunk_fingerprints.pop(run, {})
         pairs = zip(self._keys, self._before, strict=True) if self._before else ()
         self._known = {key: seen[key][1] for key, found in pairs if key in seen and seen[key][0] == found}
         self._digests: dict[Key, str] = {}
         self._mutex = threading.Lock()
+
+    def covers(self, source: ByteSource) -> bool:
+        """Whether the source is in the memory space."""
+        return id(source) in self._numbers
 
     def known(self, source: ByteSource, start: int, stop: int) -> str | None:
         """Return the digest that these bytes had when they were last read, or None if they changed."""
@@ -144,27 +148,34 @@ class DeviceChunks:
             self.claimed_bytes += stop - start
 
     def read(self, source: ByteSource, start: int, stop: int, digest: str) -> None:
-        """Record the digest of bytes that were read."""
-        with self._mutex:
-            self._digests[self._key(source, start, stop)] = digest
+        """Record the digest of bytes that were read, if the source is in the memory space."""
+        if self.covers(source):
+            with self._mutex:
+                self._digests[self._key(source, start, stop)] = digest
 
-    def fetched(self, batch: Sequence[ByteSource]) -> list[ByteSource]:
-        """Return small sources with unknown ones on devices replaced by copies in memory, read in few transfers."""
-        wanted = [i for i, one in enumerate(batch) if one.on_device and self.known(one, 0, one.nbytes) is None]
-        if not wanted:
-            return [*batch]
-        from ckstore.tensors.device.feed import fetch
-
-        found = [*batch]
-        for i, data in zip(wanted, fetch([cast("DeviceSource", batch[i]) for i in wanted]), strict=True):
-            found[i] = BytesSource(batch[i].name, data)
-        return found
+    def digests(self, batch: Sequence[ByteSource]) -> list[str]:
+        """Return the digests of small sources. Unknown ones are read from the memory space in few transfers."""
+        found = {i: known for i, one in enumerate(batch) if (known := self.known(one, 0, one.nbytes)) is not None}
+        wanted = [i for i, one in enumerate(batch) if i not in found and self.covers(one)]
+        fetched = dict(zip(wanted, self._space.fetch([batch[i] for i in wanted]), strict=True)) if wanted else {}
+        digest_of = self._context.algorithm.digest
+        digests = []
+        for i, source in enumerate(batch):
+            if (known := found.get(i)) is not None:
+                self.claimed(source, 0, source.nbytes, known)
+                digests.append(known)
+                continue
+            data = fetched.get(i)
+            digest = digest_of(bytes_of(source, 0, source.nbytes) if data is None else data)
+            self.read(source, 0, source.nbytes, digest)
+            digests.append(digest)
+        return digests
 
     def settle(self) -> None:
         """Keep the digests for the next save.
 
         Raises:
-            StateChanged: The bytes on the devices changed during the save.
+            StateChanged: The bytes in the memory space changed during the save.
         """
         after = self._fingerprints()
         if not (self._before and after):
@@ -174,14 +185,12 @@ class DeviceChunks:
             if old != new:
                 raise state_changed(key[0])
         found = zip(self._keys, self._before, strict=True)
-        self._context.known.device_seen[self._run] = {
+        self._context.known.chunk_fingerprints[self._run] = {
             key: (old, self._digests[key]) for key, old in found if key in self._digests
         }
 
-    def _key(self, source: ByteSource | DeviceSource, start: int, stop: int) -> Key:
+    def _key(self, source: ByteSource, start: int, stop: int) -> Key:
         return source.name, self._numbers.get(id(source), -1), start, stop
 
     def _fingerprints(self) -> list[bytes]:
-        from ckstore.tensors.device.fingerprint import fingerprints
-
-        return fingerprints(self._chunks)
+        return self._space.fingerprints(self._chunks)

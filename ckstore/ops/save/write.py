@@ -13,7 +13,7 @@ from collections import deque
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckstore.errors import CannotStore, SaveFailed
 from ckstore.fs.buffers import aligned_buffer, is_aligned
@@ -30,22 +30,19 @@ from ckstore.ops.save.packing import (
     fill_pack,
     place_small,
 )
-from ckstore.ops.save.recorded_chunks import RecordedChunk, RecordedSource, state_changed
+from ckstore.ops.save.recorded_chunks import FingerprintedChunks, RecordedChunk, RecordedSource, state_changed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckstore.catalog.answers import Counted, PieceLocation
-    from ckstore.model.manifest.captured import ByteSource, Captured
+    from ckstore.model.manifest.captured import ByteSource, Captured, MemorySpace, SourceReader
     from ckstore.model.manifest.lineage import CountedPieces
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.staging import Staging
     from ckstore.ops.context import Context
     from ckstore.ops.save.health import HealthCheck
     from ckstore.ops.save.recheck import Recheck
-    from ckstore.ops.save.recorded_chunks import DeviceChunks
-    from ckstore.tensors.device.device_copies import DeviceSource
-    from ckstore.tensors.device.feed import DeviceReader
 
 # Ten calls of `progress` a second are smooth for a progress bar, and cost nothing compared with a save.
 _LOOK_S = 0.1
@@ -66,7 +63,7 @@ class StorageLocations:
     logical_bytes: int  # sum of the sizes of the storages
     new_bytes: int  # sizes of the blobs that were written
     reused_bytes: int  # bytes of the storages that needed no writing
-    kept_bytes: int = 0  # bytes on devices that were not read
+    kept_bytes: int = 0  # bytes with unchanged fingerprints, which were not read
     counted: Counted | None = None  # the count of checkpoints from the catalog, if it was queried for small pieces
     found: CountedPieces | None = None  # the values that are not finite in each piece; None if they were not counted
 
@@ -115,12 +112,9 @@ def store_sources(
     # reading of every hit would only cost time.
     sources, below = captured.sources, captured.pack_below_bytes(context.settings.chunk_bytes)
     compare = compare and not context.algorithm.collision_resistant
-    devices: DeviceChunks | None = None
-    if captured.on_device:
-        from ckstore.ops.save.recorded_chunks import DeviceChunks  # other sources need no torch
-
-        devices = DeviceChunks(context, recheck.run, captured)
-    writer = _ChunkWriter(context, staging, recheck, devices, health, compare=compare)
+    space = captured.space
+    fingerprinted = None if space is None else FingerprintedChunks(context, recheck.run, captured, space)
+    writer = _ChunkWriter(context, staging, recheck, fingerprinted, health, compare=compare)
     writer.report_to(progress, sum(source.nbytes for source in sources))
     # Storages of an earlier checkpoint are claimed from it, whatever their size: their bytes are not in memory.
     is_cut = [source.nbytes >= below or isinstance(source, RecordedSource) for source in sources]
@@ -136,19 +130,19 @@ def store_sources(
             writer,
             recheck=recheck,
             compare=compare,
-            devices=devices,
+            fingerprinted=fingerprinted,
         )
         # What follows judges hits and doubts as a whole, so no thread may still write or heal a blob.
         writer.finish()
         writer.recheck_unforeseen()
         writer.part_collisions()
-        if devices is not None:
-            devices.settle()
+        if fingerprinted is not None:
+            fingerprinted.settle()
         # With tens of thousands of records, the collector would walk the heap of the trainer repeatedly.
         with python_gc_paused():
             blobs, storages = _records(sources, dict(zip(small, keys, strict=True)), places, chunked)
         # N1: the blobs in the manifest must be in the staging directory before it is sealed. Before `stop`, which
-        # releases the buffers for reads from devices: a chunk that was given up is read again.
+        # releases the buffers for transfers: a chunk that was given up is read again.
         writer.complete(blobs)
         found = None if health is None else health.complete(storages)
     # `_StopSignal` is of a thread that only saw another fail; the caller needs the error that began it.
@@ -169,7 +163,7 @@ def store_sources(
         new_bytes=sum(staging.written.values()),
         # Zeros before a collision and healed blobs count as written, so the difference may be below zero.
         reused_bytes=max(0, logical_bytes - written_bytes),
-        kept_bytes=0 if devices is None else devices.claimed_bytes,
+        kept_bytes=0 if fingerprinted is None else fingerprinted.claimed_bytes,
         counted=counted,
         found=found,
     )
@@ -215,6 +209,28 @@ class _StopSignal(Exception):
     """The work was not done because other work of the save failed."""
 
 
+class _HostReader:
+    """Copies ranges of sources in host memory or files to private memory; see `SourceReader`."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._buffer = aligned_buffer(nbytes)
+
+    def parts(self, source: ByteSource, start: int, stop: int, part_bytes: int) -> Iterator[memoryview]:
+        """Yield these bytes of a source part by part."""
+        copy = self.whole(stop - start)
+        for at in range(0, len(copy), part_bytes):
+            part = copy[at : at + part_bytes]
+            source.read_into(start + at, start + at + len(part), part)
+            yield part
+
+    def whole(self, nbytes: int) -> memoryview:
+        """Return the first bytes of the last range."""
+        return self._buffer[:nbytes]
+
+    def close(self) -> None:
+        """Do nothing: the memory is freed with the reader."""
+
+
 class _ChunkWriter:
     """Threads that hash, claim and write blobs. Each has private memory for one part or chunk, so memory is bounded."""
 
@@ -223,7 +239,7 @@ class _ChunkWriter:
         context: Context,
         staging: Staging,
         recheck: Recheck,
-        devices: DeviceChunks | None,
+        fingerprinted: FingerprintedChunks | None,
         health: HealthCheck | None,
         *,
         compare: bool,
@@ -231,8 +247,8 @@ class _ChunkWriter:
         self.written_bytes = 0
         self._health = health
         self._compare = compare
-        self._devices = devices
-        self._readers: list[DeviceReader] = []
+        self._fingerprinted = fingerprinted
+        self._readers: list[SourceReader] = []
         self._recheck = recheck
         self._unsure: list[_Chunk] = []
         self._unforeseen: list[_Chunk] = []
@@ -401,7 +417,7 @@ class _ChunkWriter:
         if isinstance(source, RecordedSource) and chunk.recorded is not None:
             self._claim_recorded(source, chunk.recorded)
             return
-        if self._devices is not None and self._claim_known(chunk, self._devices):
+        if self._fingerprinted is not None and self._claim_known(chunk, self._fingerprinted):
             return
         # Hashed in place: an unchanged chunk costs one pass over memory and no copy (docs/adr/0006).
         live = source.view(start, stop)
@@ -437,9 +453,9 @@ class _ChunkWriter:
         if not self._put(digest, data) and self._compare and not self._staging.holds(digest, data):
             self._unsure.append(chunk)
 
-    def _claim_known(self, chunk: _Chunk, devices: DeviceChunks) -> bool:
-        """Claim a chunk on a device that is unchanged since it was last read; return False if it must be read."""
-        digest = devices.known(chunk.source, chunk.start, chunk.stop)
+    def _claim_known(self, chunk: _Chunk, fingerprinted: FingerprintedChunks) -> bool:
+        """Claim a chunk whose fingerprint is unchanged since it was last read; return False if it must be read."""
+        digest = fingerprinted.known(chunk.source, chunk.start, chunk.stop)
         if digest is None or (self._health is not None and not self._health.knows(chunk.source, digest)):
             return False
         if not self.is_first(digest):
@@ -454,7 +470,7 @@ class _ChunkWriter:
                 self._unforeseen.append(chunk)
         chunk.piece = chunk.blob = digest
         self._context.watch.hashed(chunk.length)
-        devices.claimed(chunk.source, chunk.start, chunk.stop, digest)
+        fingerprinted.claimed(chunk.source, chunk.start, chunk.stop, digest)
         return True
 
     def _claim_recorded(self, source: RecordedSource, chunk: RecordedChunk) -> None:
@@ -479,7 +495,8 @@ class _ChunkWriter:
         for digest, chunk in chunks.items():
             # Rot is detected while the right bytes are available: they are written, which heals the blob in every
             # checkpoint.
-            if not self._recheck.agrees(digest, chunk.bytes_of, believed=chunk.source.on_device):
+            believed = self._fingerprinted is not None and self._fingerprinted.covers(chunk.source)
+            if not self._recheck.agrees(digest, chunk.bytes_of, believed=believed):
                 self._put(digest, self._copy_again(chunk))
 
     def part_collisions(self) -> None:
@@ -604,43 +621,30 @@ class _ChunkWriter:
         algorithm = self._context.algorithm
         running = algorithm.start()
         counting = None if self._health is None else self._health.counting_new(source, stop - start)
-        for part in self._copied_parts(source, start, stop):
+        reader = self._reader(source.space)
+        for part in reader.parts(source, start, stop, PART_BYTES):
             running.update(part)
             if counting is not None:
                 counting.part(part)
         digest = algorithm.digest_of_parts(running)
         if counting is not None:
             counting.end(digest)
-        if source.on_device:
-            if self._devices is not None:
-                self._devices.read(source, start, stop, digest)
-            return self._reader().whole(stop - start), digest
-        copy: memoryview = self._local.buffer[: stop - start]
-        return copy, digest
+        if self._fingerprinted is not None:
+            self._fingerprinted.read(source, start, stop, digest)
+        return reader.whole(stop - start), digest
 
-    def _copied_parts(self, source: ByteSource, start: int, stop: int) -> Iterator[memoryview]:
-        """Copy to private memory in parts; at the end all of it is in the buffer."""
-        if source.on_device:
-            yield from self._reader().parts(cast("DeviceSource", source), start, stop, PART_BYTES)
-            return
-        if not hasattr(self._local, "buffer"):
-            self._local.buffer = aligned_buffer(self._context.settings.chunk_bytes)
-        copy: memoryview = self._local.buffer[: stop - start]
-        for at in range(0, len(copy), PART_BYTES):
-            part = copy[at : at + PART_BYTES]
-            source.read_into(start + at, start + at + len(part), part)
-            yield part
-
-    def _reader(self) -> DeviceReader:
-        if not hasattr(self._local, "reader"):
-            from ckstore.tensors.device.feed import DeviceReader
-
+    def _reader(self, space: MemorySpace | None) -> SourceReader:
+        """Return this thread's reader of a memory space. None stands for host memory and files."""
+        if not hasattr(self._local, "readers"):
+            self._local.readers = {}
+        readers: dict[MemorySpace | None, SourceReader] = self._local.readers
+        if space not in readers:
             # As large as a chunk, which is written from it by direct writes.
-            self._local.reader = DeviceReader(self._context.settings.chunk_bytes)
+            nbytes = self._context.settings.chunk_bytes
+            readers[space] = _HostReader(nbytes) if space is None else space.reader(nbytes)
             with self._mutex:
-                self._readers.append(self._local.reader)
-        reader: DeviceReader = self._local.reader
-        return reader
+                self._readers.append(readers[space])
+        return readers[space]
 
     def _copy_again(self, chunk: _Chunk) -> memoryview:
         """Copy a chunk whose digest is known, as `_copy`."""

@@ -51,7 +51,7 @@ class HeadStart:
     """Copies that have begun. Call `give_up` at the end, whatever happened."""
 
     def __init__(self, pool: SnapshotPool, most: int) -> None:
-        self.devices: Collection[Any] = ()  # those that were waited for
+        self.waited: Collection[object] = ()  # as `capture` takes it
         self._pool = pool
         self._most = most
         self._snapshot: Snapshot | None = None
@@ -59,13 +59,12 @@ class HeadStart:
 
     def begin(self, large: Sequence[_Remembered], nbytes: int) -> None:
         """Begin to copy changed storages to a snapshot of at least `nbytes`, if the pool has one."""
-        from ckstore.tensors import torch_leaves
-        from ckstore.tensors.device.fingerprint import of_storages
-
         live = [(one, source) for one in large if (source := one.source()) is not None]
-        self.devices = {device for _, source in live for device, _, _ in source.device_places(0, source.nbytes)}
-        torch_leaves.wait_for_devices(self.devices)
-        found = of_storages([source for _, source in live])
+        space = live[0][1].space if live else None
+        if space is None:
+            return
+        self.waited = space.wait_for(source for _, source in live)
+        found = space.fingerprints_of([source for _, source in live])
         changed = [
             (one, source, now)
             for (one, source), now in zip(live, found, strict=False)
@@ -84,9 +83,9 @@ class HeadStart:
         # What was copied lies between two fingerprints that are equal.
         for one, source, before in self._copied:
             now: Any = sources[one.index] if one.index < len(sources) else None
-            if now is None or not now.on_device or fingerprints.get(one.index) != before:
+            if now is None or now.space is not source.space or fingerprints.get(one.index) != before:
                 return ()
-            if now.device_places(0, now.nbytes) != source.device_places(0, source.nbytes):
+            if now.addresses(0, now.nbytes) != source.addresses(0, source.nbytes):
                 return ()
         return tuple(one.index for one, _, _ in self._copied)
 

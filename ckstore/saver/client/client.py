@@ -12,7 +12,7 @@ import time
 import weakref
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ckstore.errors import SaveFailed, StateChanged
 from ckstore.interpreter import python_gc_paused
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.queue import SaverLimits
     from ckstore.saver.client.unchanged_storages import UnchangedNames
-    from ckstore.tensors.device.device_copies import DeviceSource
 
     Tolerate = Callable[[CkstoreError, str, int | None], NotSaved | None]
     """Returns the value that replaces the error of a save, or None if the error must be raised."""
@@ -150,7 +149,7 @@ class Client:
             order = replace(
                 order,
                 number=self._number + 1,
-                captured=replace(captured, sources=(), own_blobs=bool(names) or captured.on_device),
+                captured=replace(captured, sources=(), own_blobs=bool(names) or captured.space is not None),
                 places=placed.places,
                 kept=placed.kept,
                 last_parents=self._queue.parents.news(last_parents),
@@ -190,7 +189,7 @@ class Client:
 
     def _capture(self, state: object, limits: SaverLimits, ahead: HeadStart) -> Captured:
         with python_gc_paused():
-            captured = capture(state, after=limits.after, waited=ahead.devices)
+            captured = capture(state, after=limits.after, waited=ahead.waited)
         # Before the save is begun: it would go on although its call raised, where warnings are errors.
         self.on_left_out(captured.left_out)
         return captured
@@ -229,11 +228,9 @@ class Client:
                     captured = capture(state)
                 snapshot = pool.take(places_of(captured.sources)[1])
                 try:
-                    if any(source.on_device for source in captured.sources):
-                        from ckstore.tensors.device.fingerprint import prepare
-
-                        snapshot.pin()
-                        prepare(_COMPILE_S)
+                    if captured.space is not None:
+                        snapshot.pin(captured.space)
+                        captured.space.prepare(_COMPILE_S)
                         _fingerprints(captured)  # the first time each operation takes longer
                 finally:  # also at Ctrl-C, or when the device fails: else its memory stays until the process ends
                     pool.give(snapshot, self._queue.limits.max_in_flight)
@@ -285,13 +282,12 @@ class Client:
 
 
 def _fingerprints(captured: Captured) -> dict[int, bytes]:
-    on_device = {index: source for index, source in enumerate(captured.sources) if source.on_device}
-    if not on_device:
+    space = captured.space
+    if space is None:
         return {}
-    from ckstore.tensors.device.fingerprint import of_storages
-
-    found = of_storages([cast("DeviceSource", source) for source in on_device.values()])
-    return dict(zip(on_device, found, strict=True)) if found else {}
+    sources = {index: source for index, source in enumerate(captured.sources) if source.space is not None}
+    found = space.fingerprints_of([*sources.values()])
+    return dict(zip(sources, found, strict=True)) if found else {}
 
 
 def _check_unchanged(captured: Captured) -> None:

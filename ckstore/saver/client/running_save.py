@@ -11,13 +11,13 @@ from ckstore.model.saver.messages import Answer, Committed, Done, Failed, Messag
 
 if TYPE_CHECKING:
     from ckstore.errors import CkstoreError
+    from ckstore.model.manifest.captured import Transfers
     from ckstore.model.manifest.info import CheckpointInfo
     from ckstore.model.saver.messages import Order
     from ckstore.saver.client.pending import PendingSave
     from ckstore.saver.client.process import SaverProcess
     from ckstore.saver.client.snapshot import Snapshot
     from ckstore.saver.client.unchanged_storages import Fingerprints
-    from ckstore.tensors.device.device_copies import Copying
 
 _NEXT = "does the storage of the store answer? Earlier checkpoints are intact; the next save starts another saver"
 
@@ -39,7 +39,7 @@ class Save:
     asked_at: float = field(default_factory=time.monotonic)
     taken_at: float = 0.0
     # What is still on its way from devices into the snapshot: until then no saver may have it.
-    copying: Copying | None = None
+    copying: Transfers | None = None
     # The order as it is sent, made while the state was on its way; empty: it is not the order any more.
     order_bytes: bytes = b""
     fingerprints: Fingerprints = field(default_factory=dict)  # of its storages on devices, as they were copied

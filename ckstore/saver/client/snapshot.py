@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckstore.errors import InsufficientSpace
 from ckstore.fs.buffers import GRAIN_BYTES
@@ -19,14 +19,12 @@ from ckstore.fs.host.memory import left
 from ckstore.fs.mapping import HUGE_BYTES, gather_huge_pages, map_shared
 from ckstore.fs.memory_file import open_memory
 from ckstore.model.saver.messages import SnapshotSpan
-from ckstore.model.sizes import DEVICE_SMALL_BYTES, SMALL_BELOW_BYTES, size_text
+from ckstore.model.sizes import SMALL_BELOW_BYTES, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ckstore.model.manifest.captured import ByteSource, RangeSource
-    from ckstore.tensors.device.device_copies import Copying
-    from ckstore.tensors.device.pinned import Pinned
+    from ckstore.model.manifest.captured import ByteSource, MemorySpace, PinnedMemory, RangeSource, Transfers
 
 _NO_MEMORY = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG)
 """For a file in memory, the last one is the limit of file sizes (ulimit -f)."""
@@ -66,11 +64,17 @@ def places_of(
 
     for index in first:
         place(index)
-    # Small ones on a device behind the others, in one row: they are transferred together.
-    for is_last in (False, True):
-        for index, source in enumerate(sources):
-            if index not in offsets and (source.on_device and source.nbytes < DEVICE_SMALL_BYTES) == is_last:
-                place(index)
+    # Those that are transferred together are adjacent, behind the others.
+    grouped = []
+    for index, source in enumerate(sources):
+        if index in offsets:
+            continue
+        if source.space is not None and source.nbytes < source.space.grouped_below_bytes:
+            grouped.append(index)
+        else:
+            place(index)
+    for index in grouped:
+        place(index)
     return tuple(SnapshotSpan(source.name, offsets[index], source.nbytes) for index, source in enumerate(sources)), end
 
 
@@ -83,8 +87,8 @@ class Snapshot:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = self.size_for(nbytes)  # its size
         self._is_written = False
-        self._pinned: Pinned | None = None
-        self._copying: Copying | None = None
+        self._pinned: PinnedMemory | None = None
+        self._copying: Transfers | None = None
         found = left()
         # Asked, not tried: in a control group the page that is one too many kills the training.
         if found is not None and self.nbytes + _SPARE_BYTES > found.nbytes:
@@ -163,10 +167,10 @@ class Snapshot:
         *,
         behind_current: bool = False,
         more: bool = False,
-    ) -> Copying | None:
+    ) -> Transfers | None:
         """Copy every source that has a place to it, with two threads.
 
-        Copies from devices are still running when this returns. The result is an object to wait for. With
+        Copies from another memory space are still running when this returns. The result is an object to wait for. With
         `behind_current` these copies run after the queued work of the current streams, and later work of these streams
         runs after them. With `more` copies that began earlier continue, and are also waited for.
 
@@ -175,32 +179,30 @@ class Snapshot:
         """
         if not more:
             self._settle()
-        in_memory: list[tuple[ByteSource | RangeSource, SnapshotSpan]] = []
-        on_device: list[tuple[ByteSource | RangeSource, SnapshotSpan]] = []
+        in_host: list[tuple[ByteSource | RangeSource, SnapshotSpan]] = []
+        to_transfer: list[tuple[ByteSource | RangeSource, int]] = []
+        space: MemorySpace | None = None
         for source, place in zip(sources, places, strict=True):
-            if place.offset >= 0:
-                (on_device if source.on_device else in_memory).append((source, place))
-        if on_device:
-            from ckstore.tensors.device import device_copies
-
-            on_device.sort(key=lambda pair: pair[1].offset)
-            pairs: list[tuple[Any, int]] = [(source, place.offset) for source, place in on_device]
-            begun, self._copying = (
-                self._copying,
-                device_copies.start(pairs, self.pin().flat, behind_current=behind_current),
-            )
+            if place.offset < 0:
+                continue
+            if source.space is None:
+                in_host.append((source, place))
+            else:
+                space = source.space
+                to_transfer.append((source, place.offset))
+        if space is not None:
+            to_transfer.sort(key=lambda pair: pair[1])
+            begun, self._copying = self._copying, self.pin(space).copy(to_transfer, behind_current=behind_current)
             if begun is not None:
                 self._copying.join(begun)
-        if errors := _in_parallel(_copies(in_memory, self._memory)):
+        if errors := _in_parallel(_copies(in_host, self._memory)):
             raise errors[0]
         return self._copying
 
-    def pin(self) -> Pinned:
-        """Pin the memory, once, so that devices copy by themselves. Pinning takes as long as several copies."""
+    def pin(self, space: MemorySpace) -> PinnedMemory:
+        """Pin the memory, once, for transfers from this space. Pinning takes as long as several copies."""
         if self._pinned is None:
-            from ckstore.tensors.device.pinned import Pinned
-
-            self._pinned = Pinned(self._memory)
+            self._pinned = space.pin(self._memory)
         return self._pinned
 
     def _settle(self) -> None:

@@ -3,6 +3,8 @@
 Only modules that a state or a target on a device needs are imported.
 """
 
+GROUPED_BELOW_BYTES = 256 * 2**10
+"""Smaller storages are transferred together. PCIe moves this in 5 µs, the cost of a request."""
 # Odd numbers without a pattern, of the finalizers of MurmurHash3 and SplitMix64 and their kin. All are at least 2^63:
 # so Triton takes each for an unsigned number.
 MIXES = (

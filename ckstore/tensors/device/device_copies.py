@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ckstore.model.sizes import DEVICE_SMALL_BYTES
-from ckstore.tensors.device import streams
+from ckstore.tensors.device import GROUPED_BELOW_BYTES, streams
 from ckstore.tensors.device.streams import Lane, StreamMark
 
 _ALIGNMENT = 64
@@ -23,10 +22,10 @@ class DeviceSource(Protocol):
     name: str
     nbytes: int
 
-    def device_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
+    def flat_parts(self, start: int, stop: int) -> list[tuple[int, Any]]:
         """Return the parts of these bytes on the device, as flat tensors with their offsets. The rest is zeros."""
 
-    def device_places(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
+    def addresses(self, start: int, stop: int) -> list[tuple[Any, int, int]]:
         """Return the device, the address and the size of each of these parts."""
 
 
@@ -68,7 +67,7 @@ def start(pairs: Iterable[tuple[DeviceSource, int]], flat: torch.Tensor, *, behi
         for source, offset in pairs:
             copying.keep(source)
             end = 0
-            for at, part in source.device_parts(0, source.nbytes):
+            for at, part in source.flat_parts(0, source.nbytes):
                 # What lies between is of no tensor, and must not be what an earlier save left there.
                 if at > end:
                     flat[offset + end : offset + at].zero_()
@@ -107,7 +106,7 @@ class _Queue:
     def add(self, offset: int, part: torch.Tensor) -> None:
         """Copy a part. A small one is copied together with those that follow it."""
         nbytes = part.numel()
-        if nbytes >= DEVICE_SMALL_BYTES:
+        if nbytes >= GROUPED_BELOW_BYTES:
             with self.lane.active():
                 self.lane.copy(self._flat[offset : offset + nbytes], part)
             return

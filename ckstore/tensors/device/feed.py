@@ -171,7 +171,7 @@ class DeviceReader:
 
 def _enqueue(source: DeviceSource, start: int, stop: int, to: torch.Tensor) -> list[StreamMark]:
     marks, end = [], 0
-    for at, part in source.device_parts(start, stop):
+    for at, part in source.flat_parts(start, stop):
         to[end:at].zero_()
         end = at + part.numel()
         lane = streams.system.lane(part.device, "from")

@@ -36,7 +36,7 @@ def fingerprints(chunks: Sequence[tuple[DeviceSource, int, int]]) -> list[bytes]
     numbered: dict[torch.device, list[int]] = defaultdict(list)
     places: dict[torch.device, list[tuple[int, int]]] = defaultdict(list)
     for index, (source, start, stop) in enumerate(chunks):
-        for device, address, nbytes in source.device_places(start, stop):
+        for device, address, nbytes in source.addresses(start, stop):
             numbered[device].append(index)
             places[device].append((address, nbytes))
     found: list[bytes] = [b""] * len(chunks)
@@ -65,7 +65,7 @@ def _rows(
         for at, row in zip(even, kernel([places[at] for at in even], device).cpu().numpy(), strict=True):
             rows[at] = row.tobytes()
     if len(even) < len(places):
-        parts = [part for i in dict.fromkeys(indexes) for _, part in chunks[i][0].device_parts(*chunks[i][1:])]
+        parts = [part for i in dict.fromkeys(indexes) for _, part in chunks[i][0].flat_parts(*chunks[i][1:])]
         odd = [at for at, row in enumerate(rows) if not row]
         for at, row in zip(odd, by_torch([parts[at] for at in odd]).cpu().numpy(), strict=True):
             rows[at] = row.tobytes()

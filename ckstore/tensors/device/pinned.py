@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+from collections.abc import Iterable
 
 import torch
 
 from ckstore.fs.buffers import aligned_buffer
 from ckstore.interpreter import log
-from ckstore.tensors.device import streams
+from ckstore.tensors.device import device_copies, streams
+from ckstore.tensors.device.device_copies import Copying, DeviceSource
 
 _KEPT_BYTES = 512 * 2**20
 """The maximum size of unused buffers: sixteen threads with a chunk each."""
@@ -30,6 +32,10 @@ class Pinned:
             _said.add(self.why_not)
             slower = "so copies from and to the GPU are slower; `ulimit -l` may allow it"
             log(logging.WARNING, f"memory cannot be pinned ({self.why_not}), {slower}", name="ckstore")
+
+    def copy(self, pairs: Iterable[tuple[DeviceSource, int]], *, behind_current: bool) -> Copying:
+        """Begin to copy each source to its offset; see `device_copies.start`."""
+        return device_copies.start(pairs, self.flat, behind_current=behind_current)
 
     def close(self) -> None:
         """Unpin the memory. No copy may be running."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Literal, Protocol
 
@@ -109,6 +109,12 @@ class Cuda:
 system = Cuda()
 
 
-def is_accelerator(device: torch.device) -> bool:
-    """Whether lanes copy the memory of this device."""
-    return device.type in system.kinds
+def wait(devices: Iterable[torch.device], after: object = None) -> None:
+    """Wait for the work queued on devices."""
+    # Their bytes are read on other streams, which would not wait. With an event, `after`, the current streams wait for
+    # that alone, and this returns at once.
+    for device in devices:
+        if after is None:
+            system.synchronize(device)
+        else:
+            system.wait_in_current(device, after)

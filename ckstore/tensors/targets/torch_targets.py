@@ -9,7 +9,7 @@ import torch
 from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.model.sizes import SMALL_BELOW_BYTES
-from ckstore.tensors.device.streams import is_accelerator
+from ckstore.tensors.device.memory_space import space_of
 from ckstore.tensors.memory_layout import Region, may_overlap, row_major
 from ckstore.tensors.refusals import type_name
 from ckstore.tensors.torch_leaves import DTYPE_NAMES, DTYPES, as_bits
@@ -87,8 +87,8 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     # `target`: A tensor that can be filled, and takes the leaf. `leaf`: it ends where a row-major leaf would end, so
     # that nothing lies between its elements. Returns: None if they do not, or not as plain bits (conjugate views), or
     # on a device where a copy is as quick.
-    on_device = is_accelerator(target.device)
-    if not (target.is_cpu or on_device) or target.is_conj() or target.is_neg() or not target.numel():
+    space = space_of(target.device)
+    if not (target.is_cpu or space) or target.is_conj() or target.is_neg() or not target.numel():
         return None
     if leaf.strides is None:
         if not target.is_contiguous():
@@ -98,15 +98,11 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     nbytes = target.numel() * target.element_size()
     start = int(target.storage_offset()) * target.element_size()
     # Below that one transfer takes as long as another, and small storages are read together.
-    if on_device and nbytes < SMALL_BELOW_BYTES:
+    if space is not None and nbytes < SMALL_BELOW_BYTES:
         return None
     empty = torch.empty(0, dtype=torch.uint8, device=target.device)
     flat = empty.set_(target.untyped_storage(), start, (nbytes,), (1,))
-    if on_device:
-        from ckstore.tensors.device.feed import DeviceMemory
-
-        return Region(flat.data_ptr(), nbytes, DeviceMemory(flat))
-    return Region(flat.data_ptr(), nbytes, flat.numpy().data)
+    return Region(flat.data_ptr(), nbytes, flat.numpy().data if space is None else space.fillable(flat))
 
 
 def fill(target: torch.Tensor, found: object) -> int:
