@@ -992,7 +992,7 @@ class Store:
         return load(
             self._context,
             ref,
-            device=device,
+            location=device,
             select=select,
             mmap=mmap,
             verify=verify,

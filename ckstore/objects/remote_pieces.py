@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
 
 from ckstore.errors import BytesElsewhere
 from ckstore.model.manifest.manifest import Extent
@@ -18,15 +19,20 @@ _GAP_SHARE = 64
 
 
 class Memory(Protocol):
-    """Memory from which the bytes of a piece are transferred, for example to a device."""
+    """Memory that is filled by transfers, such as that of a GPU, or a part of it."""
 
     def __len__(self) -> int: ...
+
+    def __getitem__(self, at: slice, /) -> Memory: ...
 
     def windows(self) -> Iterator[memoryview]:
         """Yield the memory in consecutive windows. The caller fills each one before it requests the next."""
 
     def take(self, data: memoryview) -> None:
         """Fill all of the memory with these bytes."""
+
+    def filling(self, memories: Any, /) -> AbstractContextManager[None]:
+        """Return a context in which these memories, of the same kind as this one, can be filled."""
 
 
 class Part(NamedTuple):

@@ -8,10 +8,7 @@ from ckstore.fs.buffers import prefer_huge_pages
 from ckstore.tensors.memory_layout import StorageMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ckstore.model.manifest.manifest import LeafKind
-    from ckstore.tensors.device.feed import DeviceMemory
 
 
 # Two huge pages at least; huge ones everywhere were twice as slow where the host must give memory back (docs/adr/0007).
@@ -28,15 +25,6 @@ def allocate(kind: LeafKind, nbytes: int) -> StorageMemory:
     except (MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:  # torch, NumPy and Python differ
         raise MemoryError(f"{nbytes} bytes for one storage could not be allocated") from error
     return memory
-
-
-def allocate_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
-    """Return new memory for storages of tensors on the device that `device` names, or nothing if it names none."""
-    if device in (None, "cpu"):
-        return {}
-    from ckstore.tensors import torch_leaves
-
-    return torch_leaves.empty_on_device(sizes, device)
 
 
 def _fresh(kind: LeafKind, nbytes: int) -> StorageMemory:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import io
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.leaf_records import itemsize
-from ckstore.model.manifest.manifest import LeafRecord, Node
+from ckstore.model.manifest.manifest import LeafKind, LeafRecord, Node
 from ckstore.model.manifest.nodes import DICTS, SEQUENCES, decode_float, decode_key, join, text_of_leaf
 from ckstore.model.manifest.python_values import FACTORIES
 from ckstore.model.names import join_index
@@ -26,19 +26,62 @@ Keep = Callable[[str], bool]
 _ABSENT = object()
 
 
+class TensorSink(Protocol):
+    """The place where the tensors of a load are made."""
+
+    def allocate(self, sizes: Mapping[int, int]) -> Mapping[int, Any]:
+        """Return memory there that a load fills directly, for large storages of tensors; empty if that is host memory.
+
+        Each has the interface of `remote_pieces.Memory`, and a method `storage`.
+        """
+
+    def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:
+        """Return the filled memory of a storage there: itself, or a copy. Only that of tensors is copied."""
+
+
+class HostSink:
+    """Makes tensors in host memory, where the load reads their bytes."""
+
+    def allocate(self, sizes: Mapping[int, int]) -> Mapping[int, Any]:  # noqa: ARG002
+        """Return an empty mapping."""
+        return {}
+
+    def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:  # noqa: ARG002
+        """Return the memory."""
+        return memory
+
+
+HOST = HostSink()
+
+
+def sink_of(location: object, leaves: Sequence[LeafRecord]) -> TensorSink:
+    """Return the sink of a location, in the forms of ``map_location`` of `torch.load`, for a state with these leaves.
+
+    Raises:
+        BadInput: There are tensors, and they cannot be made at that location.
+    """
+    if location is None or location == "cpu" or not any(leaf.kind == "torch" for leaf in leaves):
+        return HOST
+    from ckstore.tensors.device.device_sink import DeviceSink
+
+    sink = DeviceSink(location)
+    sink.check()
+    return sink
+
+
 def build(
     state: Node,  # the root node
     leaves: Sequence[LeafRecord],  # all leaves of the manifest
     memory: Callable[[int], StorageMemory],
     *,
-    device: object = "cpu",  # where tensors are made; each storage is moved once, so what was tied stays tied
+    sink: TensorSink = HOST,  # where tensors are made; each storage is moved once, so what was tied stays tied
     keep: Keep | None = None,
 ) -> object:
     """Return the value of `state`."""
     # `memory`: gives the filled memory of a storage; asked once for each of `needed_storages`. `keep`: Says by name
     # which leaves and plain values are wanted; None: all. The others are left out of dicts, with the containers that
     # would be empty, and None in lists and tuples.
-    made = LeafMaker(leaves, memory, device)
+    made = LeafMaker(leaves, memory, sink)
     return build_with(state, made.leaf, leaves, keep)
 
 
@@ -70,21 +113,6 @@ def needed_storages(state: Node, leaves: Sequence[LeafRecord], keep: Keep | None
     return sorted(needed)
 
 
-def check_device(leaves: Sequence[LeafRecord], device: object) -> None:
-    """Raise if there are tensors that cannot be placed on `device`."""
-    if device != "cpu" and any(leaf.kind == "torch" for leaf in leaves):
-        from ckstore.tensors import torch_leaves
-
-        torch_leaves.check_device(device)
-
-
-def make_leaf(leaf: LeafRecord, memory: StorageMemory, device: object = "cpu") -> object:
-    """Return the tensor, array, bytes or string of a leaf."""
-    # Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and filled. On another
-    # `device` a tensor has a copy of its own.
-    return _make(leaf, _moved(leaf, memory, device))
-
-
 def is_empty(leaf: LeafRecord) -> bool:
     """Whether a leaf has no elements, so that it needs no storage."""
     return 0 in leaf.shape
@@ -94,11 +122,11 @@ class LeafMaker:
     """Makes leaves, and requests each storage once."""
 
     def __init__(
-        self, leaves: Sequence[LeafRecord], memory: Callable[[int], StorageMemory], device: object = "cpu"
+        self, leaves: Sequence[LeafRecord], memory: Callable[[int], StorageMemory], sink: TensorSink = HOST
     ) -> None:
         self._leaves = leaves
         self._memory = memory
-        self._device = device
+        self._sink = sink
         self._got: dict[int, StorageMemory] = {}
 
     def leaf(self, index: int) -> object:
@@ -106,24 +134,18 @@ class LeafMaker:
         leaf = self._leaves[index]
         # A tensor without elements names a storage that may be of any other: it must not be read for it.
         if is_empty(leaf):
-            return make_leaf(leaf, allocate(leaf.kind, 0), self._device)
+            return make_leaf(leaf, self._sink.placed(leaf.kind, allocate(leaf.kind, 0)))
         memory = self._got.get(leaf.storage)
         if memory is None:
-            memory = _moved(leaf, self._memory(leaf.storage), self._device)
-            # Once for each storage: a second copy on the device would untie what is tied.
+            memory = self._sink.placed(leaf.kind, self._memory(leaf.storage))
+            # Once for each storage: a second copy would untie what is tied.
             self._got[leaf.storage] = memory
-        return _make(leaf, memory)
+        return make_leaf(leaf, memory)
 
 
-def _moved(leaf: LeafRecord, memory: StorageMemory, device: object) -> StorageMemory:
-    if leaf.kind != "torch" or device == "cpu":
-        return memory
-    from ckstore.tensors import torch_leaves
-
-    return StorageMemory(torch_leaves.to_device(torch_leaves.flat_tensor(memory), device), memory.view)
-
-
-def _make(leaf: LeafRecord, memory: StorageMemory) -> object:
+def make_leaf(leaf: LeafRecord, memory: StorageMemory) -> object:
+    """Return the tensor, array, bytes or string of a leaf."""
+    # Tensors and arrays share `memory`, which must be of the leaf's kind (`allocation.allocate`) and filled.
     if leaf.kind == "torch":
         from ckstore.tensors import torch_leaves
 

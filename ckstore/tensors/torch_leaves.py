@@ -7,8 +7,8 @@ describe are copied here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,7 +16,6 @@ from ckstore.errors import BadInput, CannotStore
 from ckstore.model.manifest.dtypes import TORCH_ITEMSIZE
 from ckstore.model.manifest.manifest import LeafRecord
 from ckstore.tensors.device import streams
-from ckstore.tensors.device.memory_space import space_of
 from ckstore.tensors.memory_layout import StorageMemory, keep_parts, part_at, row_major, span_elements
 from ckstore.tensors.refusals import check_numbers
 from ckstore.tensors.torch_parts import refuse_tensor
@@ -24,7 +23,6 @@ from ckstore.tensors.torch_sources import GappedSource, StridedSource, TorchSour
 
 if TYPE_CHECKING:
     from ckstore.model.manifest.captured import ByteSource
-    from ckstore.tensors.device.feed import DeviceMemory
 
 DTYPE_NAMES = {getattr(torch, name): name for name in TORCH_ITEMSIZE if hasattr(torch, name)}
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -178,56 +176,6 @@ def flat_tensor(memory: StorageMemory) -> torch.Tensor:
     """Return the bytes of a storage as a tensor without a copy, whatever kind of leaf it was made for."""
     owner = memory.owner
     return owner if isinstance(owner, torch.Tensor) else bytes_in(memory.view)
-
-
-def to_device(flat: torch.Tensor, device: object) -> torch.Tensor:
-    """Return `flat`, which is in CPU memory, on `device`: itself, or a copy."""
-    # `device`: what ``map_location`` of `torch.load` may be: a device, a mapping from ``"cpu"`` to one, or a function
-    # of a storage and ``"cpu"`` that returns the storage to be used, or None for the one that it was given. Raises
-    # BadInput: torch has no such device, or there is no room on it, or the function returns something else.
-    target: Any = device.get("cpu", "cpu") if isinstance(device, Mapping) else device
-    try:
-        if isinstance(target, torch.device) or not callable(target):  # a device can be called, as a decorator
-            return flat if target is None else flat.to(torch.device(target))
-        # As `torch.load` calls it, so functions that people have for `map_location` work here.
-        storage = target(flat.untyped_storage(), "cpu")
-        if storage is None:
-            return flat
-        found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
-        raise _no_device(device, f"{type(error).__name__}: {error}") from error
-    # A function that returned another storage would give tensors of the wrong bytes.
-    if found.numel() != flat.numel():
-        raise _no_device(device, f"it returned {found.numel()} bytes for {flat.numel()}")
-    return found
-
-
-def empty_on_device(sizes: Mapping[int, int], device: object) -> dict[int, DeviceMemory]:
-    """Return memory on `device`, interpreted as in `to_device`, if transfers fill that device."""
-    target: Any = device.get("cpu", "cpu") if isinstance(device, Mapping) else device
-    # A function of the user gets storages on the CPU, and says where each goes.
-    if target is None or (callable(target) and not isinstance(target, torch.device)):
-        return {}
-    try:
-        place = torch.empty(0, dtype=torch.uint8, device=torch.device(target)).device  # with its number
-        if space_of(place) is None:
-            return {}
-        from ckstore.tensors.device import feed
-
-        return feed.fresh(sizes, place)
-    except RuntimeError as error:
-        raise _no_device(device, f"{type(error).__name__}: {error}") from error
-
-
-def check_device(device: object) -> None:
-    """Raise if tensors cannot be placed on `device`. A function is not called."""
-    if isinstance(device, torch.device) or not callable(device):
-        to_device(torch.empty(0, dtype=torch.uint8, device="cpu"), device)
-
-
-def _no_device(device: object, reason: str) -> BadInput:
-    hint = "give what map_location of torch.load takes: a device, a dict, or a function of a storage and its location"
-    return BadInput(f"device={device!r} cannot be used: {reason.splitlines()[0]}", hint=hint)
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:

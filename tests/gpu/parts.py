@@ -38,8 +38,8 @@ SAVE = {
 }
 """Of `save`; `copy_and_hash` and `write` are sums over all threads."""
 LOAD = {
-    "allocate": "ckstore.ops.read.storage_read:allocate_on_device",
-    "read_device": "ckstore.ops.read.load:read_device_memories",
+    "allocate": "ckstore.tensors.device.device_sink:DeviceSink.allocate",
+    "read_device": "ckstore.ops.read.load:read_to_sink",
     "read_memory": "ckstore.ops.read.load:read_memories",
     "read_pieces": "ckstore.objects.pieces:PieceReader.read",
     "read_file": "ckstore.fs.files:read_into",

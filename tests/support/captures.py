@@ -11,7 +11,7 @@ from ckstore.model.manifest.parse import parse_manifest
 from ckstore.tensors.allocation import allocate
 from ckstore.tensors.memory_layout import StorageMemory
 from ckstore.tensors.state_capture import Captured, capture
-from ckstore.tensors.state_restore import build, needed_storages
+from ckstore.tensors.state_restore import build, needed_storages, sink_of
 from ckstore.tensors.targets.into import IntoPlan, plan_into
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Saved:
     def load(self, device: object = "cpu", keep: Callable[[str], bool] | None = None) -> Any:
         """Return the state; check that only what is needed was asked for, and once."""
         self.asked.clear()
-        value = build(self.manifest.state, self.manifest.leaves, self.memory, device=device, keep=keep)
+        leaves = self.manifest.leaves
+        value = build(self.manifest.state, leaves, self.memory, sink=sink_of(device, leaves), keep=keep)
         assert sorted(self.asked) == needed_storages(self.manifest.state, self.manifest.leaves, keep)
         return value
 

@@ -21,7 +21,7 @@ from ckstore.errors import BadInput
 from ckstore.model.manifest.manifest import LeafKind, LeafRecord
 from ckstore.tensors.allocation import allocate, wrap
 from ckstore.tensors.memory_layout import StorageMemory
-from ckstore.tensors.state_restore import build, make_leaf, needed_storages
+from ckstore.tensors.state_restore import build, make_leaf, needed_storages, sink_of
 from tests.support.captures import Saved
 from tests.support.states import assert_same, states, tensor_bits
 
@@ -114,7 +114,8 @@ def test_the_cpu_may_be_named_in_two_ways(device: object) -> None:
     saved = Saved({"a": torch.ones(3)})
     memories: dict[int, StorageMemory] = {0: saved.memory(0)}
 
-    back: Any = build(saved.manifest.state, saved.manifest.leaves, memories.__getitem__, device=device)
+    leaves = saved.manifest.leaves
+    back: Any = build(saved.manifest.state, leaves, memories.__getitem__, sink=sink_of(device, leaves))
 
     back["a"][0] = 5
     assert memories[0].view[:4] == tensor_bits(torch.tensor([5.0]))

@@ -56,7 +56,7 @@ CAPABILITIES = (
         frozenset({"encoded", "encoding", "encodings"}),
         27,
     ),
-    Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 29),
+    Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 26),
     Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 8),
     Capability(
         "ranks",

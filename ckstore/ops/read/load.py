@@ -20,13 +20,13 @@ from ckstore.ops.read.storage_read import (
     Tally,
     check_bound,
     names_of,
-    read_device_memories,
     read_memories,
+    read_to_sink,
     wrong_memories,
 )
 from ckstore.ops.refs.find import AnyRef, read_checkpoint
 from ckstore.tensors.allocation import wrap
-from ckstore.tensors.state_restore import build, check_device, needed_storages
+from ckstore.tensors.state_restore import build, needed_storages, sink_of
 from ckstore.tensors.walks import value_names
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def load(
     context: Context,
     ref: AnyRef,
     *,
-    device: object,
+    location: object,
     select: Select,
     mmap: bool,
     verify: bool,
@@ -99,7 +99,13 @@ def load(
         wanted = select if part is None else part.names(directory.manifest, as_filter(select))
         with _source(directory, file, chunk_bytes=chunk_bytes, keep=as_filter(select), verify=verify) as source:
             state = load_open(
-                source, device=device, select=wanted, mmap=mmap, verify=verify, progress=progress, max_bytes=max_bytes
+                source,
+                location=location,
+                select=wanted,
+                mmap=mmap,
+                verify=verify,
+                progress=progress,
+                max_bytes=max_bytes,
             )
         manifest = directory.manifest
         # Loading a few values, such as a record, does not make the checkpoint a parent.
@@ -143,7 +149,7 @@ def lose_parents(context: Context) -> None:
 def load_open(
     directory: CheckpointDirectory,
     *,
-    device: object,
+    location: object,
     select: Select,
     mmap: bool,
     verify: bool,
@@ -162,21 +168,20 @@ def load_open(
     # An empty selection is an error only for globs: the author of a function may intend it.
     if not needed:
         check_selection(directory, select)
-    # Before gigabytes are read: a missing device must fail first.
-    check_device(manifest.leaves, device)
+    # Before gigabytes are read: an unusable location must fail first.
+    sink = sink_of(location, manifest.leaves)
     nbytes = sum(manifest.storages[storage].nbytes for storage in needed)
     check_bound(manifest.name, nbytes, max_bytes, "load a part with select=")
     tally = Tally(nbytes, progress)
     if mmap:
         memories = map_memories(directory, needed, verify=verify)
     else:
-        # Read storages that belong on the device directly into its memory, so that host memory need not hold a second
-        # copy of the model.
-        memories = read_device_memories(directory, needed, device, verify=verify, tally=tally)
+        # Directly, so that host memory need not hold a second copy of the model.
+        memories = read_to_sink(directory, needed, sink, verify=verify, tally=tally)
         others = [index for index in needed if index not in memories]
         memories.update(read_memories(directory, others, verify=verify, tally=tally))
     tally.end()
-    return build(manifest.state, manifest.leaves, memories.__getitem__, device=device, keep=keep)
+    return build(manifest.state, manifest.leaves, memories.__getitem__, sink=sink, keep=keep)
 
 
 def check_selection(directory: CheckpointDirectory, select: Select, argument: str = "select") -> None:

@@ -216,7 +216,7 @@ class OpenCheckpoint:
             DamagedBlob: Bytes are damaged or missing. The message names the tensor.
         """
         most = self._max_bytes if max_bytes is None else max_bytes
-        return load_open(self._here(), device=device, select=select, mmap=mmap, verify=verify, max_bytes=most)
+        return load_open(self._here(), location=device, select=select, mmap=mmap, verify=verify, max_bytes=most)
 
     def close(self) -> None:
         """Close the checkpoint; tensors that were read or mapped remain valid."""

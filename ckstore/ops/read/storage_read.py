@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ckstore.codecs.tiles import TILE_BYTES
@@ -14,11 +14,10 @@ from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
 from ckstore.model.sizes import SMALL_BELOW_BYTES, size_text
 from ckstore.objects.pieces import PieceReader, by_blob, check, encoded
-from ckstore.objects.remote_pieces import Part
+from ckstore.objects.remote_pieces import Memory, Part
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
-from ckstore.tensors.allocation import allocate, allocate_on_device
-from ckstore.tensors.memory_layout import StorageMemory
+from ckstore.tensors.allocation import allocate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.ops.read.common_pieces import HeldExtents, OldPieces
-    from ckstore.tensors.device.feed import DeviceMemory
+    from ckstore.tensors.memory_layout import StorageMemory
+    from ckstore.tensors.state_restore import TensorSink
 
 # From the page cache a load is a copy and a hash: more threads than cores evict each other's data (docs/adr/0007).
 _CORES = len(os.sched_getaffinity(0))
@@ -80,7 +80,7 @@ def names_of(directory: CheckpointDirectory) -> StorageNames:
 
 def read_storages(
     directory: CheckpointDirectory,
-    into: Mapping[int, memoryview | DeviceMemory],
+    into: Mapping[int, memoryview | Memory],
     *,
     verify: bool,
     skip: HeldExtents | None = None,
@@ -91,7 +91,7 @@ def read_storages(
 
     Args:
         directory: An open checkpoint.
-        into: Storage -> memory of its size, on the host or a device.
+        into: Storage -> memory of its size.
         verify: Check the bytes.
         skip: The extents that the memories already hold.
         old: The other pieces that the memories hold.
@@ -124,20 +124,10 @@ def read_storages(
         _read_parts(directory, parts, verify=verify, tally=tally)
 
 
-@contextmanager
-def _filling(memories: Iterable[memoryview | DeviceMemory]) -> Iterator[None]:
-    """Wait for the devices of these memories, before and after they are filled."""
-    if all(isinstance(memory, memoryview) for memory in memories):
-        yield
-        return
-    from ckstore.tensors.device import feed  # only for memory on devices, since it imports torch
-
-    feeds = feed.begin(memories)
-    try:
-        yield
-    finally:  # also after an error: pending copies read memory of this process
-        for one in feeds:
-            one.finish()
+def _filling(memories: Iterable[memoryview | Memory]) -> AbstractContextManager[None]:
+    """Return the context in which these memories are filled."""
+    transferred = [memory for memory in memories if not isinstance(memory, memoryview)]
+    return transferred[0].filling(transferred) if transferred else nullcontext()
 
 
 class Tally:
@@ -348,10 +338,10 @@ def read_memories(
     return memories
 
 
-def read_device_memories(
-    directory: CheckpointDirectory, storages: Iterable[int], device: object, *, verify: bool, tally: Tally | None = None
+def read_to_sink(
+    directory: CheckpointDirectory, storages: Iterable[int], sink: TensorSink, *, verify: bool, tally: Tally
 ) -> dict[int, StorageMemory]:
-    """Read large torch storages to a device, if `device` is one, through memory that is pinned once."""
+    """Read large torch storages directly to the memory of a sink, if it has such memory."""
     names = names_of(directory)
     records = directory.manifest.storages
     sizes = {
@@ -359,9 +349,10 @@ def read_device_memories(
         for i in storages
         if records[i].nbytes >= SMALL_BELOW_BYTES and records[i].tiling is None and names.kind(i) == "torch"
     }
-    memories = allocate_on_device(sizes, device) if sizes else {}
-    read_storages(directory, memories, verify=verify, tally=tally)
-    return {i: StorageMemory(memory.flat, memoryview(b"")) for i, memory in memories.items()}
+    memories = sink.allocate(sizes) if sizes else {}
+    if memories:
+        read_storages(directory, memories, verify=verify, tally=tally)
+    return {i: memory.storage() for i, memory in memories.items()}
 
 
 def wrong_memories(directory: CheckpointDirectory, memories: Mapping[int, StorageMemory]) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import cycle
 
 import torch
@@ -12,6 +13,7 @@ from ckstore.tensors.device import device_copies, pinned, streams
 from ckstore.tensors.device.device_copies import DeviceSource
 from ckstore.tensors.device.pinned import Buffer
 from ckstore.tensors.device.streams import StreamMark
+from ckstore.tensors.memory_layout import StorageMemory
 
 SLOT_BYTES = 8 * 2**20
 """The size of one transfer, which takes 0.15 ms.
@@ -93,7 +95,7 @@ class DeviceMemory:
 
     def __init__(self, flat: torch.Tensor, feed: Feed | None = None) -> None:
         self.flat = flat
-        self.feed = feed  # what fills them; `begin` sets it
+        self.feed = feed  # what fills them; `filling` sets it
 
     def __len__(self) -> int:
         return self.flat.numel()
@@ -104,7 +106,7 @@ class DeviceMemory:
     def windows(self) -> Iterator[memoryview]:
         """Yield memory for each part in turn, like `Feed.windows`."""
         if self.feed is None:
-            raise RuntimeError("memory on a device is filled between `begin` and `Feed.finish`")
+            raise RuntimeError("memory on a device is filled inside `filling`")
         return self.feed.windows(self.flat)
 
     def take(self, data: memoryview) -> None:
@@ -114,23 +116,26 @@ class DeviceMemory:
             window[:] = data[at : at + len(window)]
             at += len(window)
 
+    def storage(self) -> StorageMemory:
+        """Return it as the memory of a storage, once it is filled."""
+        return StorageMemory(self.flat, memoryview(b""))
 
-def begin(memories: Iterable[object]) -> list[Feed]:
-    """Begin to fill those of `memories` that are on devices; return the feeds to finish."""
-    feeds: dict[torch.device, Feed] = {}
-    for memory in memories:
-        if isinstance(memory, DeviceMemory):
+    @staticmethod
+    @contextmanager
+    def filling(memories: Iterable[DeviceMemory]) -> Iterator[None]:
+        """Return a context in which these memories can be filled. It waits for the devices at both ends."""
+        feeds: dict[torch.device, Feed] = {}
+        for memory in memories:
             device = memory.flat.device
             if device not in feeds:
                 feeds[device] = Feed(device)
                 feeds[device].begin()
             memory.feed = feeds[device]
-    return [*feeds.values()]
-
-
-def fresh(sizes: Mapping[int, int], device: torch.device) -> dict[int, DeviceMemory]:
-    """Return new memory on a device for storages of these sizes."""
-    return {index: DeviceMemory(torch.empty(size, dtype=torch.uint8, device=device)) for index, size in sizes.items()}
+        try:
+            yield
+        finally:  # also after an error: pending copies read memory of this process
+            for feed in feeds.values():
+                feed.finish()
 
 
 _ALIGNMENT = 64

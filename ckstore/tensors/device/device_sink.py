@@ -1,0 +1,81 @@
+"""The tensors of a load on devices; see `state_restore.TensorSink`. Imported only if a load asks for a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ckstore.errors import BadInput
+from ckstore.model.manifest.manifest import LeafKind
+from ckstore.tensors.device.memory_space import space_of
+from ckstore.tensors.memory_layout import StorageMemory
+
+
+class DeviceSink:
+    """Makes tensors at a location, which has any of the forms of ``map_location`` of `torch.load`.
+
+    It is a device, a mapping from ``"cpu"`` to one, or a function of a storage and ``"cpu"`` that returns the storage
+    to be used, or None for the one that it was given.
+    """
+
+    def __init__(self, location: object) -> None:
+        self._location = location
+        self._target: Any = location.get("cpu", "cpu") if isinstance(location, Mapping) else location
+        # A device can be called, as a decorator.
+        self._is_function = callable(self._target) and not isinstance(self._target, torch.device)
+
+    def check(self) -> None:
+        """Raise if tensors cannot be placed there. A function is not called."""
+        if isinstance(self._location, torch.device) or not callable(self._location):
+            self._moved(torch.empty(0, dtype=torch.uint8, device="cpu"))
+
+    def allocate(self, sizes: Mapping[int, int]) -> dict[int, Any]:
+        """Return memory for storages of these sizes, if transfers fill the memory at this location."""
+        # A function of the user gets storages on the CPU, and says where each goes.
+        if self._target is None or self._is_function:
+            return {}
+        try:
+            device = torch.empty(0, dtype=torch.uint8, device=torch.device(self._target)).device  # with its number
+            space = space_of(device)
+            if space is None:
+                return {}
+            empty = {index: torch.empty(size, dtype=torch.uint8, device=device) for index, size in sizes.items()}
+            return {index: space.fillable(flat) for index, flat in empty.items()}
+        except RuntimeError as error:
+            raise self._unusable(f"{type(error).__name__}: {error}") from error
+
+    def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:
+        """Return the memory of a storage there: itself, or a copy. Only that of tensors is copied.
+
+        Raises:
+            BadInput: torch has no such device, it has no room, or the function returns something else.
+        """
+        if kind != "torch":
+            return memory
+        owner = memory.owner
+        flat = owner if isinstance(owner, torch.Tensor) else torch.frombuffer(memory.view, dtype=torch.uint8)
+        return StorageMemory(self._moved(flat), memory.view)
+
+    def _moved(self, flat: torch.Tensor) -> torch.Tensor:
+        try:
+            if not self._is_function:
+                return flat if self._target is None else flat.to(torch.device(self._target))
+            # As `torch.load` calls it, so functions that people have for `map_location` work here.
+            storage = self._target(flat.untyped_storage(), "cpu")
+            if storage is None:
+                return flat
+            found = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        except (AssertionError, AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+            raise self._unusable(f"{type(error).__name__}: {error}") from error
+        # A function that returned another storage would give tensors of the wrong bytes.
+        if found.numel() != flat.numel():
+            raise self._unusable(f"it returned {found.numel()} bytes for {flat.numel()}")
+        return found
+
+    def _unusable(self, reason: str) -> BadInput:
+        hint = (
+            "give what map_location of torch.load takes: a device, a dict, or a function of a storage and its location"
+        )
+        return BadInput(f"device={self._location!r} cannot be used: {reason.splitlines()[0]}", hint=hint)
