@@ -301,20 +301,20 @@ class CkstoreCheckpointIO(CheckpointIO):
         # The load may need a checkpoint that is still being saved.
         self._settle(wait=True)
         found: dict[str, Any]
-        device: Any = "cpu" if map_location is None else map_location
+        location: Any = "cpu" if map_location is None else map_location
         name = os.fspath(path)
         if name.startswith(_PREFIX):
             self._continues()
-            found = self.store.load(ref_of(self.store, self._run, name.removeprefix(_PREFIX)), device)
+            found = self.store.load(ref_of(self.store, self._run, name.removeprefix(_PREFIX)), location)
             self._compare(name, found)
             return found
         if _is_plain_state(Path(path)):
-            found = _OWN_FILES.load_checkpoint(Path(path), device, weights_only=True)
+            found = _OWN_FILES.load_checkpoint(Path(path), location, weights_only=True)
             return found
         marker = read_marker(path)
         self._continues()
         try:
-            found = self.store.load(marker["id"], device)
+            found = self.store.load(marker["id"], location)
         except NoSuchRef as error:
             ref = f"{marker['run']}@{marker['step']}"
             if marker["store"] != str(self.store.path):

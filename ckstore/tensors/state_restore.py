@@ -238,9 +238,7 @@ class _Building:
             return _ABSENT
         from ckstore.tensors import torch_parts
 
-        # The context says where the tensor was when it was saved, which may be a GPU that this machine does not have.
-        devices = {getattr(part, "device", None) for part in parts.values()}
-        context = torch_parts.without_devices(node[3], devices.pop()) if len(devices) == 1 else node[3]
+        context = torch_parts.at_location_of(parts, node[3])
         extra = _Building(self._leaf, self._leaves, None, path).value(context, "")
         return torch_parts.put_together(node[2], parts, extra, path)
 

@@ -91,7 +91,7 @@ class Admission:
         # Conjugate and negative views hold other bits than their values: those are made plain first.
         if (tensor.is_cpu or tensor.is_cuda) and not tensor.is_conj() and not tensor.is_neg():
             return Admitted(path, tensor, tensor)
-        if tensor.device.type == "meta":
+        if tensor.is_meta:
             refuse_tensor(tensor, path)
         return Admitted(path, self._copy(tensor), tensor)
 

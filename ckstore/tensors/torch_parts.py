@@ -29,12 +29,12 @@ class TensorParts(NamedTuple):
 def take_apart(tensor: Any) -> TensorParts | None:
     """Return the parts of a tensor, or None if it is stored, or refused, as a whole."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    if plain and tensor.layout is torch.sparse_coo and tensor.device.type != "meta":
+    if plain and tensor.layout is torch.sparse_coo and not tensor.is_meta:
         # `indices()` refuses an uncoalesced tensor; the raw parts give back the same one.
         found = tensor.detach()
         parts = {"indices": found._indices(), "values": found._values()}  # noqa: SLF001 - the others are for coalesced ones
         return TensorParts("sparse_coo", parts, (found.shape, found.is_coalesced()))
-    if plain and tensor.layout is torch.sparse_csr and tensor.device.type != "meta":
+    if plain and tensor.layout is torch.sparse_csr and not tensor.is_meta:
         found = tensor.detach()
         parts = {"crow_indices": found.crow_indices(), "col_indices": found.col_indices(), "values": found.values()}
         return TensorParts("sparse_csr", parts, found.shape)
@@ -47,10 +47,19 @@ def take_apart(tensor: Any) -> TensorParts | None:
     return TensorParts(name_of(kind), {name: getattr(tensor, name).detach() for name in names}, (context, *outer))
 
 
-def without_devices(extra: Node, device: object = None) -> Node:
-    """Return the data for reassembling parts without its devices, or with `device` in their place."""
-    # A context may repeat where the tensor was when it was saved; now it is where its parts are.
-    return with_others(extra, "torch.device", lambda _: None if device is None else ["torch.device", str(device)])
+def without_location(extra: Node) -> Node:
+    """Return the data for reassembling parts without the devices in it."""
+    return with_others(extra, "torch.device", lambda _: None)
+
+
+def at_location_of(parts: Mapping[str, object], extra: Node) -> Node:
+    """Return the data for reassembling parts, with the device of the parts in place of each other one."""
+    # It may repeat where the tensor was when it was saved, which may be a GPU that this machine does not have.
+    locations = {getattr(part, "device", None) for part in parts.values()}
+    if len(locations) != 1:
+        return extra
+    (location,) = locations
+    return with_others(extra, "torch.device", lambda _: None if location is None else ["torch.device", str(location)])
 
 
 def put_together(kind: str, tensors: Mapping[str, object], extra: Any, path: str) -> object:
@@ -125,7 +134,7 @@ def _reason(tensor: torch.Tensor) -> tuple[str, str]:
     if tensor.layout is not torch.strided:
         hint = _BY_LAYOUT.get(tensor.layout, "store value.to_dense()")
         return f"a tensor of layout {tensor.layout}", hint
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         return "a tensor on the meta device has no values and", "give the module memory first: to_empty()"
     if getattr(tensor, "has_names", bool)():
         return "a named tensor", "store value.rename(None)"

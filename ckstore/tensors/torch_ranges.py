@@ -6,6 +6,8 @@ from functools import cache
 
 import torch
 
+from ckstore.tensors.torch_leaves import empty_bytes
+
 Number = int | float
 
 
@@ -45,7 +47,8 @@ def _range(dtype: torch.dtype) -> tuple[Number, Number, bool]:
     if dtype.is_floating_point or dtype.is_complex:
         found = torch.finfo(dtype)
         real = dtype.to_real()
-        has_infinity = bool(torch.tensor(torch.inf, device="cpu").to(real).float().isinf())
+        infinity = empty_bytes(8).view(torch.double).fill_(torch.inf)
+        has_infinity = bool(infinity.to(real).float().isinf())
         return found.min, found.max, has_infinity
     limits = torch.iinfo(dtype)
     return limits.min, limits.max, False

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from ckstore.tensors.kinds import is_array
+from ckstore.training import accelerator_generators
 from ckstore.training.rng import python_state, set_python_state
 
 OBJECTS_MOST = 100_000
@@ -69,7 +70,7 @@ def _global_generators() -> Iterator[Any]:
         yield numpy.random.mtrand._rand  # noqa: SLF001 - as above
     if torch is not None:
         yield torch.default_generator
-        yield from torch.cuda.default_generators
+        yield from accelerator_generators.generators()
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""The states of the global random generators of this process: of Python, NumPy, torch and torch's GPUs."""
+"""The states of the global random generators of this process: of Python, NumPy and torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import random
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+from ckstore.training import accelerator_generators
 
 
 def random_states() -> dict[str, Any]:
@@ -24,9 +26,8 @@ def random_states() -> dict[str, Any]:
         }
     if torch is not None:
         states["torch"] = torch.get_rng_state()
-        # Otherwise reading the states would initialize CUDA, which needs hundreds of MB on each GPU.
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            states["cuda"] = torch.cuda.get_rng_state_all()
+        if (others := accelerator_generators.states()) is not None:
+            states["cuda"] = others
     return {"python": python_state(random), **states}
 
 
@@ -44,9 +45,8 @@ def set_random_states(states: Mapping[str, Any]) -> None:
         import torch
 
         torch.set_rng_state(states["torch"])
-        if "cuda" in states and torch.cuda.is_available():
-            for device, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
-                torch.cuda.set_rng_state(state, device)
+        if "cuda" in states:
+            accelerator_generators.set_states(states["cuda"])
 
 
 def python_state(generator: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ _OTHERS = frozenset(
         "state_dict_saver",  # a module of torch
         *("lock_shared", "is_shared", "MAP_SHARED", "map_shared", "SHARED_MEMORY"),  # locks and memory
         *("shared_bytes", "run_shared"),  # bytes that several checkpoints have
+        "per_device_train_batch_size",  # an argument of transformers
         *("refuse_shared", "_place_shared"),  # storages that several tensors have
     }
 )
@@ -56,7 +57,13 @@ CAPABILITIES = (
         frozenset({"encoded", "encoding", "encodings"}),
         27,
     ),
-    Capability("devices", ("tensors/device/",), frozenset({"device", "devices", "cuda", "gpu"}), 26),
+    # The generators of GPUs are a part of a training, and of no tensor: only `training/` knows them.
+    Capability(
+        "devices",
+        ("tensors/device/", "training/accelerator_generators.py"),
+        frozenset({"device", "devices", "cuda", "gpu"}),
+        10,
+    ),
     Capability("shared filesystems", ("objects/shared/",), frozenset({"shared"}), 8),
     Capability(
         "ranks",

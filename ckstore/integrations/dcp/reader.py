@@ -206,7 +206,7 @@ def _read_tensor(reader: RegionReader, leaf: LeafRecord, item: ReadItem, planner
         wanted = block_of(tuple(item.storage_offsets), sizes, item_bytes)
         # Whether the stored bytes can be read directly into the memory of the tensor.
         dtype = DTYPES[leaf.dtype]
-        plain = type(out) is torch.Tensor and out.device.type == "cpu" and out.layout == torch.strided
+        plain = type(out) is torch.Tensor and out.is_cpu and out.layout == torch.strided
         straight = plain and out.dtype == dtype and out.is_contiguous() and not out.is_conj() and not out.is_neg()
         flat = out.reshape(-1).view(torch.uint8) if straight else torch.empty(wanted.nbytes, dtype=torch.uint8)
         array: Any = flat.numpy()

@@ -50,7 +50,7 @@ def _digests(flat: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             type(value) in {torch.Tensor, torch.nn.Parameter}
             and value.numel() * value.element_size() <= _COMPARED_MOST_BYTES
             and value.layout is torch.strided
-            and value.device.type != "meta"
+            and not value.is_meta
         ):
             plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
             data: Any = plain.reshape(-1).view(torch.uint8).numpy()

@@ -38,7 +38,6 @@ _DECIMAL = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?(?:E[+-]?[0-9]{1,18})?|Infinity|
 _OFFSET = re.compile(r"[+-][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{6})?)?\Z")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(?:/[A-Za-z0-9_+-]{1,40}){0,3}\Z")
 CLASS_MOST = 500
-_DEVICE = re.compile(r"[a-z][a-z0-9_]{0,31}(?::[0-9]{1,4})?\Z")
 _TORCH_NAMES = {
     "torch.dtype": re.compile(r"(?:bool|(?:b?float|complex|q?u?int|bits)[0-9][a-z0-9_]{0,24})\Z"),
     "torch.layout": re.compile(r"(?:strided|jagged|_mkldnn|sparse_(?:coo|csr|csc|bsr|bsc))\Z"),
@@ -238,7 +237,7 @@ _CHECKS: dict[str, Any] = {
     "set": _is_set,
     "timedelta": _is_timedelta,
     "torch.Size": _is_torch_size,
-    "torch.device": _named_as(_DEVICE),
+    "torch.device": _named_as(re.compile(r"[a-z][a-z0-9_]{0,31}(?::[0-9]{1,4})?\Z")),
     **{tag: _named_as(pattern) for tag, pattern in _TORCH_NAMES.items()},
 }
 _MAKE: dict[str, Any] = {

@@ -159,7 +159,7 @@ class _TargetWalk:
             return self._parts(target, node, path)
         if torch_targets.can_be_filled(target):
             self.comparison.bind(target, node, path)
-        elif target.device.type != "meta":
+        elif not target.is_meta:
             found = f"{torch_targets.describe_unfilled(target)} in the target"
             self.comparison.mismatch(path, "a plain tensor with memory", found)
         elif not path or not self.comparison.terms.assign:

@@ -18,6 +18,7 @@ from ckstore.tensors.targets.load_comparison import Comparison, Leaf, Make, Rena
 from ckstore.tensors.targets.module_attempt import Attempt
 from ckstore.tensors.targets.module_parts import is_ordinary, parts_of
 from ckstore.tensors.targets.renames import renamed
+from ckstore.tensors.targets.torch_targets import elements_key
 from ckstore.tensors.walks import DICTS, leaf_numbers
 
 
@@ -91,7 +92,7 @@ class _Module:
             value = place.value
             if not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
                 self.loaded.add(key)
-                self._memories.setdefault(_memory(value), (name, item))
+                self._memories.setdefault(elements_key(value), (name, item))
 
     def _lost_parts(self) -> set[str]:
         """Report tensors with parts that the module does not accept. Without these parts their values are wrong."""
@@ -130,7 +131,7 @@ class _Module:
         """Report the keys that exist on one side only."""
         # A tensor that is the same as one that is loaded under another name is not missing.
         places = self.parts.places
-        missing = [key for key in missing if key not in places or _memory(places[key].value) not in self._memories]
+        missing = [key for key in missing if key not in places or elements_key(places[key].value) not in self._memories]
         for key in missing:
             self.comparison.miss(join_key(self.path, key))
         for key in unexpected:
@@ -167,7 +168,7 @@ class _Module:
             return True
         leaf = self.comparison.leaves[item[1]]
         # The first name of a tied tensor; later names must have the same values.
-        self._memories.setdefault(_memory(value), (name, item))
+        self._memories.setdefault(elements_key(value), (name, item))
         same = leaf.shape != tuple(value.shape) or torch_targets.takes(value, leaf)
         return same or not is_ordinary(value) or self.comparison.converts(value, leaf, name)
 
@@ -199,7 +200,7 @@ class _Module:
             self.comparison.differences.meta.append(name)
         elif not self._contradicts(value, item, name) and self.comparison.bind(value, item, name):
             self.assigned[key] = lambda leaf: leaf(item[1])
-            self._memories.setdefault(_memory(value), (name, item))
+            self._memories.setdefault(elements_key(value), (name, item))
             self.comparison.filling.bind_later(self._maker(value), item[1], name)
 
     @staticmethod
@@ -213,7 +214,7 @@ class _Module:
             return
         how = plan_parts(self.comparison, value, item, name)
         if how is not None:
-            self._memories.setdefault(_memory(value), (name, item))
+            self._memories.setdefault(elements_key(value), (name, item))
         loader = self.parts.loader_of(key)
         if how is PartsLayout.FILLED:
             self.loaded.add(key)
@@ -235,7 +236,7 @@ class _Module:
 
     def _contradicts(self, value: torch.Tensor, item: Node, name: str) -> bool:
         """Report whether two names of one tensor in the module have different values in the checkpoint."""
-        known = self._memories.get(_memory(value))
+        known = self._memories.get(elements_key(value))
         if known is None or not isinstance(item, list) or item[0] not in ("leaf", "parts"):
             return False
         first, node = known
@@ -244,16 +245,6 @@ class _Module:
             return False
         self.comparison.mismatch(name, f"the values of {plain(first)}, to which it is tied,", "other ones")
         return True
-
-
-def _memory(value: torch.Tensor) -> object:
-    """Return a value that is equal for tensors with the same elements of the same memory."""
-    if torch.nn.parameter.is_lazy(value) or value.is_meta or not value.numel() or hasattr(value, "__tensor_flatten__"):
-        return id(value)  # a wrapper of other tensors has no memory: all of them have the address 0
-    try:
-        return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
-    except (NotImplementedError, RuntimeError):  # without memory of its own
-        return id(value)
 
 
 def _no_leaf(index: int) -> object:

@@ -138,7 +138,7 @@ def _as_saved(own: Any, saved: Any, dtype: Any, name: str, cast: dict[str, str],
         cast.setdefault(name, f"{torch_targets.dtype_name(saved)} to {torch_targets.dtype_name(own)}")
         return own
     cast.pop(name, None)
-    return saved.to(own.device)
+    return torch_targets.moved_to(saved, own)
 
 
 def _is_dict(node: Node) -> bool:
@@ -171,7 +171,7 @@ def _fits_groups(comparison: Comparison, optimizer: Any, groups: Any, path: str)
             kind = f"{type(optimizer).__name__} with {', '.join(lacking)}"
             comparison.mismatch(f"{name}[{i}]", kind, f"an optimizer with {', '.join(other) or 'neither'}")
             fits = False
-    if any(one.device.type == "meta" for group in own for one in group["params"]):
+    if any(one.is_meta for group in own for one in group["params"]):
         comparison.differences.meta.append(name)
         fits = False
     return fits
@@ -277,12 +277,12 @@ class _Optimizer:
         """Return a function that returns leaves. Those inside objects are on the device of their parameter."""
         # torch moves the tensors of a state there, but looks into no object.
         parameter, inside = self.parameters.get(key), _below(node, "object")
-        if parameter is None or parameter.device.type == "cpu" or not inside:
+        if parameter is None or parameter.is_cpu or not inside:
             return leaf
 
         def give(index: int) -> object:
             value: Any = leaf(index)
-            return value.to(parameter.device) if index in inside and is_tensor(value) else value
+            return torch_targets.moved_to(value, parameter) if index in inside and is_tensor(value) else value
 
         return give
 

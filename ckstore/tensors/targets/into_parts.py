@@ -33,7 +33,7 @@ class PartsLayout(Enum):
 def plan_parts(comparison: Comparison, target: torch.Tensor, node: Node, name: str) -> PartsLayout | None:
     """Plan how `target` receives the parts of `node`. If it does not fit, report it and return None."""
     check_names(node, name)
-    on_meta = target.device.type == "meta"
+    on_meta = target.is_meta
     unlike = "" if on_meta else _unlike(comparison, target, node)
     if shape_of_parts(node) != tuple(target.shape):
         pass
@@ -63,8 +63,8 @@ def _unlike(comparison: Comparison, target: Any, node: Node) -> str:
     if node[2] in SPARSE_KINDS or apart is None or apart.kind != node[2]:
         return ", which is of another class"
     walk = Walk()
-    own = torch_parts.without_devices(walk.node(apart.extra, "", 1))
-    found = torch_parts.without_devices(node[3])
+    own = torch_parts.without_location(walk.node(apart.extra, "", 1))
+    found = torch_parts.without_location(node[3])
     if walk.refused or own != found:
         return f", with another {_which(own, found)}"
     for (key, live), (wanted, item) in zip(apart.tensors.items(), node[1], strict=False):

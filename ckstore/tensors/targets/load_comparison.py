@@ -164,7 +164,7 @@ class Comparison:
         if leaf is None or leaf.kind != "torch" or leaf.shape != tuple(live.shape):
             self.mismatch(name, torch_targets.describe(live), self.described(item))
             return False
-        on_meta = live.device.type == "meta"
+        on_meta = live.is_meta
         if torch_targets.takes(live, leaf) if on_meta else self.filling.bind(live, item[1]):
             return True
         return self.converts(live, leaf, name) and (on_meta or self.filling.bind(live, item[1], cast_as=name))

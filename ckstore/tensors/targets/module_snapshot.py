@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ckstore.tensors.targets import torch_targets
 from ckstore.tensors.targets.module_parts import has_extra_state
 
 _CONTAINERS = {dict, OrderedDict, list, set}
@@ -108,10 +109,10 @@ class _Value:
     def put_back(self) -> None:
         tensor, data = self._tensor, self._data
         if type(tensor) is not self._kind:  # a lazy parameter that got its shape
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            tensor.data = tensor.new_empty(0)
             tensor.__class__ = self._kind
         elif data is not None and (tensor.shape, tensor.dtype) != (data.shape, data.dtype):
-            tensor.data = data.to(tensor.device)
+            tensor.data = torch_targets.moved_to(data, tensor)
         elif data is not None:
             tensor.copy_(data)
         self._attributes.put_back()

@@ -26,12 +26,12 @@ def can_be_filled(target: torch.Tensor) -> bool:
     if not plain or target.layout is not torch.strided or target.dtype not in DTYPE_NAMES:
         return False
     # Of an expanded tensor one memory stands for many elements: the last write would win.
-    return target.device.type != "meta" and not may_overlap(target.shape, target.stride())
+    return not target.is_meta and not may_overlap(target.shape, target.stride())
 
 
 def can_copy(target: torch.Tensor) -> bool:
     """Whether `target`, of a custom class, accepts the values of a plain tensor by `copy_`, as far as is known."""
-    if hasattr(target, "placements") or target.layout is not torch.strided or target.device.type == "meta":
+    if hasattr(target, "placements") or target.layout is not torch.strided or target.is_meta:
         return False
     return not may_overlap(target.shape, target.stride())
 
@@ -103,6 +103,26 @@ def region(target: torch.Tensor, leaf: LeafRecord) -> Region | None:
     empty = torch.empty(0, dtype=torch.uint8, device=target.device)
     flat = empty.set_(target.untyped_storage(), start, (nbytes,), (1,))
     return Region(flat.data_ptr(), nbytes, flat.numpy().data if space is None else space.fillable(flat))
+
+
+def elements_key(target: torch.Tensor) -> object:
+    """Return a value that is equal for tensors with the same elements of the same memory."""
+    if (
+        torch.nn.parameter.is_lazy(target)
+        or target.is_meta
+        or not target.numel()
+        or hasattr(target, "__tensor_flatten__")
+    ):
+        return id(target)  # a wrapper of other tensors has no memory: all of them have the address 0
+    try:
+        return target.device, target.data_ptr(), target.dtype, tuple(target.shape), target.stride()
+    except (NotImplementedError, RuntimeError):  # without memory of its own
+        return id(target)
+
+
+def moved_to(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, or a copy of it, on the device of a target."""
+    return value.to(target.device)
 
 
 def fill(target: torch.Tensor, found: object) -> int:

@@ -274,7 +274,7 @@ def _digest_of_tensor(tensor: Any) -> str:
         return digest_of([getattr(tensor, name) for name in names])
     if not is_plain_layout(tensor):
         tensor = tensor.to_dense()
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         return "without data"
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
