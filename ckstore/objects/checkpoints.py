@@ -16,8 +16,8 @@ from ckstore.fs.open_dir import OpenDir
 from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
-from ckstore.model.manifest.parse import parse_encoding, parse_manifest
-from ckstore.model.manifest.stored import Encoding, OldPiece
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.stored import OldPiece
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
 from ckstore.objects.documents.remote_only import may_lack
@@ -209,19 +209,6 @@ def id_at(path: StorePath) -> str | None:
     return (match["id"] or match["own"]).decode("ascii") if match else None
 
 
-def encoding_at(path: StorePath) -> Encoding | None:
-    """Return the encoding of the blobs in the directory of a compacted checkpoint, or None."""
-    try:
-        with files.opened_regular(path / MANIFEST) as fd:
-            match = _HEAD.match(os.pread(fd, _HEAD_BYTES, 0))
-        if match is None or match["id"] is None:  # most are plain, and their manifests are long
-            return None
-        data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
-        return parse_encoding(data, where=str(path / MANIFEST))
-    except (FileNotFoundError, NotADirectoryError, PermissionError, BadInput, DamagedBlob):
-        return None
-
-
 def manifest_in(dir_fd: int, path: AnyPath, hash_prefix: str = "") -> tuple[Manifest, str]:
     """Return the manifest in an open directory of a checkpoint at `path`, and its id."""
     data = files.read_file(MANIFEST, most_bytes=MANIFEST_MAX_BYTES, dir_fd=dir_fd)
@@ -315,7 +302,7 @@ class CheckpointDirectory:
     @property
     def manifest_file(self) -> str:
         """The name of the file with the plain manifest, whose digest is the id."""
-        return MANIFEST if self.manifest.encoding is None else PLAIN
+        return MANIFEST if self.manifest.form.is_plain else PLAIN
 
     def stat_blob(self, digest: str) -> os.stat_result:
         """Return the status of one of its blobs."""

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from ckstore.codecs import container
 from ckstore.codecs.casts import base_bytes, predict
 from ckstore.codecs.container import Tile, Tiles
 from ckstore.codecs.tiles import TILE_BYTES, StoredTile, decode, needs_base
-from ckstore.errors import DamagedBlob
-from ckstore.fs import files
-from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
-from ckstore.model.manifest.stored import EncodedBlob, Encoding
+from ckstore.errors import BadInput, DamagedBlob
+from ckstore.fs import dirfd_stat, files
+from ckstore.fs.store_path import StorePath
+from ckstore.model.manifest.encoding import HEAD_BYTES, EncodedBlob, Encoding, begins_one, encoding_of
+from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord
+from ckstore.model.manifest.parse import parse_encoding
+from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.layout import MANIFEST, Layout
 
 # A path has at most nine files; small runs of several bases lie in one blob.
 _OPEN_MOST = 16
@@ -40,8 +45,9 @@ class _File(NamedTuple):
 class Decoder:
     """Reads plain bytes of the blobs of an open checkpoint, encoded or not; a context manager for one thread."""
 
-    def __init__(self, directory: CheckpointDirectory, encoding: Encoding) -> None:
+    def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
+        encoding = encoding_of(directory.manifest) or Encoding("", directory.manifest.blobs, {})
         self._encoding = encoding
         self._open: OrderedDict[str, _File] = OrderedDict()
         self._sizes = dict(encoding.files)
@@ -166,22 +172,36 @@ class Decoder:
         self.close()
 
 
-def is_encoded(directory: CheckpointDirectory, digest: str) -> bool:
-    """Whether a blob of a checkpoint exists only in encoded form."""
-    encoding = directory.manifest.encoding
-    return encoding is not None and digest in encoding.encoded
+def encoding_at(path: StorePath) -> Encoding | None:
+    """Return the encoding of the blobs in the directory of a compacted checkpoint, or None."""
+    try:
+        with files.opened_regular(path / MANIFEST) as fd:
+            if not begins_one(os.pread(fd, HEAD_BYTES, 0)):  # most are plain, and their manifests are long
+                return None
+        data = files.read_file(path / MANIFEST, most_bytes=MANIFEST_MAX_BYTES)
+        return parse_encoding(data, where=str(path / MANIFEST))
+    except (FileNotFoundError, NotADirectoryError, PermissionError, BadInput, DamagedBlob):
+        return None
 
 
-def decoded(directory: CheckpointDirectory, digest: str, start: int, out: memoryview, what: str) -> bool:
-    """Fill `out` with bytes of an encoded blob. Return False if the blob is not encoded, so that its file has them."""
-    encoding = directory.manifest.encoding
-    if encoding is None or not is_encoded(directory, digest):
-        return False
-    with Decoder(directory, encoding) as decoder:
-        # By parts: a tile of a base is as large as that of what is decoded with it.
-        for at in range(0, len(out), TILE_BYTES):
-            decoder.read(digest, start + at, out[at : at + TILE_BYTES], what)
-    return True
+def compacted_bytes(layout: Layout, keys: Iterable[CheckpointKey]) -> tuple[int, int]:
+    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files.
+
+    `keys` are the compacted checkpoints.
+    """
+    # A blob that is also stored plain saves nothing.
+    plain, stored = {}, {}
+    there: set[str] = set()
+    for key in keys:
+        encoding = encoding_at(layout.checkpoint(key))
+        if encoding is None:
+            continue
+        there.update(file.digest for file in encoding.files)
+        for digest, form in encoding.encoded.items():
+            plain[digest] = form.nbytes
+            stored[digest] = encoding.files[form.file].nbytes
+    gone = (d for d in plain if d not in there and dirfd_stat.find(layout.blob(d)) is None)
+    return sum(plain[digest] - stored[digest] for digest in gone), sum(stored.values())
 
 
 def read_head(fd: int, record: BlobRecord, digest: str, form: EncodedBlob) -> Tiles:

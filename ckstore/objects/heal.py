@@ -25,6 +25,7 @@ from ckstore.objects.layout import BLOBS, MANIFEST, Layout
 
 # A process that holds it for longer is taking the checkpoint apart; a save must not wait for that.
 WAIT_S = 2.0
+_FRESH = ".manifest-new"
 
 
 class Given(NamedTuple):
@@ -181,3 +182,12 @@ def _aside(layout: Layout, digest: str, status: os.stat_result) -> StorePath:
     """Return the name in quarantine of a damaged file."""
     # The name contains the inode, because two damaged copies of one blob are two files, and each is evidence.
     return layout.quarantine / f"{digest}.{status.st_ino}"
+
+
+def put_document(lock: locks.DirectoryLock, name: str, data: bytes) -> None:
+    """Write a document into the directory of a checkpoint durably and atomically."""
+    if _FRESH in os.listdir(lock.fd):  # left by a repair that was killed
+        links.unlink(_FRESH, dir_fd=lock.fd)
+    files.create_file(_FRESH, data, mode=0o444, dir_fd=lock.fd)
+    links.rename(_FRESH, name, dir_fd=lock.fd)
+    files.sync_open_directory(lock.fd)

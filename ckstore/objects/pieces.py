@@ -19,7 +19,7 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import Extent, Manifest
 from ckstore.model.words import mending_there
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.encoded import Decoder, is_encoded
+from ckstore.objects.encoded import Decoder
 from ckstore.objects.remote_pieces import Memory, Part, RemotePieces
 
 _FETCHES = 3
@@ -105,7 +105,7 @@ class PieceReader:
 
     def _read_here(self, part: Part) -> None:
         extent, out, what, _ = part
-        is_decoded = encoded(self._directory, extent)
+        is_decoded = not self._directory.manifest.has_file(extent.blob)
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
             memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
@@ -153,7 +153,7 @@ class PieceReader:
         """Share the blocks of a piece with a file (reflink), unchecked. Return False if the two files cannot share."""
         # None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
         extent = part.extent
-        if encoded(self._directory, extent):
+        if not self._directory.manifest.has_file(extent.blob):
             return None
         ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
         block = reflink.BLOCK_BYTES
@@ -168,7 +168,7 @@ class PieceReader:
     def is_cached(self, part: Part) -> bool:
         """Whether the page cache has the beginning of a piece's blob."""
         # Decoding is the processor's work, as copying out of the page cache is: more threads than cores do not help.
-        if encoded(self._directory, part.extent):
+        if not self._directory.manifest.has_file(part.extent.blob):
             return True
         try:
             fd = self._descriptor(part.extent, part.what)
@@ -182,7 +182,7 @@ class PieceReader:
         # as one reads on. After a first read of a MiB, or an order to read all of it, pages have 4 KiB: they take the
         # processor longer, now and when they are mapped (docs/adr/0007-loads.md). Bytes on no disk are mostly the
         # network's, where each answer takes its time; so all of it is asked for, unless most between is not wanted.
-        if encoded(self._directory, parts[0].extent):
+        if not self._directory.manifest.has_file(parts[0].extent.blob):
             return
         try:
             fd = self._descriptor(parts[0].extent, parts[0].what)
@@ -210,11 +210,9 @@ class PieceReader:
             _close(self._open.popitem()[1])
 
     def _decode(self, blob: str, start: int, out: memoryview, what: str) -> None:
-        encoding = self._directory.manifest.encoding
-        if self._decoder is None and encoding is not None:
-            self._decoder = Decoder(self._directory, encoding)
-        if self._decoder is not None:
-            self._decoder.read(blob, start, out, what)
+        if self._decoder is None:
+            self._decoder = Decoder(self._directory)
+        self._decoder.read(blob, start, out, what)
 
     def _read_elsewhere(self, part: Part, out: memoryview) -> None:
         """Download a piece from a remote. It is always compared, because nothing else checks the transfer."""
@@ -266,10 +264,15 @@ class PieceReader:
         self.close()
 
 
-def encoded(directory: CheckpointDirectory, extent: Extent) -> bool:
-    """Whether a piece is encoded, so that no file contains its bytes."""
-    manifest = directory.manifest
-    return manifest.encoding is not None and is_encoded(directory, manifest.blobs[extent.blob].digest)
+def read_unless_file(directory: CheckpointDirectory, digest: str, start: int, out: memoryview, what: str) -> bool:
+    """Fill `out` with unchecked bytes of a blob. Return False, and do nothing, if a file contains them."""
+    if directory.manifest.form.has_file(digest):
+        return False
+    with Decoder(directory) as decoder:
+        # By parts: a tile of a base is as large as that of what is decoded with it.
+        for at in range(0, len(out), _PART_BYTES):
+            decoder.read(digest, start + at, out[at : at + _PART_BYTES], what)
+    return True
 
 
 def extents_of(manifest: Manifest) -> list[list[Extent]]:
@@ -326,7 +329,7 @@ def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
     if len(extents) != 1:
         return ""
     blob = directory.manifest.blobs[extents[0].blob]
-    if encoded(directory, extents[0]):
+    if not directory.manifest.has_file(extents[0].blob):
         return ""
     return "" if extents[0].offset or extents[0].length != blob.nbytes else blob.digest
 
@@ -353,7 +356,7 @@ class PieceMaps:
         """Return separate memory for a run of pieces. None if it does not start on a page or is already mapped."""
         # As many small storages as there are may be equal, and a process may have only so many mappings. What is
         # encoded lies nowhere as it is.
-        if any(encoded(self._directory, extent) for extent in extents):
+        if not all(self._directory.manifest.has_file(extent.blob) for extent in extents):
             return None
         try:
             return self._map(extents, what)

@@ -17,7 +17,6 @@ from typing import TypeVar
 from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, NoSuchRef, Protected, StepExists
 from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.model.checkpoint.annotations import Annotations
-from ckstore.model.manifest import encoding
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import render
 from ckstore.model.names import CheckpointKey, check_own_run, check_run
@@ -252,11 +251,9 @@ def _copy(context: Context, info: CheckpointInfo, run: str, ids: Mapping[str, st
             for file in present.stored:
                 staging.take(file.digest, directory.blobs.inside / file.digest)
             take_annotations(directory.lock, staging)
-            if present.encoding is None:
-                staging.seal(data)
-            else:
+            if not present.form.is_plain:
                 files.create_file(staging.lock.inside / PLAIN, data, mode=0o444)
-                staging.seal(encoding.render(replace(present.encoding, checkpoint=checkpoint_id), context.algorithm))
+            staging.seal(present.form.document(checkpoint_id, data, context.algorithm))
             # "replace" publishes without dropping others: all checkpoints of a step that was saved again are moved.
             runs = publish.KnownRuns(context.known.synced_runs)
             key = publish.publish(staging, manifest, checkpoint_id, "replace", runs).key

@@ -165,7 +165,7 @@ def _adopt(context: Context, joined: Joined, staging: Staging | None) -> Checkpo
         _, holder = common_remote(context)
         require(context, ELSEWHERE)
         document = elsewhere_at(holder)
-        whole = SourceManifest(manifest, manifest_id, joined.manifest, None)
+        whole = SourceManifest(manifest, manifest_id, joined.manifest)
         new = publish_manifest(context, whole, None, document, rule="replace", drops=True) is not None
     of_step = published_of_step(layout, info.run, info.step)
     found = of_step[-1] if of_step else None

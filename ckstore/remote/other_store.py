@@ -19,8 +19,8 @@ from ckstore.model.manifest.stored import OldPiece
 from ckstore.model.names import CheckpointKey
 from ckstore.objects.checkpoints import CheckpointDirectory, id_at, look, places_with_id
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
-from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import ANNOTATIONS, BLOBS, MANIFEST, PLAIN
+from ckstore.objects.pieces import read_unless_file
 from ckstore.ops.context import Context
 from ckstore.remote.keys import Place
 
@@ -139,7 +139,7 @@ class StoreSource:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path.inner)
             if dirfd_stat.exists(lock.inside / PLAIN):
                 directory = CheckpointDirectory.locked(path, lock, self._layout.hash_prefix)
-                if decoded(directory, digest, offset, into, place.name):
+                if read_unless_file(directory, digest, offset, into, place.name):
                     return len(into)
             with files.opened_regular(lock.inside / BLOBS / digest) as fd:
                 files.read_into(fd, offset, into, f"{path}: blob {digest}")

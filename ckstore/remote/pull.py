@@ -24,7 +24,7 @@ from ckstore.model.checkpoint.annotations import Annotations, parse_annotations
 from ckstore.model.digest import algorithm_of, short_id
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
-from ckstore.model.manifest.stored import Encoding
+from ckstore.model.manifest.stored import StoredForm
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
@@ -204,7 +204,7 @@ class Pull:
                 self._end_eviction(info)
             else:
                 with failing_as_save(self.context, f"pulling {place.name} from {self.source.name}"):
-                    self._restore_bytes(place, manifest, found.encoding, info)
+                    self._restore_bytes(place, manifest, found.form, info)
             self._annotate(info, annotations)
             if self.if_exists == "replace":
                 self._drop_others(info, self.context.of_step(*place.run_step))
@@ -251,7 +251,7 @@ class Pull:
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         try:
-            self._fill(place, manifest, found.encoding, staging)
+            self._fill(place, manifest, found.form, staging)
             if annotations is not None:
                 # Written to the staging directory, so that the one rename publishes it together with the state.
                 path = staging.lock.inside / ANNOTATIONS
@@ -276,14 +276,14 @@ class Pull:
         is_known = bool(of_step) and of_step[-1].manifest_id in self._wanted
         return "beside" if is_known else self.if_exists
 
-    def _restore_bytes(self, place: Place, manifest: Manifest, encoding: Encoding | None, info: CheckpointInfo) -> None:
+    def _restore_bytes(self, place: Place, manifest: Manifest, form: StoredForm, info: CheckpointInfo) -> None:
         """Restore the blobs of an evicted checkpoint, which remains listed and readable meanwhile."""
         context = self.context
         read_back = save_checks_or_all(context.layout).read_back
         staging = Staging.create(context.layout, manifest.run, manifest.step, read_back=read_back)
         try:
             # Shared local blobs replace intact ones of the remote, so they are read and compared.
-            self._fill(place, manifest, encoding, staging, compares=True)
+            self._fill(place, manifest, form, staging, compares=True)
             restore_blobs(context, info, manifest, staging)
             self.brought_back = True
             reconcile_one(context, info.key, timeout_s=CATALOG_TIMEOUT_S)
@@ -359,7 +359,7 @@ class Pull:
             self.warnings.append(f"the catalog is not yet up to date for {key.name}: {why_of(error)}")
 
     def _fill(
-        self, place: Place, manifest: Manifest, encoding: Encoding | None, staging: Staging, *, compares: bool = False
+        self, place: Place, manifest: Manifest, form: StoredForm, staging: Staging, *, compares: bool = False
     ) -> None:
         claim = staging.claim_compared if compares else staging.claim
         # Claimed before anything is downloaded: local blobs must not be freed meanwhile. If a claim failed because of
@@ -372,7 +372,7 @@ class Pull:
         stopping = self._budget.ending(self.source.close)
         # Bases of other blobs of the checkpoint are fetched first. They are then local, and are received only once.
         own = {blob.digest for blob in missing}
-        depth = {blob.digest: 0 if encoding is None else len(own & set(encoding.path(blob.digest))) for blob in missing}
+        depth = {blob.digest: len(own & set(form.path(blob.digest))) for blob in missing}
         for level in sorted(set(depth.values())):
             batch = [blob for blob in missing if depth[blob.digest] == level]
             for_each(fetch, batch, threads=self.manner.threads, say=self._report_progress, stopping=stopping)

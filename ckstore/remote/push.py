@@ -21,8 +21,8 @@ from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
 from ckstore.model.reports.transfer import TransferReport
 from ckstore.model.times import text_of_time
-from ckstore.objects.encoded import decoded
 from ckstore.objects.layout import MANIFEST
+from ckstore.objects.pieces import read_unless_file
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
@@ -288,7 +288,7 @@ class Push:
         if not self._encodes or place_of(info) in there.places:
             return None
         try:
-            return delta_of(self._context, directory, there.source, there.places, there.sizes)
+            return delta_of(self._context, directory, there.source.form, there.places, there.sizes)
         except (CkstoreError, OSError) as error:  # such as a missing package or a damaged local base
             self.warnings.append(f"{info.name} was sent without differences: {why_of(error)}")
             return None
@@ -493,7 +493,7 @@ def _required_files(directories: Sequence[CheckpointDirectory], delta: Delta | N
         file.digest: _RequiredFile(file.nbytes, partial(_read_spooled, new, file.digest))
         if file.digest in new
         else found.get(file.digest, _RequiredFile(file.nbytes, None))
-        for file in delta.encoding.files
+        for file in delta.files
     }
 
 
@@ -506,7 +506,7 @@ def _read_checked(directory: CheckpointDirectory, blob: BlobRecord, data: memory
     what = f"the push of {directory.manifest.name}"
     with directory.reporting_damage():
         # The plain bytes: the remote may have no encoded form yet.
-        if decoded(directory, blob.digest, 0, data, what):
+        if read_unless_file(directory, blob.digest, 0, data, what):
             return _checked(directory, blob, data)
         fd = directory.open_blob(blob, what, whole=True)
     try:

@@ -146,14 +146,15 @@ def inspect_remote(
     missing = {digest: nbytes for digest, nbytes in wanted.items() if nbytes not in sizes.get(digest, ())}
     lacking = {info.id for info in infos if place_of(info) not in there}
     # The other checkpoints have these blobs under another name or in encoded form, or lack them.
-    encoded = [info for info in infos if missing and info.id not in lacking]
-    encoded = [info for info in encoded if any(digest in missing for digest, _ in blobs[info.id])]
-    forms = {info.id: source.encoding(place_of(info)) for info in encoded}
-    wanted_files = {file.digest for form in forms.values() if form for file in form.files}
+    others = [info for info in infos if missing and info.id not in lacking]
+    others = [info for info in others if any(digest in missing for digest, _ in blobs[info.id])]
+    forms = {info.id: source.form(place_of(info)) for info in others}
+    stored = {id: form.stored(blobs[id]) for id, form in forms.items() if not form.is_plain}
+    wanted_files = {file.digest for files in stored.values() for file in files}
     files_there = sizes_there(remote, condemned, wanted_files, known) if wanted_files else {}
     whole = set()
-    for id, form in forms.items():
-        if form is not None and all(nbytes in files_there.get(digest, ()) for digest, nbytes in form.files):
+    for id in forms:
+        if id in stored and all(nbytes in files_there.get(digest, ()) for digest, nbytes in stored[id]):
             whole.add(id)
         else:
             lacking.add(id)

@@ -16,7 +16,7 @@ from ckstore.ops.context import Context
 from ckstore.ops.open.opening import open_context
 from ckstore.ops.settings_file import is_store, read_settings
 from ckstore.remote import keys
-from ckstore.remote.decode import Near, nothing_near
+from ckstore.remote.deltas.decode import Near, nothing_near
 from ckstore.remote.documents.remote_info import read_info
 from ckstore.remote.objects import Remote
 from ckstore.remote.other_store import StoreSource

@@ -8,14 +8,13 @@ from typing import NamedTuple, Protocol
 
 from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.model.checkpoint.pins import PIN_MAX_BYTES
-from ckstore.model.manifest.encoding import HEAD_BYTES, begins_one
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
-from ckstore.model.manifest.parse import parse_encoding, parse_manifest
-from ckstore.model.manifest.stored import Encoding, OldPiece
+from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.manifest.stored import PLAIN_FORM, OldPiece, StoredForm
 from ckstore.model.words import mending_there
 from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES
 from ckstore.remote import keys
-from ckstore.remote.decode import Decoding, Near, nothing_near
+from ckstore.remote.deltas.decode import Decoding, Near, nothing_near
 from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.keys import Place
 from ckstore.remote.objects import Objects
@@ -42,7 +41,7 @@ class Source(Protocol):
         """Return the bytes of a manifest, or None if the checkpoint does not exist."""
 
     def plain(self, place: Place) -> bytes:
-        """Return the plain manifest of a checkpoint whose `manifest` is an encoding, or raise `RemovedCheckpoint`."""
+        """Return the plain manifest of a checkpoint that has another `manifest`, or raise `RemovedCheckpoint`."""
 
     def annotations(self, place: Place) -> bytes | None:
         """Return the bytes of the annotations of a checkpoint, or None if it has none."""
@@ -84,8 +83,7 @@ class ObjectSource:
         self.name = name
         self._objects = objects
         self._names: dict[str, str] = {}
-        self._decoding = Decoding(self._read_file, near, name)
-        self._encodings: dict[Place, Encoding | None] = {}
+        self._decoding = Decoding(objects, self._read_file, near, name)
         self._unannotated: set[Place] = set()  # of the checkpoints in the last listing
 
     def use(self, digest: str, name: str) -> None:
@@ -126,7 +124,7 @@ class ObjectSource:
     def manifest(self, place: Place) -> bytes | None:
         """See `Source`."""
         data = self._objects.get(place.manifest, MANIFEST_MAX_BYTES)
-        self._keep_encoding(place, data)
+        self._decoding.note(place, data)
         return data
 
     def plain(self, place: Place) -> bytes:
@@ -138,26 +136,9 @@ class ObjectSource:
             raise RemoteError(f"{place.plain} is missing at {self.name}", hint=self.mending(place))
         return data
 
-    def encoding(self, place: Place) -> Encoding | None:
-        """Return how the blobs of a checkpoint are stored. Return None if they are plain, or if it does not exist."""
-        if place not in self._encodings:
-            head = memoryview(bytearray(HEAD_BYTES))
-            # Most checkpoints are plain, and their manifests are long.
-            is_one = self._objects.read_into(place.manifest, 0, head) and begins_one(bytes(head))
-            self._keep_encoding(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
-        return self._encodings[place]
-
-    def _keep_encoding(self, place: Place, data: bytes | None) -> None:
-        if data is None or not begins_one(data[:HEAD_BYTES]):
-            self._encodings[place] = None
-            return
-        try:
-            found = parse_encoding(data, where=f"{place.manifest} at {self.name}")
-        except CkstoreError as error:
-            raise RemoteError(error.message, hint=error.hint) from error
-        if found.checkpoint != place.id:
-            raise RemoteError(f"{place.manifest} at {self.name} is of another checkpoint: {found.checkpoint}")
-        self._encodings[place] = found
+    def form(self, place: Place) -> StoredForm:
+        """Return how the remote stores the blobs of a checkpoint. It is plain if the checkpoint does not exist."""
+        return self._decoding.form(place)
 
     def annotations(self, place: Place) -> bytes | None:
         """See `Source`."""
@@ -176,10 +157,7 @@ class ObjectSource:
 
     def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """See `Source`."""
-        encoding = self.encoding(place)
-        if encoding is not None:
-            return self._decoding.read_into(encoding, digest, offset, into)
-        return len(into) if self._read_file(digest, offset, into) else None
+        return self._decoding.read_into(place, digest, offset, into)
 
     def read_any(self, digest: str, into: memoryview) -> bool:
         """See `Source`."""
@@ -187,11 +165,10 @@ class ObjectSource:
 
     def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
         """See `Source`."""
-        encoding = self.encoding(place)
-        return None if encoding is None else self._decoding.advance(encoding, digest, offset, into, old)
+        return self._decoding.advance(place, digest, offset, into, old)
 
     def _read_file(self, digest: str, offset: int, into: memoryview) -> bool:
-        """Fill memory with bytes of a file, plain or encoded, by the digest of the file."""
+        """Fill memory with bytes of a file by its digest."""
         name = self._names.get(digest, digest)
         if self._objects.read_into(keys.blob(name), offset, into):
             return True
@@ -209,15 +186,15 @@ class ObjectSource:
 class SourceManifest(NamedTuple):
     """A manifest on a source."""
 
-    manifest: Manifest  # the parsed manifest
+    manifest: Manifest  # the parsed manifest, in plain form
     id: str  # the id of the checkpoint
     data: bytes  # its bytes
-    encoding: Encoding | None  # how the blobs are stored; None if they are plain
+    form: StoredForm = PLAIN_FORM  # how the source stores the blobs
 
     @property
     def files(self) -> Sequence[BlobRecord]:
         """The objects in ``blobs/`` that hold the blobs, by their digests and sizes."""
-        return self.manifest.blobs if self.encoding is None else self.encoding.files
+        return self.form.stored(self.manifest.blobs)
 
 
 def read_manifest(source: Source, place: Place, hash_prefix: str) -> SourceManifest | None:
@@ -249,4 +226,5 @@ def read_manifest(source: Source, place: Place, hash_prefix: str) -> SourceManif
     if (manifest.run, manifest.step, manifest_id) != tuple(place):
         msg = f"{where} says {manifest.name} with id {manifest_id}, wanted id {place.id}"
         raise RemoteError(msg)
-    return SourceManifest(replace(manifest, encoding=None), manifest_id, plain[0] if plain else data, manifest.encoding)
+    plain_manifest = replace(manifest, form=PLAIN_FORM)
+    return SourceManifest(plain_manifest, manifest_id, plain[0] if plain else data, manifest.form)

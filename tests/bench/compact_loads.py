@@ -87,8 +87,8 @@ def _decode(store: Store, step: int) -> None:
     out = memoryview(bytearray(TILE_BYTES))
     with store.open_checkpoint(step) as opened:
         directory = opened._directory
-        assert directory.manifest.encoding is not None
-        with Decoder(directory, directory.manifest.encoding) as decoder:
+        assert not directory.manifest.form.is_plain
+        with Decoder(directory) as decoder:
             for blob in directory.manifest.blobs:
                 for at in range(0, blob.nbytes, TILE_BYTES):
                     decoder.read(blob.digest, at, out[: blob.nbytes - at], "the bench")
@@ -97,7 +97,7 @@ def _decode(store: Store, step: int) -> None:
 def _depth(store: Store, step: int) -> int:
     with store.open_checkpoint(step) as opened:
         manifest = opened._directory.manifest
-        return 0 if manifest.encoding is None else len(manifest.encoding.path(manifest.blobs[0].digest)) - 1
+        return len(manifest.form.path(manifest.blobs[0].digest)) - 1
 
 
 def _in_turns(

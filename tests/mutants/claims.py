@@ -433,7 +433,7 @@ CLAIMS = [
         "a compacted checkpoint is evicted in its plain form",
         "compacted-evicted-as-plain",
         "evict._evict_one",
-        "_free_bytes(context, one) if one.manifest.encoding is None else _free_encoded(context, one)",
+        "_free_bytes(context, one) if one.manifest.form.is_plain else _free_compacted(context, one)",
         "_free_bytes(context, one)",
         "tests/remote/test_keep.py::test_compacted_checkpoints_that_were_pushed_plain_are_evicted[url]",
         "assert",
@@ -441,8 +441,8 @@ CLAIMS = [
     Mutant(
         "the eviction of a compacted checkpoint notices that another process has evicted it",
         "evicted-twice",
-        "evict._free_encoded",
-        "        if directory.manifest.encoding is None:\n",
+        "evict._free_compacted",
+        "        if directory.manifest.form.is_plain:\n",
         "        if False:\n",
         "tests/remote/test_killed_evict.py::"
         "test_a_compacted_checkpoint_that_another_process_evicts_meanwhile_is_skipped[make_kept_durable]",
@@ -451,7 +451,7 @@ CLAIMS = [
     Mutant(
         "a compacted checkpoint whose claim a pull has ended is not evicted",
         "compacted-evicted-unclaimed",
-        "evict._free_encoded",
+        "evict._free_compacted",
         "info.key, info.id, claimed)",
         "info.key, info.id)",
         "tests/remote/test_killed_evict.py::test_a_pull_during_the_eviction_of_a_compacted_checkpoint_keeps_it",

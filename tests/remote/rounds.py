@@ -101,7 +101,7 @@ def run_rounds(
     for step in states:
         _reads(store, step, states)
         _reads(other, step, states)
-    encoded = sum(ObjectSource(objects, REMOTE).encoding(place) is not None for place in acknowledged.values())
+    encoded = sum(not ObjectSource(objects, REMOTE).form(place).is_plain for place in acknowledged.values())
     return {
         "rounds": rounds,
         "encoded": encoded,

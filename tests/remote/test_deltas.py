@@ -11,8 +11,9 @@ import pytest
 from ckstore import RemoteError, Store
 from ckstore.codecs import container
 from ckstore.model.digest import algorithm_of
+from ckstore.model.manifest.encoding import Encoding
 from ckstore.model.manifest.parse import parse_encoding
-from ckstore.model.manifest.stored import Encoding, OldPiece
+from ckstore.model.manifest.stored import OldPiece
 from ckstore.remote import keys
 from ckstore.remote.source import ObjectSource
 from tests.format import reader

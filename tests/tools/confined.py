@@ -53,9 +53,10 @@ CAPABILITIES = (
     Capability("remotes", ("remote/",), frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}), 60),
     Capability(
         "encoded pieces",
-        ("codecs/", "ops/compact/", "objects/encoded.py", "model/manifest/encoding.py"),
+        # remote/deltas/ is the part of a remote that stores encoded pieces.
+        ("codecs/", "ops/compact/", "objects/encoded.py", "model/manifest/encoding.py", "remote/deltas/"),
         frozenset({"encoded", "encoding", "encodings"}),
-        27,
+        8,
     ),
     # The generators of GPUs are a part of a training, and of no tensor: only `training/` knows them.
     Capability(

@@ -2,21 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, NoReturn
 
 from ckstore.errors import DamagedBlob
 from ckstore.model.canonical import SAFE_INT, canonical_text
 from ckstore.model.digest import Algorithm, is_digest
 from ckstore.model.document import check_format, check_requires, refuse
-from ckstore.model.manifest.manifest import MANIFEST_FORMAT, MANIFEST_VERSION
-from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, EncodedBlob, Encoding
+from ckstore.model.manifest.manifest import MANIFEST_FORMAT, MANIFEST_VERSION, Manifest
+from ckstore.model.manifest.stored import BLOB_MAX_BYTES, BlobRecord, StoredForm
 
 ENCODED = "encoded-1"
 HEAD_BYTES = 128
 """Bytes of a ``manifest.json`` that suffice to recognize an encoding with any digest. Every manifest is longer."""
 PATH_MOST = 8
 """Most encoded blobs on a path. Loading the deepest takes this many times as long as loading the first."""
+
+
+class EncodedBlob(NamedTuple):
+    """A blob that is stored in encoded form."""
+
+    nbytes: int  # size of the plain blob
+    file: int  # index into the files of the directory
+    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding(StoredForm):
+    """The stored forms of the blobs of a checkpoint."""
+
+    checkpoint: str  # id of the checkpoint
+    # Every blob in the directory, plain or in encoded form, with the digest of its own bytes.
+    files: tuple[BlobRecord, ...]
+    encoded: Mapping[str, EncodedBlob]  # digest of a plain blob -> its encoded form
+    place: int = 0  # position of the checkpoint in the chain of its run
+    # As `encoded`, with bases that may be missing. Only on a remote.
+    links: Mapping[str, EncodedBlob] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """See `StoredForm`."""
+        return False
+
+    def stored(self, blobs: Sequence[BlobRecord]) -> Sequence[BlobRecord]:
+        """See `StoredForm`."""
+        del blobs
+        return self.files
+
+    def has_file(self, digest: str) -> bool:
+        """See `StoredForm`."""
+        return digest not in self.encoded
+
+    def path(self, digest: str) -> list[str]:
+        """See `StoredForm`."""
+        found, waiting = dict.fromkeys([digest]), [digest]
+        while waiting:
+            form = self.encoded.get(waiting.pop())
+            for base in () if form is None else form.bases:
+                if base not in found:
+                    found[base] = None
+                    waiting.append(base)
+        return list(found)
+
+    def file_of(self, digest: str) -> str:
+        """See `StoredForm`."""
+        form = self.encoded.get(digest)
+        return digest if form is None else self.files[form.file].digest
+
+    def document(self, checkpoint: str, plain: bytes, algorithm: Algorithm) -> bytes:
+        """See `StoredForm`."""
+        del plain
+        return render(replace(self, checkpoint=checkpoint), algorithm)
+
+
+def encoding_of(manifest: Manifest) -> Encoding | None:
+    """Return the encoding of a checkpoint, or None if all of its blobs are plain."""
+    return manifest.form if isinstance(manifest.form, Encoding) else None
 
 
 def render(encoding: Encoding, algorithm: Algorithm) -> bytes:

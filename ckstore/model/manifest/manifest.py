@@ -15,8 +15,8 @@ from ckstore.model.digest import Algorithm
 from ckstore.model.manifest.health import Health
 from ckstore.model.manifest.ranks import DcpValue, RankRecord
 from ckstore.model.manifest.stored import BLOB_MAX_BYTES as BLOB_MAX_BYTES  # noqa: PLC0414 - also exported here
+from ckstore.model.manifest.stored import PLAIN_FORM, StoredForm
 from ckstore.model.manifest.stored import BlobRecord as BlobRecord  # noqa: PLC0414 - the same
-from ckstore.model.manifest.stored import Encoding
 from ckstore.model.manifest.tensor_cuts import Block, Sizes
 
 MANIFEST_FORMAT, MANIFEST_VERSION = "ckstore-manifest", 1
@@ -102,7 +102,7 @@ class Description:
 class Manifest:
     """The content of ``manifest.json``; see docs/format/v1.md for each member.
 
-    `encoding` is not part of the file. It describes how the blobs of a compacted checkpoint are stored.
+    `form` is not part of the file. It has the files from which the blobs of the checkpoint are read.
     """
 
     run: str
@@ -121,28 +121,24 @@ class Manifest:
     state: Node
     files: tuple[FileRecord, ...] = ()
     ranks: RankRecord | None = None
-    encoding: Encoding | None = None
+    form: StoredForm = PLAIN_FORM
     health: Health | None = None  # None if its values were not counted
     training: str = ""  # the training that it belongs to; empty if an older ckstore saved it
 
     @property
     def stored(self) -> tuple[BlobRecord, ...]:
         """The files in its directory: its blobs, or the files that a compacted checkpoint is decoded from."""
-        return self.blobs if self.encoding is None else self.encoding.files
+        return tuple(self.form.stored(self.blobs))
 
     @property
     def kept_bytes(self) -> int:
-        """Total size of the files with its blobs, plain or encoded, each once."""
-        if self.encoding is None:
-            return sum(blob.nbytes for blob in self.blobs)
-        sizes = dict(self.encoding.files)
-        return sum(sizes[name] for name in {self.encoding.file_of(blob.digest) for blob in self.blobs})
+        """Total size of the files with its blobs, each once."""
+        sizes = dict(self.stored)
+        return sum(sizes[name] for name in {self.form.file_of(blob.digest) for blob in self.blobs})
 
     @property
     def places(self) -> list[int | None]:
-        """For each blob, the index of its file in `stored`, or None if the blob is encoded."""
-        if self.encoding is None:
-            return list(range(len(self.blobs)))
+        """For each blob, the index of its file in `stored`, or None if no file contains its bytes."""
         numbers = {file.digest: number for number, file in enumerate(self.stored)}
         return [numbers.get(blob.digest) for blob in self.blobs]
 
@@ -158,8 +154,11 @@ class Manifest:
 
     def files_of(self, blob: int) -> list[str]:
         """Return the digests of all files needed to read the blob with an index, its own or those on its path."""
-        digest = self.blobs[blob].digest
-        return [digest] if self.encoding is None else list(map(self.encoding.file_of, self.encoding.path(digest)))
+        return self.form.files_of(self.blobs[blob].digest)
+
+    def has_file(self, blob: int) -> bool:
+        """Whether a file contains the bytes of the blob with an index as they are."""
+        return self.form.has_file(self.blobs[blob].digest)
 
     @property
     def name(self) -> str:

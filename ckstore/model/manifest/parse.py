@@ -39,7 +39,6 @@ from ckstore.model.manifest.manifest import (
 from ckstore.model.manifest.ranks import read_ranks
 from ckstore.model.manifest.sections import check_state, read_files
 from ckstore.model.manifest.shards import read_tiling
-from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import MAX_SEQUENCE, check_run
 
 _HEAD = b'{"digest":"'
@@ -85,10 +84,10 @@ def parse_manifest(
         form = encoding.parse(members, where)
     manifest, manifest_id = parse_manifest(plain(), where=f"the plain manifest beside {where}", hash_prefix=hash_prefix)
     encoding.check_fits(form, manifest.blobs, manifest_id, where)
-    return replace(manifest, encoding=form), manifest_id
+    return replace(manifest, form=form), manifest_id
 
 
-def parse_encoding(data: bytes, *, where: str) -> Encoding:
+def parse_encoding(data: bytes, *, where: str) -> encoding.Encoding:
     """Return the encoding in the ``manifest.json`` of a compacted checkpoint, with the checks of `parse_manifest`."""
     _, body = _unframe(data, where, "")
     return encoding.parse(parse_object(body, where=where), where)

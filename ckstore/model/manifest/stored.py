@@ -1,10 +1,12 @@
-"""The files in the directory of a checkpoint: its blobs, or the encoded files that these are decoded from."""
+"""The files in the directory of a checkpoint: its blobs, or the files that these are read from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from ckstore.model.digest import Algorithm
 
 BLOB_MAX_BYTES = 2**31  # chunks have at most 1 GiB, and a pack little more than its pieces
 
@@ -16,14 +18,6 @@ class BlobRecord(NamedTuple):
     nbytes: int
 
 
-class EncodedBlob(NamedTuple):
-    """A blob that is stored in encoded form."""
-
-    nbytes: int  # size of the plain blob
-    file: int  # index into the files of the directory
-    bases: tuple[str, ...]  # digests of the plain blobs that it is decoded with
-
-
 class OldPiece(NamedTuple):
     """A piece of an older checkpoint in memory, at the place for a piece of the same length of a newer one."""
 
@@ -33,29 +27,39 @@ class OldPiece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
-    """The stored forms of the blobs of a checkpoint."""
+class StoredForm:
+    """The files from which a checkpoint reads its blobs: here, each blob is a file. Other forms override this."""
 
-    checkpoint: str  # id of the checkpoint
-    # Every blob in the directory, plain or in encoded form, with the digest of its own bytes.
-    files: tuple[BlobRecord, ...]
-    encoded: Mapping[str, EncodedBlob]  # digest of a plain blob -> its encoded form
-    place: int = 0  # position of the checkpoint in the chain of its run
-    # As `encoded`, with bases that may be missing. Only on a remote.
-    links: Mapping[str, EncodedBlob] = field(default_factory=dict)
+    @property
+    def is_plain(self) -> bool:
+        """Whether every blob is a file."""
+        return True
 
-    def path(self, digest: str) -> list[str]:
-        """Return the plain digests of all blobs that a blob is decoded with, itself first, each once."""
-        found, waiting = dict.fromkeys([digest]), [digest]
-        while waiting:
-            form = self.encoded.get(waiting.pop())
-            for base in () if form is None else form.bases:
-                if base not in found:
-                    found[base] = None
-                    waiting.append(base)
-        return list(found)
+    def stored(self, blobs: Sequence[BlobRecord]) -> Sequence[BlobRecord]:
+        """Return the files in the directory of a checkpoint with these blobs."""
+        return blobs
+
+    def has_file(self, digest: str) -> bool:
+        """Whether a file contains the bytes of a blob as they are, so that they can be mapped, linked and shared."""
+        del digest
+        return True
 
     def file_of(self, digest: str) -> str:
         """Return the digest of the file that holds a plain blob."""
-        form = self.encoded.get(digest)
-        return digest if form is None else self.files[form.file].digest
+        return digest
+
+    def path(self, digest: str) -> list[str]:
+        """Return the plain digests of all blobs that are needed to read a blob, itself first, each once."""
+        return [digest]
+
+    def files_of(self, digest: str) -> list[str]:
+        """Return the digests of all files that are needed to read a blob, its own first."""
+        return list(map(self.file_of, self.path(digest)))
+
+    def document(self, checkpoint: str, plain: bytes, algorithm: Algorithm) -> bytes:
+        """Return the ``manifest.json`` of a checkpoint with the plain manifest `plain`, whose id is `checkpoint`."""
+        del checkpoint, algorithm
+        return plain
+
+
+PLAIN_FORM = StoredForm()

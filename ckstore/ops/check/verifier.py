@@ -21,7 +21,6 @@ from ckstore.fs.store_path import StorePath
 from ckstore.model.checkpoint.mark import MarkEntry
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
-from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.verify_report import Damage
 from ckstore.objects import blobs
@@ -205,27 +204,30 @@ class Verifier:
                         self._report(self.checked_bytes)
                     if checked.problem or checked.bad:
                         damage.append(teller.damage(index, checked))
-        if manifest.encoding is not None and not damage:  # damaged files already name everything decoded from them
-            damage += self._decoded(directory, manifest.encoding, teller)
+        if not (manifest.form.is_plain or damage):  # damaged files already name everything decoded from them
+            damage += self._decoded(directory, teller)
         return damage
 
-    def _decoded(self, directory: CheckpointDirectory, encoding: Encoding, teller: Teller) -> Iterator[Damage]:
-        """Decode encoded blobs that were not decoded yet, from right files; yield those that decode wrongly."""
+    def _decoded(self, directory: CheckpointDirectory, teller: Teller) -> Iterator[Damage]:
+        """Decode blobs without a file that were not decoded yet, from right files; yield those that decode wrongly."""
         # Equal files decode equally, so each is decoded once, even if many checkpoints have it.
         right = {unit[2] for unit in self.good}
-        for index, extents in enumerate(extents_of(directory.manifest)):
-            form = encoding.encoded.get(directory.manifest.blobs[index].digest)
-            key = tuple(directory.manifest.files_of(index))
-            if form is None or key in self._decodings or not right.issuperset(key):
+        manifest = directory.manifest
+        numbers = {file.digest: number for number, file in enumerate(manifest.stored)}
+        for index, extents in enumerate(extents_of(manifest)):
+            key = tuple(manifest.files_of(index))
+            if manifest.has_file(index) or key in self._decodings or not right.issuperset(key):
                 continue
-            if not self._budget.begin(encoding.files[form.file].nbytes):
+            file = numbers[key[0]]
+            nbytes = manifest.stored[file].nbytes
+            if not self._budget.begin(nbytes):
                 return
             self._decodings.add(key)
             problem = why_not_right(directory, extents, self._before_tile)
             self.decoded_bytes += sum(extent.length for extent in extents)
-            self._budget.done(encoding.files[form.file].nbytes)
+            self._budget.done(nbytes)
             if problem:
-                yield teller.damage(form.file, Checked(problem))
+                yield teller.damage(file, Checked(problem))
 
     def _before_tile(self) -> None:
         if self._pace is not None:

@@ -14,14 +14,13 @@ from typing import Self
 
 from ckstore.errors import CkstoreError, DamagedBlob, InUse, UnknownOutcome
 from ckstore.fs import locks
+from ckstore.model.manifest.encoding import Encoding
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
-from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.compaction import Compacted, CompactionEntry, CompactionPlan, CompactionReport, Uncompacted
 from ckstore.model.sizes import size_text
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.encoded import is_encoded
 from ckstore.objects.generations import publish_generation
 from ckstore.objects.staging import Staging
 from ckstore.ops import events
@@ -108,8 +107,9 @@ class _Compaction:
                     self._orphans.note(manifest)
                     if key in shares:
                         # Of these blobs the checkpoint needs a good part; the rest is stored as in older ones.
-                        encoded = {} if manifest.encoding is None else manifest.encoding.encoded
-                        self._forms.keep_plain(blob for blob in own_blobs(manifest) if blob.digest not in encoded)
+                        self._forms.keep_plain(
+                            blob for blob in own_blobs(manifest) if manifest.form.has_file(blob.digest)
+                        )
                     else:
                         self._forms.adopt(manifest)
             except (FileNotFoundError, NotADirectoryError, DamagedBlob, InUse, PermissionError):
@@ -167,7 +167,7 @@ class _Compaction:
             open_ones = [blob.digest for blob in manifest.blobs if not self._forms.is_settled(blob.digest)]
             if open_ones:
                 self._later[info.name] = None
-            if any(is_encoded(directory, digest) for digest in open_ones):
+            if not all(manifest.form.has_file(digest) for digest in open_ones):
                 # The plain blob is missing, and its form must change: finish when its owner was encoded.
                 if self.encoded.count > count:
                     self._later[info.name] = staging
@@ -228,7 +228,7 @@ class _Compaction:
         """Publish another form of a checkpoint, unless its present form is the wanted one."""
         info, manifest = entry.info, directory.manifest
         wanted = self._forms.encoding(directory.manifest_id, manifest.blobs, entry.place)
-        if not any(blob.digest in wanted.encoded for blob in manifest.blobs) or same(wanted, manifest.encoding):
+        if not any(blob.digest in wanted.encoded for blob in manifest.blobs) or same(wanted, manifest.form):
             if staging is not None:
                 reclaim.discard(self._context, staging)
             return
@@ -271,8 +271,7 @@ class _Compaction:
         sizes = dict(wanted.files)
         before = dict(manifest.stored)
         own = [blob.digest for blob in manifest.blobs]
-        file_before = own if manifest.encoding is None else [manifest.encoding.file_of(digest) for digest in own]
-        was_bytes = sum(before[digest] for digest in dict.fromkeys(file_before))
+        was_bytes = sum(before[digest] for digest in dict.fromkeys(map(manifest.form.file_of, own)))
         now_bytes = sum(sizes[digest] for digest in dict.fromkeys(map(wanted.file_of, own)))
         if not entry.shares:
             first = self.compacted.get(info.name)

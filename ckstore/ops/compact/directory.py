@@ -15,13 +15,13 @@ from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import files, links
 from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import Algorithm
-from ckstore.model.manifest.encoding import render
+from ckstore.model.manifest.encoding import Encoding, render
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.model.manifest.stored import Encoding
+from ckstore.model.manifest.stored import StoredForm
 from ckstore.model.reports.compaction import CompactionPlan
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.layout import MANIFEST, PLAIN
+from ckstore.objects.layout import PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops.compact.plan import opened
 from ckstore.ops.context import Context
@@ -47,7 +47,7 @@ def seal(staging: Staging, wanted: Encoding, directory: CheckpointDirectory, alg
     """Write the two documents, check them as a reader would, and make everything durable."""
     inside = directory.lock.inside
     plain = staging.lock.inside / PLAIN
-    source = inside / (MANIFEST if directory.manifest.encoding is None else PLAIN)
+    source = inside / directory.manifest_file
     # Link the file of the manifest, so that no byte of it is written again.
     if not links.try_link(source, plain):
         files.create_file(plain, files.read_file(source, most_bytes=2**29), mode=0o444)
@@ -61,9 +61,11 @@ def seal(staging: Staging, wanted: Encoding, directory: CheckpointDirectory, alg
     staging.seal(text)
 
 
-def same(wanted: Encoding, present: Encoding | None) -> bool:
+def same(wanted: Encoding, present: StoredForm) -> bool:
     """Whether a directory is stored as wanted."""
-    if present is None or set(wanted.files) != set(present.files) or wanted.encoded.keys() != present.encoded.keys():
+    if not isinstance(present, Encoding):
+        return False
+    if set(wanted.files) != set(present.files) or wanted.encoded.keys() != present.encoded.keys():
         return False
     return all(
         wanted.file_of(digest) == present.file_of(digest) and form.bases == present.encoded[digest].bases

@@ -11,7 +11,6 @@ from ckstore.errors import DamagedBlob, SaveFailed
 from ckstore.fs import direct
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, BlobRecord
-from ckstore.model.manifest.stored import Encoding
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import Decoder
 from ckstore.objects.staging import Staging
@@ -32,8 +31,7 @@ class BlobSource:
 
     def add(self, directory: CheckpointDirectory) -> None:
         """Add a checkpoint to read from, as long as it is open."""
-        encoding = directory.manifest.encoding or Encoding("", directory.manifest.blobs, {})
-        decoder = Decoder(directory, encoding)
+        decoder = Decoder(directory)
         for blob in directory.manifest.blobs:
             self._decoders[blob.digest] = decoder
             self._sizes[blob.digest] = blob.nbytes

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckstore.codecs.container import fits
-from ckstore.model.manifest.encoding import PATH_MOST
+from ckstore.model.manifest.encoding import PATH_MOST, EncodedBlob, Encoding, encoding_of
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
-from ckstore.model.manifest.stored import EncodedBlob, Encoding
 from ckstore.ops.compact.encode import encode, header_of, stage
 from ckstore.ops.compact.match import Matcher, StorageLayout, check_covers
 
@@ -61,7 +60,7 @@ class EncodingTable:
 
     def adopt(self, manifest: Manifest) -> None:
         """Settle the blobs of a checkpoint in their present form, unless they are settled."""
-        encoding = manifest.encoding
+        encoding = encoding_of(manifest)
         if encoding is None:
             self.keep_plain(manifest.blobs)
             return
@@ -206,10 +205,11 @@ class EncodingPlanner:
         """Keep blobs of deleted checkpoints as bases if no other base is near enough; return whether it did."""
         # Against a base it takes less than its present form with its part of the orphans; without one nearly always
         # more than half of its plain size (docs/adr/0020). So nothing is encoded only to compare.
-        form = None if manifest.encoding is None else manifest.encoding.encoded.get(blob.digest)
-        if manifest.encoding is None or form is None:
+        encoding = encoding_of(manifest)
+        form = None if encoding is None else encoding.encoded.get(blob.digest)
+        if encoding is None or form is None:
             return False
-        encoding, path = manifest.encoding, manifest.encoding.path(blob.digest)
+        path = encoding.path(blob.digest)
         cost = encoding.files[form.file].nbytes + sum(self._orphans.share(digest) for digest in path[1:])
         if cost > blob.nbytes / 2:
             return False
@@ -220,10 +220,11 @@ class EncodingPlanner:
 
     def _keep_present(self, manifest: Manifest, blob: BlobRecord, bases: Iterable[str], masters: Iterable[str]) -> bool:
         """Keep the present encoded form of a blob if its base is the wanted one; return whether it did."""
-        form = None if manifest.encoding is None else manifest.encoding.encoded.get(blob.digest)
-        if manifest.encoding is None or form is None or not set(form.bases) <= set(bases):
+        encoding = encoding_of(manifest)
+        form = None if encoding is None else encoding.encoded.get(blob.digest)
+        if encoding is None or form is None or not set(form.bases) <= set(bases):
             return False
-        file = manifest.encoding.files[form.file]
+        file = encoding.files[form.file]
         if not self._forms.allows(blob.digest, blob.nbytes, file.nbytes, form.bases, masters):
             return False
         self._forms.put(blob.digest, Form(blob.nbytes, file, form.bases))

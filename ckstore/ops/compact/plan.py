@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ckstore.errors import BadInput, DamagedBlob
 from ckstore.fs import dirfd_stat
 from ckstore.model.digest import short_id
+from ckstore.model.manifest.encoding import encoding_of
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
@@ -88,7 +89,7 @@ def _plan_run(
             found = glance(context.layout.checkpoint(info.key), info.key, context.known.manifests)
         except (FileNotFoundError, NotADirectoryError):
             found = Glance(problem="another process deleted it after it was listed")
-        encoding = None if found.manifest is None else found.manifest.encoding
+        encoding = None if found.manifest is None else encoding_of(found.manifest)
         manifests.append(found.manifest)
         if found.manifest is not None:
             orphans.note(found.manifest)
@@ -100,8 +101,7 @@ def _plan_run(
         # In checkpoints that remain plain, only old packs are encoded.
         compacted.append(
             found.manifest is not None
-            and encoding is not None
-            and any(blob.digest in encoding.encoded for blob in own_blobs(found.manifest))
+            and not all(found.manifest.form.has_file(blob.digest) for blob in own_blobs(found.manifest))
         )
     whole = [i for i, problem in enumerate(problems) if not problem]
     entries = []

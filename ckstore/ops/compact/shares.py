@@ -62,19 +62,15 @@ class Orphans:
     def note(self, manifest: Manifest) -> None:
         """Record the blobs of a checkpoint, and their bases."""
         self._own.update(blob.digest for blob in manifest.blobs)
-        if manifest.encoding is None:
-            return
-        sizes = dict(manifest.encoding.files)
+        sizes = dict(manifest.stored)
         for blob in manifest.blobs:
-            for digest in manifest.encoding.path(blob.digest)[1:]:
+            for digest in manifest.form.path(blob.digest)[1:]:
                 self._users[digest].add(blob.digest)
-                self._sizes[digest] = sizes[manifest.encoding.file_of(digest)]
+                self._sizes[digest] = sizes[manifest.form.file_of(digest)]
 
     def gone_bytes(self, manifest: Manifest) -> int:
         """Return the total size of the files that a checkpoint needs for decoding and that no checkpoint has."""
-        if manifest.encoding is None:
-            return 0
-        needed = {digest for blob in manifest.blobs for digest in manifest.encoding.path(blob.digest)[1:]}
+        needed = {digest for blob in manifest.blobs for digest in manifest.form.path(blob.digest)[1:]}
         return sum(self._sizes[digest] for digest in needed - self._own)
 
     def share(self, digest: str) -> float:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ckstore.fs import dirfd_stat
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.usage import CheckpointUsage, RunUsage, Usage, parts_of
-from ckstore.objects.checkpoints import encoding_at
+from ckstore.objects.encoded import compacted_bytes
 from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.trash import names_in, waiting_blobs, waiting_folders
@@ -72,7 +71,7 @@ def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
         )
         for info in listed
     )
-    saved_bytes, encoded_bytes = _compacted_bytes(context, [info.key for info in listed if info.compacted])
+    saved_bytes, encoded_bytes = compacted_bytes(context.layout, [info.key for info in listed if info.compacted])
     by_user: Counter[int] = Counter()
     for file in files:
         by_user[file.uid] += file.nbytes
@@ -95,26 +94,6 @@ def usage_of(context: Context, listed: list[CheckpointInfo]) -> Usage:
         bytes_by_user=dict(by_user),
         elsewhere_bytes=sum(info.logical_bytes for info in listed if info.elsewhere),
     )
-
-
-def _compacted_bytes(context: Context, keys: Iterable[CheckpointKey]) -> tuple[int, int]:
-    """Return by how much encoded blobs are smaller than plain ones, each once, and the sizes of their files.
-
-    `keys` are the compacted checkpoints.
-    """
-    # A blob that is also stored plain saves nothing.
-    plain, files = {}, {}
-    there: set[str] = set()
-    for key in keys:
-        encoding = encoding_at(context.layout.checkpoint(key))
-        if encoding is None:
-            continue
-        there.update(file.digest for file in encoding.files)
-        for digest, form in encoding.encoded.items():
-            plain[digest] = form.nbytes
-            files[digest] = encoding.files[form.file].nbytes
-    gone = (d for d in plain if d not in there and dirfd_stat.find(context.layout.blob(d)) is None)
-    return sum(plain[digest] - files[digest] for digest in gone), sum(files.values())
 
 
 @dataclass(slots=True)

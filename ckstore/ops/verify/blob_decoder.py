@@ -8,8 +8,8 @@ from ckstore.errors import BadInput, DamagedBlob, InUse
 from ckstore.fs import files
 from ckstore.fs.store_path import AnyPath
 from ckstore.model.digest import algorithm_of
-from ckstore.objects import encoded
 from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.objects.pieces import read_unless_file
 
 
 def decoded(directories: Iterable[AnyPath], digest: str, nbytes: int) -> tuple[bytearray, AnyPath] | None:
@@ -17,10 +17,10 @@ def decoded(directories: Iterable[AnyPath], digest: str, nbytes: int) -> tuple[b
     for path in directories:
         try:
             with CheckpointDirectory.at(path) as directory:
-                if not encoded.is_encoded(directory, digest):
+                if directory.manifest.form.has_file(digest):
                     continue
                 data = bytearray(nbytes)
-                encoded.decoded(directory, digest, 0, memoryview(data), "a repair")
+                read_unless_file(directory, digest, 0, memoryview(data), "a repair")
         except (BadInput, DamagedBlob, InUse):  # another one may have it
             continue
         except OSError as error:

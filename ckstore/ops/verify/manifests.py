@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import os
-
-from ckstore.codecs import container
 from ckstore.errors import BadInput, CatalogUnavailable, CkstoreError, DamagedBlob, InUse
-from ckstore.fs import files, links, locks
+from ckstore.fs import files, locks
 from ckstore.fs.store_path import StorePath
-from ckstore.model.digest import is_digest
-from ckstore.model.manifest.encoding import render
-from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord, Manifest
+from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.model.manifest.stored import EncodedBlob, Encoding
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Repair
-from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, id_at
+from ckstore.objects.checkpoints import CheckpointDirectory, id_at
 from ckstore.objects.documents import marks
-from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
-from ckstore.objects.trash import names_in
+from ckstore.objects.heal import put_document
+from ckstore.objects.layout import PLAIN
 from ckstore.ops.api_calls import why_of
+from ckstore.ops.compact.lost_documents import documents
 from ckstore.ops.context import Context
 from ckstore.ops.verify.blob_copies import Copies
-
-_FRESH = ".manifest-new"
 
 
 def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tuple[Repair | None, str]:
@@ -58,10 +51,10 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
             if found is None:
                 continue
             data, source = found
-            wanted = _documents(context, path, data)
+            wanted = documents(path, data, context.algorithm)
             with locks.lock_shared(path) as lock, marks.kept_unless_durable(lock):
                 for name, text in wanted:
-                    write_document(lock, name, text)
+                    put_document(lock, name, text)
             return Repair(manifest_id, len(data), source, 1), ""
         except (OSError, InUse) as error:
             reason = why_of(error)
@@ -95,59 +88,3 @@ def _plain_at(path: StorePath) -> tuple[Manifest, str, bytes] | None:
         return *parse_manifest(data, where=str(path / PLAIN)), data
     except (FileNotFoundError, NotADirectoryError, BadInput, DamagedBlob):
         return None
-
-
-def _documents(context: Context, path: StorePath, data: bytes) -> list[tuple[str, bytes]]:
-    """Return the documents to write to a directory whose manifest is `data`, by name and in this order."""
-    manifest, manifest_id = parse_manifest(data, where=f"the manifest of {path}")
-    form = encoding_at(path)
-    if form is None or form.checkpoint != manifest_id:
-        form = _found_encoding(path, manifest, manifest_id)
-    if not form.encoded:
-        return [(MANIFEST, data)]
-    text = render(form, context.algorithm)
-    # Parse it like a reader: a wrong document is not written, and the existing one is kept.
-    parse_manifest(text, where=f"the encoding of {path}", plain=lambda: data)
-    return [(PLAIN, data), (MANIFEST, text)]
-
-
-def _found_encoding(path: StorePath, manifest: Manifest, manifest_id: str) -> Encoding:
-    """Determine how the blobs in a directory are stored from the files: an encoded one names its plain blob."""
-    plain = {blob.digest for blob in manifest.blobs}
-    listed: list[BlobRecord] = []
-    encoded: list[tuple[container.Header, str]] = []
-    for name in sorted(filter(is_digest, names_in(path / BLOBS))):
-        with files.opened_regular(path / BLOBS / name) as fd:
-            nbytes = os.fstat(fd).st_size
-            # The manifest decides first: data of a user may look like an encoded file.
-            header = None if name in plain else _header(fd, nbytes)
-        listed.append(BlobRecord(name, nbytes))
-        if header is not None:
-            encoded.append((header, name))
-    names = {blob.digest for blob in listed}
-    numbers = {blob.digest: number for number, blob in enumerate(listed)}
-    forms = {
-        header.plain: EncodedBlob(header.nbytes, numbers[name], header.bases)
-        for header, name in encoded
-        if header.plain not in names
-    }
-    return Encoding(manifest_id, tuple(listed), forms, 0)
-
-
-def _header(fd: int, nbytes: int) -> container.Header | None:
-    try:
-        head = os.pread(fd, container.HEAD_BYTES, 0)
-        length = container.header_bytes(head)
-        data = os.pread(fd, min(length, nbytes), container.HEAD_BYTES)
-        return container.parse_header(data, where="an encoded blob", most_bytes=BLOB_MAX_BYTES)
-    except DamagedBlob:
-        return None
-
-
-def write_document(lock: locks.DirectoryLock, name: str, data: bytes) -> None:
-    """Write a document into the directory of a checkpoint durably and atomically."""
-    if _FRESH in os.listdir(lock.fd):  # left by a repair that was killed
-        links.unlink(_FRESH, dir_fd=lock.fd)
-    files.create_file(_FRESH, data, mode=0o444, dir_fd=lock.fd)
-    links.rename(_FRESH, name, dir_fd=lock.fd)
-    files.sync_open_directory(lock.fd)

@@ -21,12 +21,12 @@ from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.heal import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import describe_os_error
+from ckstore.ops.compact.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
 from ckstore.ops.context import Context, RemoteCopySource
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.verify.blob_copies import BlobRequest, Copies, Right, add_pieces, is_right, is_untouched, names_of
 from ckstore.ops.verify.manifests import repair_manifest
-from ckstore.ops.verify.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
 
 _FRESH = ".plain-new"
 _NOWHERE = "no intact copy exists"

@@ -196,7 +196,7 @@ class Rescue:
         right = Copies(context, ()).whole(BlobRequest(*record))
         # Find intact bytes first, so that no file is moved to quarantine for a repair that is not possible.
         # Remotes have no encoded files; the repair requests the plain blob.
-        if right is None and directory.manifest.encoding is None:
+        if right is None and directory.manifest.form.is_plain:
             answer = answers[record.digest] = self._remotes.blob(record, [_place_of(directory)])
             if answer.data is None:
                 return "; ".join(answer.problems)

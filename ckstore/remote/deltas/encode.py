@@ -17,12 +17,11 @@ from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BytesElsewhere, DamagedBlob, InUse, NoSuchRef, SaveFailed
 from ckstore.fs import files
 from ckstore.model.digest import algorithm_of
-from ckstore.model.manifest.encoding import render
+from ckstore.model.manifest.encoding import EncodedBlob, Encoding, render
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES, BlobRecord
-from ckstore.model.manifest.stored import EncodedBlob, Encoding
+from ckstore.model.manifest.stored import StoredForm
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.layout import MANIFEST, PLAIN
 from ckstore.ops.compact.encode import BlobSource, encode, header_of
 from ckstore.ops.compact.encoding_table import EncodingTable, Form
 from ckstore.ops.compact.match import Matcher, StorageLayout
@@ -31,7 +30,6 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import infos
 from ckstore.remote.deltas.spool import Delta, Spool
 from ckstore.remote.keys import Place
-from ckstore.remote.source import ObjectSource
 
 # If less is saved, the remote would keep a base, and every reader would download and decode two blobs, for little.
 _MOST_SHARE = 1 / 2
@@ -47,13 +45,13 @@ _LINK_SHARE = 1 / 8
 def delta_of(
     context: Context,
     directory: CheckpointDirectory,
-    source: ObjectSource,
+    form_of: Callable[[Place], StoredForm],
     there: Collection[Place],
     sizes: Mapping[str, Collection[int]],
 ) -> Delta | None:
     """Encode an open checkpoint against one of those in `there`. Return None if that is not worthwhile.
 
-    Damaged local blobs are neither encoded nor used as bases.
+    `form_of` returns how the remote stores a checkpoint. Damaged local blobs are neither encoded nor used as bases.
     """
     bases = _nearest_first(context, directory, there)
     if not bases:
@@ -62,7 +60,7 @@ def delta_of(
         found = None
         work = _Encoder(context, directory, bases, held)
         try:
-            if work.begin(bases[0], source, sizes):
+            if work.begin(bases[0], form_of, sizes):
                 for index in sorted(work.todo(), key=work.is_copy):
                     work.settle(index)
                 found = work.result()
@@ -95,17 +93,19 @@ class _Encoder:
         self._layout = StorageLayout(directory.manifest)
         self._shorter: list[Matcher] | None = None
 
-    def begin(self, nearest: CheckpointInfo, remote: ObjectSource, sizes: Mapping[str, Collection[int]]) -> bool:
+    def begin(
+        self, nearest: CheckpointInfo, form_of: Callable[[Place], StoredForm], sizes: Mapping[str, Collection[int]]
+    ) -> bool:
         """Load the encodings that the remote has. Return False if the nearest checkpoint is not available locally."""
         base = self._open_base(nearest)
         if base is None:
             return False
         self._source.add(self._directory)
-        encoding = remote.encoding(Place(nearest.run, nearest.step, nearest.id))
+        form = form_of(Place(nearest.run, nearest.step, nearest.id))
         blobs = self._directory.manifest.blobs
         self._forms.keep_plain(blob for blob in blobs if blob.nbytes in sizes.get(blob.digest, ()))
         # In the form that the remote has, whatever the local form is.
-        self._forms.adopt(replace(base.manifest, encoding=encoding))
+        self._forms.adopt(replace(base.manifest, form=form))
         # Chains are checked later. Where they do not allow the base, the difference still becomes a link.
         self._matcher = self._matcher_of(base, lambda *_: True)
         return True
@@ -220,8 +220,7 @@ class _Encoder:
         if not found.encoded and not self._links:
             return None
         encoding = _with_links(found, self._links)
-        name = MANIFEST if manifest.encoding is None else PLAIN
-        plain = files.read_file(name, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
+        plain = files.read_file(directory.manifest_file, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
         return Delta(encoding, self.spool, render(encoding, self._context.algorithm), plain)
 
 

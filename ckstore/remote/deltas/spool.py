@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import Self
 
-from ckstore.model.manifest.stored import Encoding
+from ckstore.model.manifest.encoding import Encoding
+from ckstore.model.manifest.stored import BlobRecord
 
 _IN_MEMORY_BYTES = 32 * 2**20
 
@@ -53,6 +54,11 @@ class Delta:
     # The content of ``manifest.json`` and ``plain.json``.
     text: bytes
     plain: bytes
+
+    @property
+    def files(self) -> tuple[BlobRecord, ...]:
+        """All files of the checkpoint."""
+        return self.encoding.files
 
     def __enter__(self) -> Self:
         return self

@@ -240,7 +240,7 @@ def _evict_one(context: Context, one: Eviction, attest: PresenceCheck, *, dry_ru
     if problem or dry_run:
         return problem
     make_kept_durable(context, one.info.run)
-    return _free_bytes(context, one) if one.manifest.encoding is None else _free_encoded(context, one)
+    return _free_bytes(context, one) if one.manifest.form.is_plain else _free_compacted(context, one)
 
 
 @contextmanager
@@ -291,12 +291,12 @@ def _check_claimed(one: Eviction, lock: DirectoryLock) -> RemoteOnly:
     return document
 
 
-def _free_encoded(context: Context, one: Eviction) -> str:
+def _free_compacted(context: Context, one: Eviction) -> str:
     """Publish a compacted checkpoint in its plain form, without blobs, and move its encoded files to trash."""
     # The remote has the plain blobs, or its own encoding of them. It does not have the encoded files of this store.
     layout, info = context.layout, one.info
     with open_directory(context, info) as directory:
-        if directory.manifest.encoding is None:
+        if directory.manifest.form.is_plain:
             return "another process has evicted it"
         document = _check_claimed(one, directory.lock)
         plain = files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)

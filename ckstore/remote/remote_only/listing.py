@@ -12,6 +12,7 @@ from ckstore.errors import CkstoreError, NoSuchRemote
 from ckstore.model.checkpoint.remote_only import RemoteHolder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
+from ckstore.model.manifest.stored import PLAIN_FORM
 from ckstore.model.reports.verify_report import Away, VerifyReport
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted
@@ -64,10 +65,10 @@ def absent_at(context: Context, there: Remote | OtherStore, listed: Iterable[Che
             else:
                 removed.add(info.id)
             continue
-        encoding = source.encoding(place) if place.plain in documents else None
+        form = source.form(place) if place.plain in documents else PLAIN_FORM
         try:
             with open_directory(context, info) as directory:
-                needed[info.id] = directory.manifest.blobs if encoding is None else encoding.files
+                needed[info.id] = form.stored(directory.manifest.blobs)
         except CkstoreError:  # dropped meanwhile, or damaged locally, which `verify` reports
             continue
     known = read_record(context.layout, there.name)

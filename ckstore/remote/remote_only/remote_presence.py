@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckstore.model.manifest.manifest import BlobRecord
-from ckstore.model.manifest.stored import Encoding
+from ckstore.model.manifest.stored import StoredForm
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.remote import keys, record
@@ -39,13 +39,13 @@ class PresenceCheck:
         self._has_all = False
         self._condemned = read_condemned(remote.objects)
         # Manifests never change. Of one that was read, only the existence is checked again.
-        self._encodings: dict[Place, Encoding | None] = {}
+        self._forms: dict[Place, StoredForm] = {}
 
     def finds(self, place: Place) -> bool:
         """Whether a remote has the manifest of a checkpoint: a first check, before the claim."""
         there = read_manifest(self._source, place, self._context.layout.hash_prefix)
         if there is not None:
-            self._encodings[place] = there.encoding
+            self._forms[place] = there.form
         return there is not None
 
     def claim(self, wanted: Sequence[tuple[Place, str, Sequence[BlobRecord]]]) -> None:
@@ -55,7 +55,8 @@ class PresenceCheck:
 
         def claim(one: tuple[Place, str, Sequence[BlobRecord]]) -> None:
             place, uuid, blobs = one
-            own = {file.digest for blob in blobs for file in _files_of(blob, self._encodings[place])}
+            form = self._forms[place]
+            own = {file for blob in blobs for file in form.files_of(blob.digest)}
             write_claim(self._context, objects, Claim(store, place, uuid), own)
             needed.update(own)
 
@@ -79,25 +80,25 @@ class PresenceCheck:
         objects, name = self._remote.objects, self._remote.name
         if objects.head(place.manifest) is None or objects.head(place.dropped) is not None:
             return f"{name} does not have it"
-        encoding = self._encodings[place]
-        needed = {file.digest for blob in blobs for file in _files_of(blob, encoding)}
+        form = self._forms[place]
+        sizes = dict(form.stored(blobs))
+        needed = {file for blob in blobs for file in form.files_of(blob.digest)}
         self._find_keys([keys.blob(str(self._condemned.name(digest))) for digest in sorted(needed)])
         unknown = []
         for blob in blobs:
-            # Of an encoded blob, all files that it is decoded from.
-            files = _files_of(blob, encoding)
+            files = form.files_of(blob.digest)
             for file in files:
-                current = str(self._condemned.name(file.digest))
+                current = str(self._condemned.name(file))
                 listed = self._listed.get(keys.blob(current))
-                if listed is None or listed.nbytes != file.nbytes:
-                    return f"{name} does not have blob {file.digest}"
-                self._source.use(file.digest, current)
-            if not all(self._is_known(file.digest) for file in files):
+                if listed is None or listed.nbytes != sizes[file]:
+                    return f"{name} does not have blob {file}"
+                self._source.use(file, current)
+            if not all(map(self._is_known, files)):
                 unknown.append(blob)
         if unknown and read:
             self._read_back(place, unknown)
-            for file in {file for blob in unknown for file in _files_of(blob, encoding)}:
-                self._record.blobs[file.digest] = record.seen(self._current(file.digest), "read")
+            for file in {file for blob in unknown for file in form.files_of(blob.digest)}:
+                self._record.blobs[file] = record.seen(self._current(file), "read")
         return ""
 
     def _read_back(self, place: Place, blobs: Sequence[BlobRecord]) -> None:
@@ -135,10 +136,3 @@ class PresenceCheck:
         """Save the record of the remote."""
         if not self._context.readonly:
             record.write_record(self._context.layout, self._remote.name, self._record)
-
-
-def _files_of(blob: BlobRecord, encoding: Encoding | None) -> list[BlobRecord]:
-    if encoding is None:
-        return [blob]
-    sizes = dict(encoding.files)
-    return [BlobRecord(file, sizes[file]) for file in map(encoding.file_of, encoding.path(blob.digest))]

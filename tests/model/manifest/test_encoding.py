@@ -12,8 +12,8 @@ from ckstore.errors import BadInput, DamagedBlob, NewerFormat
 from ckstore.model.digest import ALGORITHMS
 from ckstore.model.document import parse_object
 from ckstore.model.manifest import encoding
+from ckstore.model.manifest.encoding import EncodedBlob, Encoding
 from ckstore.model.manifest.manifest import BlobRecord
-from ckstore.model.manifest.stored import EncodedBlob, Encoding
 
 
 def digest(number: int) -> str:

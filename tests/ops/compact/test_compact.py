@@ -888,10 +888,10 @@ def test_a_copy_finds_its_master_by_itself_and_takes_nothing(store: Store) -> No
 
     with store.open_checkpoint(0) as opened:
         manifest = opened._directory.manifest
-        assert manifest.encoding is not None
-        sizes = dict(manifest.encoding.files)
+        assert not manifest.form.is_plain
+        sizes = dict(manifest.stored)
         halves = [blob.digest for blob in manifest.blobs if blob.nbytes == 1_200_000]
-        assert [sizes[manifest.encoding.file_of(digest)] < 1000 for digest in halves] == [True, True]
+        assert [sizes[manifest.form.file_of(digest)] < 1000 for digest in halves] == [True, True]
     assert torch.equal(store.load(0)["model"]["a"], store.load(0)["optimizer"][1].to(torch.float16))
 
 

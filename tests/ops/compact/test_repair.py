@@ -15,7 +15,7 @@ import torch
 from ckstore import Store
 from ckstore.errors import DamagedBlob
 from ckstore.objects import heal
-from ckstore.ops.verify import plain_form
+from ckstore.ops.compact import plain_form
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # noqa: PLC0414 - a fixture
 from tests.ops.refs.test_locked import Holder

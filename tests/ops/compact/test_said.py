@@ -10,6 +10,7 @@ import torch
 
 from ckstore import RetentionPolicy, Store
 from ckstore.model.digest import is_digest
+from ckstore.model.manifest.encoding import encoding_of
 from ckstore.ops.compact import encoding_table
 from tests.support.plans import plan_of
 
@@ -65,7 +66,7 @@ def test_why_says_in_which_form_the_bytes_are_there(store: Store) -> None:
     store.compact()
     with store.open_checkpoint(0) as opened:
         kept, saved = opened.kept_bytes, opened.saved_bytes
-        encoding = opened._directory.manifest.encoding
+        encoding = encoding_of(opened._directory.manifest)
     assert encoding is not None
     (blob,) = [digest for digest, form in encoding.encoded.items() if form.nbytes >= 4 * COUNT]
     form = encoding.encoded[blob]
@@ -126,7 +127,7 @@ def test_a_plan_says_which_bytes_stay_since_others_are_decoded_with_them(store: 
 def bases_of(store: Store, step: int) -> set[int]:
     """Return the other checkpoints of which a blob is needed to decode this one."""
     with store.open_checkpoint(step) as opened:
-        encoding = opened._directory.manifest.encoding
+        encoding = encoding_of(opened._directory.manifest)
         blobs = [blob.digest for blob in opened._directory.manifest.blobs]
     assert encoding is not None
     needed = {digest for blob in blobs for digest in encoding.path(blob)} - set(blobs)
@@ -145,7 +146,7 @@ def form_of(store: Store, step: int) -> tuple[str, tuple[str, ...]]:
     """Return the file of the largest blob of a checkpoint, and its bases."""
     blob = blob_of(store, step)
     with store.open_checkpoint(step) as opened:
-        encoding = opened._directory.manifest.encoding
+        encoding = encoding_of(opened._directory.manifest)
         assert encoding is not None
         return encoding.file_of(blob), encoding.encoded[blob].bases
 

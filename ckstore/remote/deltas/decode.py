@@ -13,12 +13,16 @@ from collections.abc import Callable
 from ckstore.codecs import container
 from ckstore.codecs.container import Header, Tiles
 from ckstore.codecs.tiles import StoredTile, decode, needs_base
-from ckstore.errors import DamagedBlob, RemoteError
+from ckstore.errors import CkstoreError, DamagedBlob, RemoteError
 from ckstore.model.digest import Buffer, algorithm_of
-from ckstore.model.manifest.manifest import BLOB_MAX_BYTES
-from ckstore.model.manifest.stored import EncodedBlob, Encoding, OldPiece
+from ckstore.model.manifest.encoding import HEAD_BYTES, EncodedBlob, Encoding, begins_one
+from ckstore.model.manifest.manifest import BLOB_MAX_BYTES, MANIFEST_MAX_BYTES
+from ckstore.model.manifest.parse import parse_encoding
+from ckstore.model.manifest.stored import PLAIN_FORM, OldPiece, StoredForm
 from ckstore.model.words import mending_there
 from ckstore.remote import keys
+from ckstore.remote.keys import Place
+from ckstore.remote.objects import Objects
 
 ReadFile = Callable[[str, int, memoryview], bool]
 """Fills memory with bytes of a file of the remote. Takes its digest and an offset; returns False if it is missing."""
@@ -41,15 +45,45 @@ def nothing_near(_: str) -> Buffer | None:
 
 
 class Decoding:
-    """Decodes the checkpoints of one remote. Threads may share it."""
+    """Reads plain blobs of the checkpoints of one remote. Threads may share it."""
 
-    def __init__(self, read: ReadFile, near: Near, where: str) -> None:
+    def __init__(self, objects: Objects, read: ReadFile, near: Near, where: str) -> None:
+        self._objects = objects
+        self._encodings: dict[Place, Encoding | None] = {}
         self._read, self._near, self._where = read, near, where
         self._kept: OrderedDict[str, Buffer] = OrderedDict()
         self._mutex = threading.Lock()
 
-    def read_into(self, encoding: Encoding, digest: str, offset: int, into: memoryview) -> int | None:
+    def form(self, place: Place) -> StoredForm:
+        """Return how the blobs of a checkpoint are stored. It is plain if the checkpoint does not exist."""
+        return self._encoding(place) or PLAIN_FORM
+
+    def note(self, place: Place, manifest: bytes | None) -> None:
+        """Record the ``manifest.json`` of a checkpoint, so that it is not read again. None if it does not exist."""
+        if manifest is None or not begins_one(manifest[:HEAD_BYTES]):
+            self._encodings[place] = None
+            return
+        try:
+            found = parse_encoding(manifest, where=f"{place.manifest} at {self._where}")
+        except CkstoreError as error:
+            raise RemoteError(error.message, hint=error.hint) from error
+        if found.checkpoint != place.id:
+            raise RemoteError(f"{place.manifest} at {self._where} is of another checkpoint: {found.checkpoint}")
+        self._encodings[place] = found
+
+    def _encoding(self, place: Place) -> Encoding | None:
+        if place not in self._encodings:
+            head = memoryview(bytearray(HEAD_BYTES))
+            # Most checkpoints are plain, and their manifests are long.
+            is_one = self._objects.read_into(place.manifest, 0, head) and begins_one(bytes(head))
+            self.note(place, self._objects.get(place.manifest, MANIFEST_MAX_BYTES) if is_one else None)
+        return self._encodings[place]
+
+    def read_into(self, place: Place, digest: str, offset: int, into: memoryview) -> int | None:
         """Fill memory with bytes of a plain blob. Return the bytes received, or None if a file is missing."""
+        encoding = self._encoding(place)
+        if encoding is None:
+            return len(into) if self._read(digest, offset, into) else None
         work = _Work(self, encoding)
         try:
             if digest not in encoding.encoded and not work.is_near(encoding.links.get(digest)):
@@ -64,12 +98,15 @@ class Decoding:
         into[:] = plain[offset : offset + len(into)]
         return work.received_bytes
 
-    def advance(self, encoding: Encoding, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
+    def advance(self, place: Place, digest: str, offset: int, into: memoryview, old: OldPiece) -> int | None:
         """Turn an old piece in memory into a piece of this blob, in place; return the number of bytes received.
 
         Returns None, and leaves the memory unchanged, if the remote has no difference between the two pieces or if the
         memory does not hold the old piece. After an error the memory may have changed.
         """
+        encoding = self._encoding(place)
+        if encoding is None:
+            return None
         forms = (encoding.links.get(digest), encoding.encoded.get(digest))
         form = next((form for form in forms if form is not None and old.blob in form.bases), None)
         # Compared before it is used: the owner of the memory may have changed it.

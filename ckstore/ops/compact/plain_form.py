@@ -13,19 +13,18 @@ from ckstore.errors import CkstoreError, InUse
 from ckstore.fs import dirfd_stat, files, locks
 from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
-from ckstore.model.manifest.encoding import render
+from ckstore.model.manifest.encoding import Encoding, encoding_of, render
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.model.manifest.stored import Encoding
 from ckstore.model.names import CheckpointKey
-from ckstore.objects.checkpoints import CheckpointDirectory, encoding_at, manifest_in
+from ckstore.objects.checkpoints import CheckpointDirectory, manifest_in
 from ckstore.objects.documents import marks
-from ckstore.objects.heal import WAIT_S, Given, put_name
+from ckstore.objects.encoded import encoding_at
+from ckstore.objects.heal import WAIT_S, Given, put_document, put_name
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import reconcile_one
-from ckstore.ops.verify.manifests import write_document
 
 _CATALOG_TIMEOUT_S = 5.0
 
@@ -88,7 +87,7 @@ def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
 ) -> None:
     path = lock.inside
     manifest, _ = manifest_in(lock.fd, path)
-    encoding = manifest.encoding
+    encoding = encoding_of(manifest)
     if encoding is None or _decoded_from(encoding, file) != plain:
         return
     put_name(path / BLOBS / plain.digest, good, temporary)
@@ -100,7 +99,7 @@ def _put_plain(  # noqa: PLR0917 - a step of `put_plain`
         text = render(wanted, context.algorithm)
         # Parse it like a reader: a wrong document is not written, and the existing one is kept.
         parse_manifest(text, where=f"the encoding of {path}", plain=lambda: data)
-    write_document(lock, MANIFEST, text)
+    put_document(lock, MANIFEST, text)
     marks.forget_blob(lock, file)
 
 
@@ -123,7 +122,7 @@ def _leftovers_in(path: StorePath) -> list[StorePath]:
         ]
     except (CkstoreError, FileNotFoundError, NotADirectoryError, PermissionError):  # the named files are unknown
         return []
-    return [*found, *([] if manifest.encoding else [path / PLAIN])]
+    return [*found, *([path / PLAIN] if manifest.form.is_plain else [])]
 
 
 def put_leftovers_away(context: Context, staging: Staging) -> None:
