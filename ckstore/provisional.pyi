@@ -11,6 +11,11 @@ from ckstore.model.manifest.health import Stillness as Stillness
 from ckstore.model.manifest.info import Note as Note
 from ckstore.model.manifest.info import RunSummary as RunSummary
 from ckstore.model.manifest.info import SaveCounters as SaveCounters
+from ckstore.model.remote.prune_report import RemotePruneReport as RemotePruneReport
+from ckstore.model.remote.transfer import EvictReport as EvictReport
+from ckstore.model.remote.transfer import MirrorStatus as MirrorStatus
+from ckstore.model.remote.transfer import StoreClaims as StoreClaims
+from ckstore.model.remote.transfer import TransferReport as TransferReport
 from ckstore.model.reports.compaction import Compacted as Compacted
 from ckstore.model.reports.compaction import CompactionEntry as CompactionEntry
 from ckstore.model.reports.compaction import CompactionPlan as CompactionPlan
@@ -40,14 +45,9 @@ from ckstore.model.reports.migrate_report import MigrateReport as MigrateReport
 from ckstore.model.reports.reindex_report import Incomplete as Incomplete
 from ckstore.model.reports.reindex_report import ReindexReport as ReindexReport
 from ckstore.model.reports.reindex_report import RelinkReport as RelinkReport
-from ckstore.model.reports.retention_report import RemotePruneReport as RemotePruneReport
 from ckstore.model.reports.retention_report import RetentionReport as RetentionReport
 from ckstore.model.reports.retention_report import Skipped as Skipped
 from ckstore.model.reports.touch_report import TouchReport as TouchReport
-from ckstore.model.reports.transfer import EvictReport as EvictReport
-from ckstore.model.reports.transfer import MirrorStatus as MirrorStatus
-from ckstore.model.reports.transfer import StoreClaims as StoreClaims
-from ckstore.model.reports.transfer import TransferReport as TransferReport
 from ckstore.model.reports.usage import CheckpointUsage as CheckpointUsage
 from ckstore.model.reports.usage import RunUsage as RunUsage
 from ckstore.model.reports.usage import Usage as Usage

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.info import RunSummary
     from ckstore.model.manifest.manifest import BlobRecord
     from ckstore.model.names import CheckpointKey
+    from ckstore.model.remote.transfer import EvictReport, MirrorStatus, TransferReport
     from ckstore.model.reports.compaction import CompactionReport
     from ckstore.model.reports.diff import Diff
     from ckstore.model.reports.event import Event
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.model.reports.reindex_report import ReindexReport
     from ckstore.model.reports.touch_report import TouchReport
-    from ckstore.model.reports.transfer import EvictReport, MirrorStatus, TransferReport
     from ckstore.model.reports.usage import Usage, Use
     from ckstore.model.reports.verify_report import VerifyReport
     from ckstore.model.saver.status import SaverStatus
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from ckstore.objects.checkpoints import CheckpointDirectory
     from ckstore.objects.publish import IfExists
     from ckstore.ops.config import StoreConfig
-    from ckstore.ops.context import Context, RemoteCopySource
+    from ckstore.ops.context import Context, CopySource
     from ckstore.ops.read.checkout import LinkMode
     from ckstore.ops.read.export_formats import ExportFormat
     from ckstore.ops.read.load import Select
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
     from ckstore.ops.refs.follow import Follower
     from ckstore.ops.save.options import SaveOptions
     from ckstore.ops.save.save import Request
-    from ckstore.ops.verify.rescue import Rescue
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
     from ckstore.remote.remote_only.remote_reader import RemoteReader
+    from ckstore.remote.remote_only.rescue import Rescue
     from ckstore.remote.remote_opener import RemoteLike
     from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
@@ -1100,10 +1100,11 @@ class Store:
         Raises:
             NoSuchRef, AmbiguousRef: The ref does not name one checkpoint.
         """
+        from ckstore.objects.remote.remote_only import with_remotes
         from ckstore.ops.refs.find import find
-        from ckstore.ops.verify.last_readings import with_oldest_reading, with_remotes
+        from ckstore.ops.verify.last_readings import with_oldest_reading
 
-        return with_remotes(self._context, with_oldest_reading(self._context, find(self._context, ref)))
+        return with_remotes(self._context.layout, with_oldest_reading(self._context, find(self._context, ref)))
 
     @api_call
     def latest(self, run: str | None = None, *, valid: bool = False) -> CheckpointInfo | None:
@@ -1330,11 +1331,11 @@ class Store:
         urls = [path for path in paths if "://" in path]
         sources = tuple(expanded(path) for path in paths if "://" not in path)
         repair = repair or bool(paths)
-        remotes = None
+        copies = None
         if repair:
             self._context.check_writable()
-            remotes = None if self._context.remote_copies is None else self._context.remote_copies(urls)
-        options = Options(sample, budget_s, rate_bytes_s, quick, repair, sources, remotes, progress)
+            copies = _remote_copies(self._context, urls)
+        options = Options(sample, budget_s, rate_bytes_s, quick, repair, sources, copies, progress)
         report = verify(self._context, ref, options)
         if not report.elsewhere:
             return report
@@ -2178,7 +2179,6 @@ def _open(
         root, run=run, readonly=readonly, recover=recover, catalog_path=catalog_path, subscribers=SUBSCRIBERS
     )
     context.fetch = _fetching(context)
-    context.remote_copies = partial(_remote_copies, context)
     context.rescuer = _LazyRescue(context)
     if not context.readonly:
         # Read these settings now, since `save_async` does not access the filesystem.
@@ -2209,7 +2209,7 @@ def _fetching(context: Context) -> Callable[..., int | None]:
     return fetch
 
 
-def _remote_copies(context: Context, urls: Sequence[str]) -> RemoteCopySource:
+def _remote_copies(context: Context, urls: Sequence[str]) -> CopySource:
     from ckstore.remote.remote_only import remote_copies
 
     return remote_copies.RemoteCopies(context, urls)
@@ -2224,7 +2224,7 @@ class _LazyRescue:
 
     def _rescue(self) -> Rescue:
         if not self._made:
-            from ckstore.ops.verify.rescue import Rescue
+            from ckstore.remote.remote_only.rescue import Rescue
 
             self._made.append(Rescue(self._context, _remote_copies(self._context, ())))
         # The first, since threads that detect damage at the same time must share one: each asks the remotes itself.

@@ -26,7 +26,7 @@ from ckstore.model.names import CheckpointKey
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckstore.model.manifest.info import Published
     from ckstore.model.manifest.manifest import Manifest
@@ -53,7 +53,7 @@ def set_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Pu
         # The same already: a save that nothing changed writes no page.
         is_same = right and tuple(said[len(stamp) :]) == _described(found)
         # Of what was let go since, or has come back, or was compacted, the uses are others.
-        wanted = {blob.digest for blob in found.manifest.stored} - found.elsewhere
+        wanted = {file.digest for file in found.local_files}
         used = "SELECT b.digest FROM uses u JOIN blobs b ON b.id = u.blob_id WHERE u.checkpoint_id = ?"
         if is_same and wanted == {digest for (digest,) in connection.execute(used, (checkpoint_id,))}:
             if tuple(said[: len(stamp)]) != stamp:  # the same checkpoint in another directory
@@ -181,7 +181,6 @@ def _remove_checkpoint(connection: sqlite3.Connection, checkpoint_id: int) -> No
 
 
 def _insert_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found: Published) -> None:
-    manifest = found.manifest
     values = [encode_text(value) if isinstance(value, str) else value for value in _described(found)]
     marks = ", ".join("CAST(? AS TEXT)" if name in ("writer", "message") else "?" for name in _DESCRIBED.split(", "))
     cursor = connection.execute(
@@ -191,7 +190,7 @@ def _insert_checkpoint(connection: sqlite3.Connection, key: CheckpointKey, found
     )
     checkpoint_id = int(cursor.lastrowid or 0)
     _set_stamp(connection, checkpoint_id, encode_stamp(found.stamp))
-    _insert_blobs(connection, manifest, checkpoint_id, found.elsewhere)
+    _insert_blobs(connection, checkpoint_id, found)
 
 
 # -------------------------------------------------------------------------------------------- blobs
@@ -217,8 +216,10 @@ class _Contents:
         return min(self.nbytes, sum(-(-length // 64) * 64 for _, length in self.pieces.values()))
 
 
-def _contents(manifest: Manifest) -> list[_Contents]:
-    stored = {blob.digest: _Contents(blob.digest, blob.nbytes, {}) for blob in manifest.stored}
+def _contents(found: Published) -> list[_Contents]:
+    # Only local files are used: the bytes of others may be freed, and no save may find their pieces.
+    stored = {file.digest: _Contents(file.digest, file.nbytes, {}) for file in found.local_files}
+    manifest = found.manifest
     # Pieces in an encoded blob have no place where a save could find them.
     places = [stored.get(blob.digest) for blob in manifest.blobs]
     for storage in manifest.storages:
@@ -228,12 +229,8 @@ def _contents(manifest: Manifest) -> list[_Contents]:
     return list(stored.values())
 
 
-def _insert_blobs(
-    connection: sqlite3.Connection, manifest: Manifest, checkpoint_id: int | None, elsewhere: Container[str]
-) -> None:
-    # What is elsewhere is not used here: its bytes may go, and its pieces are not to be found.
-    blobs = [blob for blob in _contents(manifest) if blob.digest not in elsewhere]
-    blobs.sort(key=lambda blob: blob.digest)  # neighbours in the index, not pages at random
+def _insert_blobs(connection: sqlite3.Connection, checkpoint_id: int, found: Published) -> None:
+    blobs = sorted(_contents(found), key=lambda blob: blob.digest)  # neighbours in the index, not pages at random
     connection.executemany(
         "INSERT INTO blobs (digest, nbytes, is_pack) VALUES (?, ?, ?)"
         " ON CONFLICT (digest) DO UPDATE SET nbytes = excluded.nbytes, is_pack = excluded.is_pack"
@@ -247,7 +244,7 @@ def _insert_blobs(
     connection.execute(
         "DELETE FROM candidates WHERE blob_id IN (SELECT blob_id FROM uses WHERE checkpoint_id = ?)", (checkpoint_id,)
     )
-    _insert_pieces(connection, [blob for blob in blobs if blob.is_pack], manifest.sequence)
+    _insert_pieces(connection, [blob for blob in blobs if blob.is_pack], found.manifest.sequence)
 
 
 def _insert_pieces(connection: sqlite3.Connection, packs: list[_Contents], sequence: int) -> None:

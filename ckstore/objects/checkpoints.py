@@ -8,20 +8,20 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from ckstore.errors import BadInput, BytesElsewhere, DamagedBlob, InUse, MissingBlob, OtherHash, RemoteError
-from ckstore.fs import files, locks
+from ckstore.fs import dirfd_stat, files, locks
 from ckstore.fs.open_dir import OpenDir
 from ckstore.fs.store_path import AnyPath, StorePath
 from ckstore.model.manifest.info import Published, Stamp
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, BlobRecord, Manifest
 from ckstore.model.manifest.parse import parse_manifest
-from ckstore.model.manifest.stored import OldPiece
 from ckstore.model.names import CheckpointKey
 from ckstore.objects import blobs
-from ckstore.objects.documents.remote_only import may_lack
-from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
+from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN, Layout
+from ckstore.objects.remote.remote_only import may_lack, remove_remote_only, touch
+from ckstore.objects.remote.remote_pieces import Fetch
 
 
 class Rescued(NamedTuple):
@@ -31,9 +31,14 @@ class Rescued(NamedTuple):
     problem: str  # why the file was not repaired; empty if it was
 
 
-Rescue = Callable[["DamagedBlob | RemoteError", BlobRecord, bool], "memoryview | None"]
-"""Repairs the file that an error is about, or returns the bytes of the blob. See `ckstore.ops.context.Rescuer`."""
-Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
+class Rescue(Protocol):
+    """Repairs the file that an error is about, or returns the bytes of the blob. See `ckstore.ops.context.Rescuer`."""
+
+    def __call__(  # noqa: D102 - as above
+        self, error: DamagedBlob | RemoteError, blob: BlobRecord, *, first: bool
+    ) -> memoryview | None: ...
+
+
 OfStep = Callable[[str, int], Iterable[CheckpointKey]]
 """Returns the directories of a step, for a caller that knows them. Without it, the run is listed."""
 
@@ -93,7 +98,23 @@ def lacks_blobs(layout: Layout, key: CheckpointKey) -> bool:
         published = _looked_at_unlocked(layout, key).published
     except (FileNotFoundError, NotADirectoryError, PermissionError, OtherHash, DamagedBlob, InUse):
         return True
-    return published is None or bool(published.elsewhere)
+    return published is None or not published.is_local
+
+
+def may_lack_blobs(path: StorePath) -> bool:
+    """Whether the directory of a checkpoint has a record of remotes, so that blobs may be there instead."""
+    return dirfd_stat.exists(path / ELSEWHERE)
+
+
+def end_restore(lock: locks.DirectoryLock, manifest: Manifest) -> bool:
+    """Make catalogs read a locked checkpoint that got blobs back. Return whether it has all, and needs no remote."""
+    is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
+    # First, since a kill after the next step leaves a checkpoint with links that no row counts.
+    touch(lock)
+    if is_local:
+        remove_remote_only(lock)
+        touch(lock)
+    return is_local
 
 
 def _looked_at_unlocked(layout: Layout, key: CheckpointKey) -> Verdict:
@@ -250,9 +271,7 @@ class CheckpointDirectory:
 
     # Called with the directory and the error when a read finds damage; None: no call.
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
-    # Reads a range of a blob that is elsewhere, from the remote itself if the last is true; None: nothing here reaches
-    # remotes.
-    fetch: Fetch | None = None
+    fetch: Fetch | None = None  # None: nothing here reaches remotes
     # Called with the error of a damaged or missing blob, the plain blob that was to be read, and whether this reader
     # asks for the first time. None: nothing is repaired by reads.
     rescue: Rescue | None = None
@@ -343,13 +362,13 @@ class CheckpointDirectory:
     def _opened(self, digest: str) -> tuple[int, os.stat_result]:
         return files.open_with_status(self.blobs.inside / digest)
 
-    def is_elsewhere(self, digest: str) -> bool:
-        """Whether one of its blobs is only at a remote."""
+    def must_have(self, digest: str) -> bool:
+        """Return whether one of its blobs belongs in the directory. False if it is only at a remote."""
         try:
             self.stat_blob(digest)
         except (FileNotFoundError, NotADirectoryError):
-            return may_lack(self.lock.fd)
-        return False
+            return not may_lack(self.lock.fd)
+        return True
 
     def _absent(self, blob: BlobRecord, status: os.stat_result | None, what: str) -> DamagedBlob:
         error = MissingBlob if status is None else DamagedBlob

@@ -70,14 +70,21 @@ class Layout:
     quarantine: StorePath = field(init=False)
     reserve: StorePath = field(init=False)
     locks: StorePath = field(init=False)
+    remotes: StorePath = field(init=False)
 
     def __post_init__(self) -> None:
         root = StorePath(str(self.path))
         object.__setattr__(self, "root", root)
         for name, file in (("settings", "store.json"), ("config", "config.json")):
             object.__setattr__(self, name, root / file)
-        for name in ("blobs", "checkpoints", "refs", "pins", "staging", "trash", "quarantine", "reserve", "locks"):
+        own = "blobs", "checkpoints", "refs", "pins", "staging", "trash", "quarantine", "reserve", "locks", "remotes"
+        for name in own:
             object.__setattr__(self, name, root / name)
+
+    @property
+    def downloads(self) -> StorePath:
+        """The cache of downloaded bytes."""
+        return self.remotes / ".cache"  # the name of a remote cannot begin with a dot
 
     @property
     def directories(self) -> tuple[StorePath, ...]:

@@ -9,23 +9,50 @@ import mmap as _mmap
 import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import cached_property
-from typing import Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import Extent, Manifest
+from ckstore.model.manifest.stored import OldPiece
 from ckstore.model.words import mending_there
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.encoded import Decoder
-from ckstore.objects.remote_pieces import Memory, Part, RemotePieces
+from ckstore.objects.remote.remote_pieces import RemotePieces
 
 _FETCHES = 3
 """A bit that flips during the transfer is corrected by another read. Bytes that are wrong each time are wrong at the
 remote."""
 _PART_BYTES = 2**20  # hashed while the processor's cache still has it
+
+
+class Memory(Protocol):
+    """Memory that is filled by transfers, such as that of a GPU, or a part of it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: slice, /) -> Memory: ...
+
+    def windows(self) -> Iterator[memoryview]:
+        """Yield the memory in consecutive windows. The caller fills each one before it requests the next."""
+
+    def take(self, data: memoryview) -> None:
+        """Fill all of the memory with these bytes."""
+
+    def filling(self, memories: Any, /) -> AbstractContextManager[None]:
+        """Return a context in which these memories, of the same kind as this one, can be filled."""
+
+
+class Part(NamedTuple):
+    """A piece to read."""
+
+    extent: Extent  # which one
+    out: memoryview | Memory  # where to; it has the piece's length
+    what: str  # what it belongs to, for messages
+    old: OldPiece | None = None  # what is there now; None: not known
 
 
 def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
@@ -64,7 +91,7 @@ class PieceReader:
 
     @cached_property
     def _remote(self) -> RemotePieces:
-        return RemotePieces(self._directory)
+        return RemotePieces(self._directory.manifest, self._directory.fetch)
 
     def read(self, part: Part) -> None:
         """Read a piece into the memory of a part, and check it. The message about damage names the part's owner.
@@ -88,7 +115,7 @@ class PieceReader:
         file = error.blob if isinstance(error, DamagedBlob) else ""
         first = file not in self._repaired
         self._repaired.add(file)
-        data = self._directory.rescue(error, self._directory.manifest.blobs[index], first)
+        data = self._directory.rescue(error, self._directory.manifest.blobs[index], first=first)
         self.close()  # the damaged files
         if data is not None:
             self._rescued[index] = data
@@ -105,7 +132,7 @@ class PieceReader:
 
     def _read_here(self, part: Part) -> None:
         extent, out, what, _ = part
-        is_decoded = not self._directory.manifest.has_file(extent.blob)
+        is_decoded = not has_file(self._directory, extent)
         fd = -1 if is_decoded else self._descriptor(extent, what)
         if fd is None:
             memory = out if isinstance(out, memoryview) else memoryview(bytearray(len(out)))
@@ -153,7 +180,7 @@ class PieceReader:
         """Share the blocks of a piece with a file (reflink), unchecked. Return False if the two files cannot share."""
         # None: the piece does not begin and end where a filesystem shares, so it is to be copied on any.
         extent = part.extent
-        if not self._directory.manifest.has_file(extent.blob):
+        if not has_file(self._directory, extent):
             return None
         ends = extent.offset + extent.length == self._directory.manifest.blobs[extent.blob].nbytes
         block = reflink.BLOCK_BYTES
@@ -168,7 +195,7 @@ class PieceReader:
     def is_cached(self, part: Part) -> bool:
         """Whether the page cache has the beginning of a piece's blob."""
         # Decoding is the processor's work, as copying out of the page cache is: more threads than cores do not help.
-        if not self._directory.manifest.has_file(part.extent.blob):
+        if not has_file(self._directory, part.extent):
             return True
         try:
             fd = self._descriptor(part.extent, part.what)
@@ -182,14 +209,14 @@ class PieceReader:
         # as one reads on. After a first read of a MiB, or an order to read all of it, pages have 4 KiB: they take the
         # processor longer, now and when they are mapped (docs/adr/0007-loads.md). Bytes on no disk are mostly the
         # network's, where each answer takes its time; so all of it is asked for, unless most between is not wanted.
-        if not self._directory.manifest.has_file(parts[0].extent.blob):
+        if not has_file(self._directory, parts[0].extent):
             return
         try:
             fd = self._descriptor(parts[0].extent, parts[0].what)
         except DamagedBlob:  # reading it says so, or has it repaired
             return
         if fd is None:
-            self._remote.expect(parts)
+            self._remote.expect([part.extent for part in parts])
             return
         start = parts[0].extent.offset
         stop = max(part.extent.offset + part.extent.length for part in parts)
@@ -264,9 +291,16 @@ class PieceReader:
         self.close()
 
 
+def has_file(directory: CheckpointDirectory, extent: Extent) -> bool:
+    """Whether a file contains the bytes of a piece as they are."""
+    manifest = directory.manifest
+    return manifest.form.is_plain or manifest.form.has_file(manifest.blobs[extent.blob].digest)
+
+
 def read_unless_file(directory: CheckpointDirectory, digest: str, start: int, out: memoryview, what: str) -> bool:
     """Fill `out` with unchecked bytes of a blob. Return False, and do nothing, if a file contains them."""
-    if directory.manifest.form.has_file(digest):
+    form = directory.manifest.form
+    if form.is_plain or form.has_file(digest):
         return False
     with Decoder(directory) as decoder:
         # By parts: a tile of a base is as large as that of what is decoded with it.
@@ -329,7 +363,7 @@ def blob_of(directory: CheckpointDirectory, extents: Sequence[Extent]) -> str:
     if len(extents) != 1:
         return ""
     blob = directory.manifest.blobs[extents[0].blob]
-    if not directory.manifest.has_file(extents[0].blob):
+    if not has_file(directory, extents[0]):
         return ""
     return "" if extents[0].offset or extents[0].length != blob.nbytes else blob.digest
 
@@ -356,7 +390,7 @@ class PieceMaps:
         """Return separate memory for a run of pieces. None if it does not start on a page or is already mapped."""
         # As many small storages as there are may be equal, and a process may have only so many mappings. What is
         # encoded lies nowhere as it is.
-        if not all(self._directory.manifest.has_file(extent.blob) for extent in extents):
+        if not all(has_file(self._directory, extent) for extent in extents):
             return None
         try:
             return self._map(extents, what)

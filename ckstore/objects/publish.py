@@ -289,12 +289,8 @@ def is_sound(layout: Layout, published: Published) -> bool:
     path = layout.checkpoint(published.key)
     if marks.is_marked(path):
         return False
-    # What is elsewhere is whole where it is: an eviction compared it there.
-    return all(
-        blobs.is_sound(path / BLOBS / blob.digest, blob.digest, blob.nbytes)
-        for blob in published.manifest.stored
-        if blob.digest not in published.elsewhere
-    )
+    # An eviction compared the other files on the remote.
+    return all(blobs.is_sound(path / BLOBS / file.digest, file.digest, file.nbytes) for file in published.local_files)
 
 
 def give_name(  # noqa: PLR0917

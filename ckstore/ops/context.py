@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ckstore.model.manifest.lineage import CountedPieces, Lineage
     from ckstore.model.manifest.manifest import BlobRecord, Manifest
     from ckstore.model.manifest.stored import OldPiece
-    from ckstore.model.reports.transfer import EvictReport
+    from ckstore.model.remote.transfer import EvictReport
     from ckstore.model.settings.free_space import Amount, Need
     from ckstore.model.settings.patience import OnFailure
     from ckstore.model.settings.recheck import Reading
@@ -57,23 +57,23 @@ _MOST_LINEAGES = 4  # one of 20,000 tensors takes 10 MB
 _AS_A_WRITER = "run the command as a user who may write there"
 
 
-class RemoteAnswer(NamedTuple):
-    """The answer of the remotes of a store about a blob or a manifest."""
+class CopyAnswer(NamedTuple):
+    """The answer of other places about a blob or a manifest."""
 
-    data: bytearray | None  # its bytes, checked by digest; None if no remote has them
-    source: str  # the name of the remote that sent them
+    data: bytearray | None  # its bytes, checked by digest; None if no place has them
+    source: str  # the place that sent them, for messages
     problems: tuple[str, ...]  # the answers of the others
 
 
-class RemoteCopySource(Protocol):
-    """Requests right bytes from remotes; its length is the number of remotes. For several threads."""
+class CopySource(Protocol):
+    """Requests right bytes from other places; its length is their number. For several threads."""
 
     def __len__(self) -> int: ...
 
-    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
+    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> CopyAnswer:
         """Return the bytes of a blob of the checkpoints at `places` (run, step and id), checked by digest."""
 
-    def manifest(self, key: CheckpointKey) -> RemoteAnswer:
+    def manifest(self, key: CheckpointKey) -> CopyAnswer:
         """Return the bytes of the manifest of the checkpoint in a directory, by the id in its name."""
 
 
@@ -199,9 +199,6 @@ class Context:
     # Reads a range of a blob of an open checkpoint from a remote, bypassing the cache if the last argument is True, or
     # makes it from an older piece; returns how many bytes were downloaded, or None. None without access to remotes.
     fetch: Callable[[CheckpointDirectory, BlobRecord, int, memoryview, OldPiece | None, bool], int | None] | None = None
-    # Returns a source of right bytes from the remotes of the store, and from these URLs. None without access to
-    # remotes.
-    remote_copies: Callable[[Sequence[str]], RemoteCopySource] | None = None
     # Repairs data that loads find damaged, from the store itself and its remotes. If None, loads repair nothing.
     rescuer: Rescuer | None = None
     # Frees the local data of checkpoints after checking that the mirror has it. None without access to it.

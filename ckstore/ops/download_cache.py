@@ -14,14 +14,11 @@ from typing import NamedTuple
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import dirfd_stat, files, links
-from ckstore.fs.store_path import StorePath
 from ckstore.model.digest import is_digest
 from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import CACHE_BYTES, setting_of
 from ckstore.ops.context import Context
-from ckstore.ops.mirror_record import FOLDER
 
-NAME = ".cache"  # the name of a remote cannot begin with a dot
 _RANGE = re.compile(r"([a-z0-9]+-[0-9a-f]+)\.([0-9]{1,12})\.([0-9]{1,12})\Z")
 _DISK_SHARE = 10
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
@@ -45,11 +42,6 @@ class _Range(NamedTuple):
     name: str
 
 
-def folder(layout: Layout) -> StorePath:
-    """Return the directory of the cache."""
-    return layout.root / FOLDER / NAME
-
-
 def cached_bytes(layout: Layout) -> int:
     """Return how many bytes are cached; 0 if the cache is closed to this user."""
     return sum(status.st_size for _, status in _kept(layout))
@@ -57,7 +49,7 @@ def cached_bytes(layout: Layout) -> int:
 
 def _kept(layout: Layout) -> list[tuple[str, os.stat_result]]:
     with suppress(PermissionError):  # a closed cache must not fail gc or a listing
-        return dirfd_stat.statuses(folder(layout))
+        return dirfd_stat.statuses(layout.downloads)
     return []
 
 
@@ -74,7 +66,7 @@ def clear(layout: Layout) -> int:
     gone = 0
     for name, status in _kept(layout):
         with suppress(OSError):
-            links.unlink(folder(layout) / name)
+            links.unlink(layout.downloads / name)
             gone += status.st_size
     return gone
 
@@ -85,7 +77,7 @@ class DownloadCache:
     def __init__(self, context: Context) -> None:
         self._layout = context.layout
         self._is_kept = not context.readonly
-        self._folder = folder(context.layout)
+        self._folder = context.layout.downloads
         self._ranges: dict[str, list[_Range]] | None = None
         self._nbytes = 0
         self._pending_bytes = 0  # bytes that threads are writing

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 
-from ckstore.errors import CkstoreError, RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome
+from ckstore.errors import CkstoreError
 from ckstore.model.words import counted, some_of
 from ckstore.ops.api_calls import describe_os_error, of_the_system
-
-OF_ALL = (RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome)
-"""After these errors, the next item of a call with a remote would also fail."""
 
 
 def joined(failures: Mapping[str, CkstoreError]) -> CkstoreError:

@@ -22,7 +22,7 @@ from ckstore.model.checkpoint.pins import Pin
 from ckstore.model.digest import is_digest
 from ckstore.model.document import check_created, parse_document, refuse
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.transfer import MirrorStatus, mirror_named
+from ckstore.model.remote.transfer import MirrorStatus, mirror_named
 from ckstore.model.seal import read, to_write
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, plan
@@ -33,7 +33,7 @@ from ckstore.objects.layout import Layout
 from ckstore.ops.config_file import KEEP_REMOTE, MIRROR, MIRROR_AGE_S, MIRROR_KEEP, policy_of, read_config, setting_of
 from ckstore.ops.context import Context
 
-FOLDER, FILE = "remotes", ".mirror.json"  # the name of a remote cannot begin with a dot
+FILE = ".mirror.json"  # the name of a remote cannot begin with a dot
 _FORMAT = "ckstore-mirrored"
 _VERSION = 1
 _MAX_BYTES = 64 * 2**20
@@ -115,7 +115,7 @@ def _ids(name: str, value: Any, where: str) -> frozenset[str]:
 
 
 def _place(layout: Layout) -> StorePath:
-    return layout.root / FOLDER / FILE
+    return layout.remotes / FILE
 
 
 def uuid_now(layout: Layout, remote: str) -> str:
@@ -137,9 +137,9 @@ def read_mirrored(layout: Layout, remote: str) -> MirrorRecord:
 def _change(layout: Layout, remote: str, uuid: str, make: Callable[[MirrorRecord], MirrorRecord]) -> None:
     """Change the record of a mirror durably, unless another remote has got the name in the meantime."""
     path = _place(layout)
-    links.make_directory(layout.root / FOLDER)
+    links.make_directory(layout.remotes)
     # Read under the lock: the process that mirrors and one that pulls both write it.
-    with atomic_file.changing(layout) as lock, files.opened_directory(layout.root / FOLDER) as fd:
+    with atomic_file.changing(layout) as lock, files.opened_directory(layout.remotes) as fd:
         known = read_mirrored(layout, remote)
         new = make(known)
         if known.uuid == uuid and new != known:

@@ -217,7 +217,7 @@ def documents_in(path: StorePath, kind: str) -> dict[int, Document]:
     return found
 
 
-def elsewhere(layout: Layout, who: RankIdentity) -> list[str]:
+def mismatched_ranks(layout: Layout, who: RankIdentity) -> list[str]:
     """Return texts for a message, about ranks of the same try with another run, step or number of ranks."""
     said = []
     for name in dirfd_stat.names(layout.staging):

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from ckstore.errors import RankFailed, RankMismatch, SaveFailed
-from ckstore.fs import dirfd_stat, files
-from ckstore.model.checkpoint.remote_only import RemoteOnly
+from ckstore.fs import dirfd_stat
+from ckstore.fs.locks import DirectoryLock
 from ckstore.model.manifest.captured import Captured
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.lineage import CountedPieces
@@ -20,8 +20,7 @@ from ckstore.model.manifest.parse import parse_manifest
 from ckstore.model.manifest.ranks import DcpValue, RankRecord
 from ckstore.model.training_identity import Parent
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.documents.remote_only import remote_only_bytes
-from ckstore.objects.layout import BLOBS, ELSEWHERE
+from ckstore.objects.layout import BLOBS
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
 from ckstore.ops.save.continuation import described, parent_in
@@ -43,8 +42,8 @@ class MergedCheckpoint:
     state_of: Callable[[PartMerger, Sequence[Manifest]], Node]
     # What `torch.distributed.checkpoint` saved; None: each rank saved a state or files of its own.
     entries: tuple[DcpValue, ...] | None = None
-    # Where the parts are that ranks staged in stores of their own; None: all are in this store.
-    elsewhere: RemoteOnly | None = None
+    # Writes to the staging where the parts are that ranks staged in stores of their own; None: all are in this store.
+    stage_places: Callable[[DirectoryLock], None] | None = None
 
     def publish(
         self, context: Context, request: Request, watch: WorkWatch, say: Callable[[str], object] = len
@@ -57,10 +56,8 @@ class MergedCheckpoint:
             say(staging.path.name)
             with ExitStack() as opened:
                 parts = self._link_parts(context, staging, opened)
-                if self.elsewhere is not None:
-                    where = str(staging.lock.inside / ELSEWHERE)
-                    data = remote_only_bytes(self.elsewhere, where)
-                    files.create_file(staging.lock.inside / ELSEWHERE, data, mode=files.mode_in(staging.lock.fd))
+                if self.stage_places is not None:
+                    self.stage_places(staging.lock)
                 return self._staged(context, staging, request, parts)
 
         create = partial(Staging.create, context.layout, request.run, request.step)
@@ -71,7 +68,7 @@ class MergedCheckpoint:
         parts = {
             rank: parse_manifest(said["manifest"], where=f"the part of {named(rank, said)}")[0]
             for rank, said in self.parts.items()
-            if self._is_far(context, said)  # its blobs are at the remote alone
+            if self._is_far(context, said)  # its blobs are only there
         }
         linked: set[str] = set()
         paths = {
@@ -104,7 +101,7 @@ class MergedCheckpoint:
         return [parts[rank] for rank in sorted(parts)]
 
     def _is_far(self, context: Context, said: Document) -> bool:
-        return self.elsewhere is not None and said["store"] != context.settings.uuid
+        return self.stage_places is not None and said["store"] != context.settings.uuid
 
     def _staged(
         self, context: Context, staging: Staging, request: Request, parts: Sequence[Manifest]

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from ckstore.errors import CkstoreError, NoSuchRef, ReadOnlyStore, RemoteUnavailable, UnknownOutcome
 from ckstore.fs import files
-from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
 from ckstore.model.manifest.parse import parse_manifest
+from ckstore.model.remote.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.settings.settings import ELSEWHERE
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import published_of_step
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.publish import Rule
+from ckstore.objects.remote.remote_only import stage_remote_only
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import MIRROR, setting_or_none
@@ -94,7 +96,8 @@ def publish_apart(context: Context, request: Request, whole: MergedCheckpoint, w
     context.known.greatest_sequence.raise_to(sequence - 1)
     watch = _ToRemote(context, work, remote)
     try:
-        info = replace(whole, elsewhere=elsewhere_at(holder)).publish(context, request, watch)
+        stage_places = partial(stage_remote_only, elsewhere_at(holder))
+        info = replace(whole, stage_places=stage_places).publish(context, request, watch)
     except (CkstoreError, OSError) as error:
         if watch.unknown is not None:
             raise watch.unknown from error

@@ -16,7 +16,7 @@ from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory, published_of_step
 from ckstore.objects.layout import Layout
 from ckstore.objects.publish import hidden_at
-from ckstore.ranks.file_rendezvous import FileRendezvous, elsewhere
+from ckstore.ranks.file_rendezvous import FileRendezvous, mismatched_ranks
 from ckstore.ranks.meeting import failed_on_all
 from ckstore.ranks.rank_identity import Document, RankIdentity, named
 
@@ -28,7 +28,7 @@ def published(info: CheckpointInfo) -> Document:
 
 def given_up(layout: Layout, meeting: FileRendezvous) -> Document:
     """Return the outcome of a try whose deadline passed before all parts were staged."""
-    others = elsewhere(layout, meeting.who)
+    others = mismatched_ranks(layout, meeting.who)
     if others:
         return {"mismatch": f"the ranks disagree about the checkpoint: {'; '.join(others)}"}
     behind, became = meeting.behind("part"), meeting.became()

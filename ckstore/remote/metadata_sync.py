@@ -19,14 +19,14 @@ from ckstore.objects.documents.annotations import ANNOTATIONS_MAX_BYTES, read_an
 from ckstore.objects.documents.pins import read_pins, write_pin
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
-from ckstore.ops.failures import OF_ALL, joined
+from ckstore.ops.failures import joined
 from ckstore.ops.mirror_record import note_taken, read_mirrored
 from ckstore.ops.refs import listing
 from ckstore.ops.refs.labels import tag_all
 from ckstore.ops.refs.protection import held
 from ckstore.remote import keys
 from ckstore.remote.key_lookup import look
-from ckstore.remote.objects import ObjectEntry, Remote
+from ckstore.remote.objects import OF_ALL, ObjectEntry, Remote
 from ckstore.remote.record import RemoteRecord, read_record
 from ckstore.remote.small_objects import TAG_MAX_BYTES, change, read_document, read_pin, tag_bytes
 from ckstore.remote.source import Source

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from ckstore.errors import RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome
+
 THREADS = 8
 """The number of concurrent requests. Each mostly waits, and eight filled a link when this was measured."""
 
@@ -18,6 +20,10 @@ class ObjectEntry(NamedTuple):
     nbytes: int  # in bytes
     modified: datetime  # by the server's clock, never by this machine's
     tag: str  # the service's tag of this version (an ETag); "" if there is none
+
+
+OF_ALL = (RemoteDenied, RemoteFull, RemoteUnavailable, UnknownOutcome)
+"""After these errors, the next item of a call with a remote would also fail."""
 
 
 class Objects(Protocol):

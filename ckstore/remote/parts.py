@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ckstore.errors import BadInput, CkstoreError, UnknownOutcome
-from ckstore.model.checkpoint.remote_only import RemoteHolder
+from ckstore.model.remote.remote_only import RemoteHolder
 from ckstore.objects.checkpoints import CheckpointDirectory
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import MIRROR, setting_of

@@ -26,22 +26,22 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord, Manifest
 from ckstore.model.manifest.stored import StoredForm
 from ckstore.model.names import CheckpointKey
-from ckstore.model.reports.transfer import TransferPlan, TransferReport
+from ckstore.model.remote.transfer import TransferPlan, TransferReport
 from ckstore.model.seal import read, seal
 from ckstore.model.settings.free_space import Amount
 from ckstore.model.words import PUSH_AGAIN
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id, look, published_of_step
 from ckstore.objects.documents.annotations import add_annotations, read_annotations
-from ckstore.objects.documents.remote_only import remove_remote_only
 from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
 from ckstore.objects.publish import IfExists, Outcome, Rule
+from ckstore.objects.remote.remote_only import remove_remote_only
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import save_checks_or_all
 from ckstore.ops.context import Context, info_of, tags_by_checkpoint
-from ckstore.ops.failures import OF_ALL, failure_of, joined
+from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.make_room import how_to_free, purge
 from ckstore.ops.free.superseded_checkpoints import drop_older
@@ -54,6 +54,7 @@ from ckstore.ops.save.save import CATALOG_TIMEOUT_S, failing_as_save
 from ckstore.remote.budget import MemoryBudget
 from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import merged, take_names
+from ckstore.remote.objects import OF_ALL
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.remote_refs import facts_of
 from ckstore.remote.source import Source, SourceManifest, read_manifest

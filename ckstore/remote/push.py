@@ -19,14 +19,14 @@ from ckstore.errors import BytesElsewhere, CkstoreError, DamagedBlob, RemoteErro
 from ckstore.fs import direct, dirfd_stat, files, mapping
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES
-from ckstore.model.reports.transfer import TransferReport
+from ckstore.model.remote.transfer import TransferReport
 from ckstore.model.times import text_of_time
 from ckstore.objects.layout import MANIFEST
 from ckstore.objects.pieces import read_unless_file
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.config_file import PUSH_DELTAS, setting_of
-from ckstore.ops.failures import OF_ALL, failure_of, joined
+from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.pace import RateLimiter
 from ckstore.ops.refs.find import open_listed
 from ckstore.remote import keys, record
@@ -37,7 +37,7 @@ from ckstore.remote.intents import LIFE_S, Intent, VoidIntent
 from ckstore.remote.key_lookup import ask, look
 from ckstore.remote.keys import Place
 from ckstore.remote.metadata_sync import MetadataPusher
-from ckstore.remote.objects import THREADS
+from ckstore.remote.objects import OF_ALL, THREADS
 from ckstore.remote.push_plan import believe, inspect_remote, only_elsewhere, place_of
 
 if TYPE_CHECKING:

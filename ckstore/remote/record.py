@@ -22,7 +22,6 @@ from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import Layout
 from ckstore.remote.objects import ObjectEntry
 
-FOLDER = "remotes"
 _FORMAT = "ckstore-remote-seen"
 _VERSION = 1
 _MAX_BYTES = 512 * 2**20
@@ -123,7 +122,7 @@ def _time(value: Any, where: str) -> str:
 
 
 def _place(layout: Layout, name: str) -> StorePath:
-    return layout.root / FOLDER / f"{name if _NAME.match(name) and not name.startswith('.') else 'other'}.json"
+    return layout.remotes / f"{name if _NAME.match(name) and not name.startswith('.') else 'other'}.json"
 
 
 def read_record(layout: Layout, name: str) -> RemoteRecord:
@@ -139,6 +138,6 @@ def write_record(layout: Layout, name: str, record: RemoteRecord) -> None:
     """Save the record of a remote, durably."""
     path = _place(layout, name)
     data = to_write(record, _parse, most_bytes=_MAX_BYTES, where=str(path))
-    links.make_directory(layout.root / FOLDER)
-    with atomic_file.changing(layout) as lock, files.opened_directory(layout.root / FOLDER) as fd:
+    links.make_directory(layout.remotes)
+    with atomic_file.changing(layout) as lock, files.opened_directory(layout.remotes) as fd:
         atomic_file.replace_file(layout, lock, fd, path.name, data)

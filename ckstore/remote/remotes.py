@@ -11,19 +11,19 @@ from typing import Any, SupportsIndex
 from ckstore.errors import BadInput, CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import check_run
+from ckstore.model.remote.prune_report import RemotePruneReport
+from ckstore.model.remote.transfer import StoreClaims, TransferReport
 from ckstore.model.reports.progress import Progress
-from ckstore.model.reports.retention_report import RemotePruneReport
-from ckstore.model.reports.transfer import StoreClaims, TransferReport
 from ckstore.model.times import duration_s, text_of_time
 from ckstore.model.words import counted
-from ckstore.objects.documents.remote_only import holder_names_at
+from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.ops import config_file
 from ckstore.ops.api_calls import api_call
 from ckstore.ops.context import Context
-from ckstore.ops.failures import OF_ALL
 from ckstore.ops.notices import warn
 from ckstore.ops.refs.listing import infos
 from ckstore.remote import keys
+from ckstore.remote.objects import OF_ALL
 from ckstore.remote.pruning.prune import GRACE_S, LEAST_GRACE_S
 from ckstore.remote.service.folder import make_folder, target_at
 from ckstore.remote.service.remote_entries import MEMBER, RemoteEntry, check_name, entries, entry_named, open_objects

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ckstore.errors import BadInput
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.transfer import EvictReport, TransferReport
+from ckstore.model.remote.transfer import EvictReport, TransferReport
 from ckstore.model.sizes import parse_size
 from ckstore.objects.publish import IfExists
 from ckstore.ops.context import Context

@@ -15,7 +15,7 @@ from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore.fs.locks import DirectoryLock
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
-from ckstore.ops.mirror_record import FOLDER, behind, note_problem
+from ckstore.ops.mirror_record import behind, note_problem
 from ckstore.ops.refs.listing import current_or_named
 from ckstore.saver.client.process import reap, start
 from ckstore.saver.client.savers import savers_seen, started_at, status_at
@@ -111,6 +111,6 @@ def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
 
 def lock_mirror(context: Context) -> DirectoryLock | None:
     """Return the lock for mirroring a store from this host, or None if another process has it."""
-    folder = context.layout.root / FOLDER
+    folder = context.layout.remotes
     links.make_directory(folder)
     return locks.try_exclusive(folder)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ckstore.model.reports.transfer import TransferReport
+from ckstore.model.remote.transfer import TransferReport
 from ckstore.model.words import printable
 from ckstore_cli._options import adding
 from ckstore_cli._output import Output

@@ -125,9 +125,9 @@ PARTIES = [
     Mutant(
         "the catalog checks a checkpoint again before it records local blobs",
         "restored-touched-late",
-        "ops.save.restore_blobs.restore_blobs",
-        "        touch(lock)\n        if is_local:\n",
-        "        if is_local:\n",
+        "checkpoints.end_restore",
+        "    touch(lock)\n    if is_local:\n",
+        "    if is_local:\n",
         f"{_KILLED}[_pull]",
         "assert",
     ),

@@ -17,7 +17,7 @@ from ckstore import BytesElsewhere, Store
 from ckstore.fs import dirfd_stat, files
 from ckstore.fs.store_path import AnyPath
 from ckstore.ops import download_cache
-from ckstore.ops.download_cache import DownloadCache, cached_bytes, folder, limit_bytes
+from ckstore.ops.download_cache import DownloadCache, cached_bytes, limit_bytes
 from ckstore.remote import keys
 from ckstore.store import context_of
 from tests.remote.double import Double, new_remote
@@ -59,7 +59,7 @@ def test_a_second_load_fetches_nothing_even_by_another_handle(evicted: tuple[Sto
 def test_damaged_or_forged_bytes_in_the_cache_are_fetched_again(evicted: tuple[Store, Double]) -> None:
     store, objects = evicted
     store.load(1)
-    place = Path(str(folder(context_of(store).layout)))
+    place = Path(str(context_of(store).layout.downloads))
     for path in place.iterdir():
         path.write_bytes(os.urandom(path.stat().st_size))
     objects.forget_requests()
@@ -82,7 +82,7 @@ def test_the_cache_is_bounded_and_drops_the_least_recently_used_entry(tmp_path: 
     digests = [f"xxh3-{number:032x}" for number in range(8)]
     for number, digest in enumerate(digests[:4]):
         cache.keep(digest, 0, memoryview(bytes([number]) * 2000))
-        os.utime(Path(str(folder(context_of(store).layout))) / f"{digest}.0.2000", (number, number))
+        os.utime(Path(str(context_of(store).layout.downloads)) / f"{digest}.0.2000", (number, number))
     into = memoryview(bytearray(100))
     assert cache.read_into(digests[0], 500, into)
     assert bytes(into) == b"\0" * 100

@@ -14,7 +14,7 @@ import pytest
 
 from ckstore import BytesElsewhere, CheckpointInfo, DamagedBlob, RemoteError, RetentionPolicy, Store
 from ckstore.model.words import mending_there
-from ckstore.objects.documents import remote_only
+from ckstore.objects.remote import remote_only
 from ckstore.remote import keys
 from ckstore.remote.objects import Remote
 from ckstore.remote.push_plan import place_of

@@ -50,13 +50,20 @@ class Capability:
 
 
 CAPABILITIES = (
-    Capability("remotes", ("remote/",), frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}), 60),
+    Capability(
+        "remotes",
+        # The other three are below remote/: ops/ reads the record of the mirror, and objects/ knows that only a remote
+        # has some blobs.
+        ("remote/", "ops/mirror_record.py", "objects/remote/", "model/remote/"),
+        frozenset({"remote", "remotes", "mirror", "mirrored", "elsewhere"}),
+        32,
+    ),
     Capability(
         "encoded pieces",
         # remote/deltas/ is the part of a remote that stores encoded pieces.
         ("codecs/", "ops/compact/", "objects/encoded.py", "model/manifest/encoding.py", "remote/deltas/"),
         frozenset({"encoded", "encoding", "encodings"}),
-        8,
+        5,
     ),
     # The generators of GPUs are a part of a training, and of no tensor: only `training/` knows them.
     Capability(

@@ -9,9 +9,9 @@ from ckstore.model.best import opposite_mode
 from ckstore.model.doctor.finding import DoctorFinding, age_words, ok
 from ckstore.model.manifest.health import unchanged_text
 from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.remote.transfer import MirrorStatus
 from ckstore.model.reports.gc_report import Leftover, Waiting, amount_of
 from ckstore.model.reports.held_blobs import DeletedFile
-from ckstore.model.reports.transfer import MirrorStatus
 from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.sizes import size_text
 from ckstore.model.words import counted, some_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from ckstore.errors import DamagedBlob
 from ckstore.model.canonical import SAFE_INT, canonical_text
@@ -32,6 +32,7 @@ class EncodedBlob(NamedTuple):
 class Encoding(StoredForm):
     """The stored forms of the blobs of a checkpoint."""
 
+    is_plain: ClassVar[bool] = False
     checkpoint: str  # id of the checkpoint
     # Every blob in the directory, plain or in encoded form, with the digest of its own bytes.
     files: tuple[BlobRecord, ...]
@@ -39,11 +40,6 @@ class Encoding(StoredForm):
     place: int = 0  # position of the checkpoint in the chain of its run
     # As `encoded`, with bases that may be missing. Only on a remote.
     links: Mapping[str, EncodedBlob] = field(default_factory=dict)
-
-    @property
-    def is_plain(self) -> bool:
-        """See `StoredForm`."""
-        return False
 
     def stored(self, blobs: Sequence[BlobRecord]) -> Sequence[BlobRecord]:
         """See `StoredForm`."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-    from ckstore.model.manifest.manifest import Manifest
+    from ckstore.model.manifest.manifest import BlobRecord, Manifest
 
 
 def shown_name(name: str, id: str, *, superseded: bool) -> str:
@@ -258,6 +258,18 @@ class Published:
     key: CheckpointKey  # run, step and directory
     stamp: Stamp  # identifies this directory in the rows of the catalog without reading the manifest again
     elsewhere: frozenset[str] = frozenset()  # digests of the blobs that are only on a remote
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its directory has all of its files."""
+        return not self.elsewhere
+
+    @property
+    def local_files(self) -> tuple[BlobRecord, ...]:
+        """The files that its directory has."""
+        # Not only `stored`: a save asks this of a plain checkpoint.
+        files = self.manifest.blobs if self.manifest.form.is_plain else self.manifest.stored
+        return tuple(file for file in files if file.digest not in self.elsewhere) if self.elsewhere else files
 
     @property
     def order(self) -> tuple[int, str, str, int]:

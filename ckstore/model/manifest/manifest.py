@@ -128,11 +128,13 @@ class Manifest:
     @property
     def stored(self) -> tuple[BlobRecord, ...]:
         """The files in its directory: its blobs, or the files that a compacted checkpoint is decoded from."""
-        return tuple(self.form.stored(self.blobs))
+        return self.blobs if self.form.is_plain else tuple(self.form.stored(self.blobs))
 
     @property
     def kept_bytes(self) -> int:
         """Total size of the files with its blobs, each once."""
+        if self.form.is_plain:
+            return sum(blob.nbytes for blob in self.blobs)
         sizes = dict(self.stored)
         return sum(sizes[name] for name in {self.form.file_of(blob.digest) for blob in self.blobs})
 
@@ -155,10 +157,6 @@ class Manifest:
     def files_of(self, blob: int) -> list[str]:
         """Return the digests of all files needed to read the blob with an index, its own or those on its path."""
         return self.form.files_of(self.blobs[blob].digest)
-
-    def has_file(self, blob: int) -> bool:
-        """Whether a file contains the bytes of the blob with an index as they are."""
-        return self.form.has_file(self.blobs[blob].digest)
 
     @property
     def name(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ckstore.model.digest import Algorithm
 
@@ -30,10 +30,8 @@ class OldPiece(NamedTuple):
 class StoredForm:
     """The files from which a checkpoint reads its blobs: here, each blob is a file. Other forms override this."""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every blob is a file."""
-        return True
+    is_plain: ClassVar[bool] = True
+    """Whether every blob is a file. Ask it first where a save or a load would ask for each blob."""
 
     def stored(self, blobs: Sequence[BlobRecord]) -> Sequence[BlobRecord]:
         """Return the files in the directory of a checkpoint with these blobs."""

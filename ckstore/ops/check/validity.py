@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckstore.errors import BadInput, DamagedBlob, OtherHash, RemoteError
+from ckstore.errors import BadInput, DamagedBlob, OtherHash
 from ckstore.fs import dirfd_stat, locks
 from ckstore.fs.open_dir import OpenDir
 from ckstore.fs.store_path import StorePath
@@ -28,7 +28,7 @@ from ckstore.objects.checkpoints import CheckpointDirectory, judge_blobs, manife
 from ckstore.objects.documents import marks
 from ckstore.objects.heal import put_aside
 from ckstore.objects.layout import BLOBS, MANIFEST, MARK
-from ckstore.ops.context import Context, Rescuer
+from ckstore.ops.context import Context
 from ckstore.ops.events import note
 from ckstore.ops.manifest_cache import ManifestCache, file_stamp
 
@@ -133,20 +133,10 @@ def open_checked(context: Context, path: StorePath, *, timeout_s: float = 10.0) 
     if context.fetch is not None:
         directory.fetch = partial(context.fetch, directory)
     if context.rescuer is not None:
-        directory.rescue = partial(_rescue, context.rescuer, directory)
+        directory.rescue = partial(context.rescuer.blob, directory)
         directory.on_close = context.rescuer.tell
     directory.threads = context.threads
     return directory
-
-
-def _rescue(
-    rescuer: Rescuer,
-    directory: CheckpointDirectory,
-    error: DamagedBlob | RemoteError,
-    blob: BlobRecord,
-    first: bool,  # noqa: FBT001 - the form of `CheckpointDirectory.rescue`
-) -> memoryview | None:
-    return rescuer.blob(directory, error, blob, first=first)
 
 
 def remember(

@@ -105,7 +105,7 @@ class Verifier:
             return ""
         if not self._budget.begin(nbytes):
             return None
-        how = ReadMode(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
+        how = ReadMode(self._buffer(), self._may_touch, not self._is_right_by_another_name(unit), self._pace)
         checked = check_file(path, BlobRecord(digest, nbytes), how)
         self._budget.done(nbytes)
         self.checked_bytes += checked.read_bytes
@@ -216,7 +216,11 @@ class Verifier:
         numbers = {file.digest: number for number, file in enumerate(manifest.stored)}
         for index, extents in enumerate(extents_of(manifest)):
             key = tuple(manifest.files_of(index))
-            if manifest.has_file(index) or key in self._decodings or not right.issuperset(key):
+            if (
+                manifest.form.has_file(manifest.blobs[index].digest)
+                or key in self._decodings
+                or not right.issuperset(key)
+            ):
                 continue
             file = numbers[key[0]]
             nbytes = manifest.stored[file].nbytes
@@ -236,7 +240,7 @@ class Verifier:
     def _one(self, directory: CheckpointDirectory, index: int, pieces: set[Piece]) -> tuple[int, Checked]:
         blob = directory.manifest.stored[index]
         unit = unit_of(directory, blob)
-        if unit is None and directory.is_elsewhere(blob.digest):
+        if unit is None and not directory.must_have(blob.digest):
             # Neither damaged nor read: data on a remote is compared when it is downloaded.
             self.away.add(CheckpointKey(directory.manifest.run, directory.manifest.step, directory.lock.inside.name))
             return index, Checked()
@@ -252,7 +256,7 @@ class Verifier:
         nbytes = blob.nbytes if new else sum(piece[2] for piece in unknown)
         if not self._budget.begin(nbytes):
             return index, Checked()
-        how = ReadMode(self._buffer(), self._may_touch, not self._is_right_elsewhere(unit), self._pace)
+        how = ReadMode(self._buffer(), self._may_touch, not self._is_right_by_another_name(unit), self._pace)
         checked = check_blob(directory, blob, unknown, how, whole=new)
         self._budget.done(nbytes)
         if checked.absent:
@@ -272,7 +276,7 @@ class Verifier:
             self._right_names[unit[:2]] = unit[2]
         return index, Checked(problem, bad, checked.read_bytes)
 
-    def _is_right_elsewhere(self, unit: Unit) -> bool:
+    def _is_right_by_another_name(self, unit: Unit) -> bool:
         """Whether the inode is right under another name: then only this name is wrong, not its bytes."""
         return self._right_names.get(unit[:2], unit[2]) != unit[2]
 

@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ckstore.errors import BadInput, DamagedBlob
-from ckstore.fs import dirfd_stat
 from ckstore.model.digest import short_id
 from ckstore.model.manifest.encoding import encoding_of
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import CheckpointKey, check_run
 from ckstore.model.reports.compaction import CompactionEntry, CompactionPlan
 from ckstore.model.times import text_of_time, time_of_text
-from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id
-from ckstore.objects.layout import ELSEWHERE
+from ckstore.objects.checkpoints import CheckpointDirectory, key_with_id, may_lack_blobs
 from ckstore.ops.check.validity import Glance, glance
 from ckstore.ops.compact.shares import Orphans, own_blobs
 from ckstore.ops.context import Context
@@ -96,7 +94,7 @@ def _plan_run(
         # A place is permanent: it decides which base is the best, and dropping neighbors must not change it.
         at = max(at + 1, encoding.place if encoding is not None else 0)
         places.append(at)
-        away = dirfd_stat.exists(context.layout.checkpoint(info.key) / ELSEWHERE)
+        away = may_lack_blobs(context.layout.checkpoint(info.key))
         problems.append(found.problem or ("its data is on a remote" if away else ""))
         # In checkpoints that remain plain, only old packs are encoded.
         compacted.append(

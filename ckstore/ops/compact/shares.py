@@ -62,6 +62,8 @@ class Orphans:
     def note(self, manifest: Manifest) -> None:
         """Record the blobs of a checkpoint, and their bases."""
         self._own.update(blob.digest for blob in manifest.blobs)
+        if manifest.form.is_plain:
+            return
         sizes = dict(manifest.stored)
         for blob in manifest.blobs:
             for digest in manifest.form.path(blob.digest)[1:]:
@@ -70,6 +72,8 @@ class Orphans:
 
     def gone_bytes(self, manifest: Manifest) -> int:
         """Return the total size of the files that a checkpoint needs for decoding and that no checkpoint has."""
+        if manifest.form.is_plain:
+            return 0
         needed = {digest for blob in manifest.blobs for digest in manifest.form.path(blob.digest)[1:]}
         return sum(self._sizes[digest] for digest in needed - self._own)
 

@@ -98,9 +98,7 @@ class StoreInventory:
         if found.published is None:
             return
         self.places.add(key)
-        for blob in found.published.manifest.stored:
-            if blob.digest in found.published.elsewhere:
-                continue
+        for blob in found.published.local_files:
             use = self._uses.setdefault(blob.digest, _Use(blob.nbytes, 0, key))
             use.count += 1
 

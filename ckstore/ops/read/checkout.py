@@ -23,8 +23,7 @@ from ckstore.model.reports.export_report import CheckoutReport
 from ckstore.model.reports.progress import Progress
 from ckstore.model.sizes import sizes_apart
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.pieces import PieceReader, blob_of
-from ckstore.objects.remote_pieces import Part
+from ckstore.objects.pieces import Part, PieceReader, blob_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import AnyRef, read_checkpoint

@@ -13,7 +13,7 @@ from ckstore.model.names import plain
 from ckstore.model.sizes import size_text
 from ckstore.model.training_identity import LOST, Parent
 from ckstore.model.words import counted
-from ckstore.objects.pieces import PieceMaps
+from ckstore.objects.pieces import PieceMaps, has_file
 from ckstore.ops.notices import warn
 from ckstore.ops.read.committed_file import loadable
 from ckstore.ops.read.storage_read import (
@@ -220,8 +220,7 @@ def map_memories(directory: CheckpointDirectory, storages: Iterable[int], *, ver
         for i in wrong_memories(directory, memories) if verify else ():
             del memories[i]
             to_read.append(i)  # reading it reports the damage, or has it repaired
-        has_file = directory.manifest.has_file
-        decoded = [i for i in to_read if not all(has_file(extent.blob) for extent in records[i].extents)]
+        decoded = [i for i in to_read if not all(has_file(directory, extent) for extent in records[i].extents)]
         nbytes = sum(records[i].nbytes for i in decoded)
         # Do not warn about small tensors in an old pack: a checkpoint that was never compacted can have those too.
         if nbytes >= _SAID_BYTES:

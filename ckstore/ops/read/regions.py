@@ -16,8 +16,7 @@ from typing import Self
 from ckstore.model.manifest.manifest import Extent, StorageRecord, Tiling
 from ckstore.model.manifest.tensor_cuts import Band, Block, Sizes, bands, flat_start
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.pieces import PieceReader
-from ckstore.objects.remote_pieces import Part
+from ckstore.objects.pieces import Part, PieceReader
 
 # The size of a chunk: one piece at a time of a large tensor, for any block of it.
 WINDOW_BYTES = 32 * 2**20

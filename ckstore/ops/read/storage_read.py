@@ -13,8 +13,7 @@ from ckstore.errors import BadInput, DamagedBlob, InsufficientSpace
 from ckstore.fs.host.memory import left
 from ckstore.model.names import spellings
 from ckstore.model.sizes import SMALL_BELOW_BYTES, size_text
-from ckstore.objects.pieces import PieceReader, by_blob, check
-from ckstore.objects.remote_pieces import Memory, Part
+from ckstore.objects.pieces import Memory, Part, PieceReader, by_blob, check, has_file
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.read.regions import RegionReader
 from ckstore.tensors.allocation import allocate
@@ -201,7 +200,7 @@ def _read_parts(
                 is_striped = (
                     threads > 1
                     and any(len(part.out) >= _STRIPED_BYTES for part in of_blob)
-                    and not directory.manifest.has_file(of_blob[0].extent.blob)
+                    and not has_file(directory, of_blob[0].extent)
                     and all(isinstance(part.out, memoryview) for part in of_blob)
                 )
                 (striped if is_striped else whole).append(of_blob)

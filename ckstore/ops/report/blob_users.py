@@ -17,8 +17,8 @@ from ckstore.model.names import CheckpointKey, spellings
 from ckstore.model.reports.usage import Use, UseKind
 from ckstore.model.sizes import MEDIUM_BELOW_BYTES
 from ckstore.objects.checkpoints import look
-from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
+from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.ops.context import Context
 from ckstore.ops.index.reconcile import stamps
 from ckstore.ops.refs.listing import infos

@@ -26,8 +26,8 @@ from ckstore.model.names import key_of
 from ckstore.model.reports.held_blobs import DeletedFile
 from ckstore.objects import reserve, survey, trash
 from ckstore.objects.checkpoints import id_at
-from ckstore.objects.documents.remote_only import holders_at
 from ckstore.objects.layout import BLOBS
+from ckstore.objects.remote.remote_only import holders_at
 from ckstore.ops import download_cache
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import (

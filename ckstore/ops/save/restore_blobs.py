@@ -7,8 +7,7 @@ from contextlib import suppress
 from ckstore.fs import dirfd_stat, files, links
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import Manifest
-from ckstore.objects.checkpoints import judge_blobs
-from ckstore.objects.documents.remote_only import remove_remote_only, touch
+from ckstore.objects.checkpoints import end_restore
 from ckstore.objects.layout import BLOBS
 from ckstore.objects.staging import Staging
 from ckstore.ops.context import Context
@@ -37,10 +36,4 @@ def restore_blobs(context: Context, info: CheckpointInfo, manifest: Manifest, st
         # Durable before elsewhere.json is removed: otherwise a power cut could leave neither the blobs nor the record
         # of the remote that has them.
         files.sync_directory(own)
-        is_local = not judge_blobs(lock.inside, lock.fd, manifest).elsewhere
-        # First, since a kill after the next step leaves a checkpoint with links that no row counts.
-        touch(lock)
-        if is_local:
-            remove_remote_only(lock)
-            touch(lock)
-    return is_local
+        return end_restore(lock, manifest)

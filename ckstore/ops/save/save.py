@@ -258,7 +258,7 @@ def _publish_once(  # noqa: PLR0917
             laps.end("storing_s")
             manifest, manifest_id, outcome = _publish(context, staging, staged, request, notes, laps, watch)
             # Before the save is acknowledged: the staged blobs may be the only good copy of the evicted ones.
-            if outcome.existing is not None and outcome.existing.elsewhere:
+            if outcome.existing is not None and not outcome.existing.is_local:
                 notes += _restored(context, staging, manifest, outcome.existing)
             laps.end("publishing_s")
         except BaseException as error:

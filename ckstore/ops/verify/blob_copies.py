@@ -31,7 +31,7 @@ from ckstore.objects import blobs
 from ckstore.objects.blob_check import Piece
 from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN, Layout
 from ckstore.objects.trash import names_in
-from ckstore.ops.context import Context, RemoteCopySource
+from ckstore.ops.context import Context, CopySource
 from ckstore.ops.verify.blob_decoder import decoded
 
 File = StorePath | Path
@@ -63,10 +63,10 @@ class Right:
 class Copies:
     """Searches right bytes of blobs; each directory is walked once."""
 
-    def __init__(self, context: Context, sources: Iterable[Path], remotes: RemoteCopySource | None = None) -> None:
+    def __init__(self, context: Context, sources: Iterable[Path], asked: CopySource | None = None) -> None:
         self._layout = context.layout
-        self._remotes = remotes
-        self.problems: dict[str, str] = {}  # answers of remotes about blobs that they do not have
+        self._asked = asked
+        self.problems: dict[str, str] = {}  # answers about blobs that the asked places do not have
         self._sources = [_Tree(_check_source(path)) for path in sources]
 
     def whole(self, wanted: BlobRequest) -> Right | None:
@@ -89,16 +89,16 @@ class Copies:
 
     def found(self, wanted: BlobRequest) -> Right | None:
         """Return right bytes of a blob from any source and in any form, or None."""
-        # Remotes before the search for pieces, which reads every manifest of the store.
-        return self.whole(wanted) or self.at_remotes(wanted) or self.assembled(wanted) or self.decoded(wanted)
+        # Before the search for pieces, which reads every manifest of the store.
+        return self.whole(wanted) or self.asked(wanted) or self.assembled(wanted) or self.decoded(wanted)
 
-    def at_remotes(self, wanted: BlobRequest) -> Right | None:
-        """Return a blob from a remote, or None if no remote has it or answers; `problems` has the answers."""
-        if not self._remotes or not wanted.places:
+    def asked(self, wanted: BlobRequest) -> Right | None:
+        """Return a blob from a place that is asked, or None if none has it or answers; `problems` has the answers."""
+        if not self._asked or not wanted.places:
             return None
-        answer = self._remotes.blob(BlobRecord(wanted.digest, wanted.nbytes), wanted.places)
+        answer = self._asked.blob(BlobRecord(wanted.digest, wanted.nbytes), wanted.places)
         self.problems[wanted.digest] = "; ".join(answer.problems)
-        return None if answer.data is None else Right(f"the remote {answer.source}", data=answer.data)
+        return None if answer.data is None else Right(answer.source, data=answer.data)
 
     def decoded(self, wanted: BlobRequest) -> Right | None:
         """Return a plain blob decoded from a compacted checkpoint, or None."""
@@ -124,13 +124,13 @@ class Copies:
                 return Right(f"pieces in {', '.join(sorted(sources)) or 'damaged copies'}", data=whole)
         return None
 
-    def remote_manifest(self, key: CheckpointKey) -> tuple[str, bytes, str] | None:
-        """Return the id of the checkpoint of a directory, its manifest, and the remote that has it; or None."""
-        answer = self._remotes.manifest(key) if self._remotes and not key.is_draft else None
+    def asked_manifest(self, key: CheckpointKey) -> tuple[str, bytes, str] | None:
+        """Return the id of the checkpoint of a directory, its manifest, and the place that sent it; or None."""
+        answer = self._asked.manifest(key) if self._asked and not key.is_draft else None
         if answer is None or answer.data is None:
             return None
         data = bytes(answer.data)
-        return parse_manifest(data, where=f"the manifest at {answer.source}")[1], data, f"the remote {answer.source}"
+        return parse_manifest(data, where=f"the manifest at {answer.source}")[1], data, answer.source
 
     def manifest(self, run: str, step: int, manifest_id: str) -> tuple[bytes, str] | None:
         """Return the manifest of a checkpoint with that id, and its source, or None."""
@@ -153,14 +153,14 @@ class Copies:
             if _is(image[start:stop], digest):
                 whole[start:stop] = image[start:stop]
                 return "damaged copies"
-        for path, offset in self._elsewhere(piece):
+        for path, offset in self._other_places(piece):
             data = _read(path, offset, offset + length)
             if data is not None and _is(data, digest):
                 whole[start:stop] = data
                 return "other blobs of the store" if isinstance(path, StorePath) else str(path)
         return ""
 
-    def _elsewhere(self, piece: Piece) -> Iterator[Range]:
+    def _other_places(self, piece: Piece) -> Iterator[Range]:
         """Yield other places where the bytes of a piece should be."""
         yield from ((path, 0) for path in names_of(self._layout, piece[0]))
         yield from self._own_pieces.get(piece[0], ())

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from ckstore.errors import CatalogUnavailable, CkstoreError
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.times import text_of_time
-from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.ops.context import Context
 
 # If the record is lost, the blob is read again sooner; a verification does not wait long for it.
@@ -26,11 +25,6 @@ def with_oldest_reading(context: Context, info: CheckpointInfo) -> CheckpointInf
     if unread or oldest_ns is None:
         return info
     return replace(info, oldest_reading=text_of_time(datetime.fromtimestamp(oldest_ns / 1e9, UTC)))
-
-
-def with_remotes(context: Context, info: CheckpointInfo) -> CheckpointInfo:
-    """Return `info` with the names of the remotes that have the checkpoint's remote data."""
-    return replace(info, remotes=holder_names_at(context.layout.checkpoint(info.key))) if info.elsewhere else info
 
 
 def record_readings(context: Context, digests: Iterable[str], read_ns: int) -> None:

@@ -34,9 +34,9 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
     # The name of the directory has the first digits of the id, except in stores of drafts.
     ids = [id for id in _ids_of(context, run, step, path) if key.fits(run, step, id)]
     reason = "no intact manifest exists"
-    remote = copies.remote_manifest(key)
-    if remote is not None and remote[0] not in ids:
-        ids.append(remote[0])
+    asked = copies.asked_manifest(key)
+    if asked is not None and asked[0] not in ids:
+        ids.append(asked[0])
     if not ids:
         reason = "its id is not known locally; ckstore pull restores it from a remote, or save its step again"
     for manifest_id in ids:
@@ -46,8 +46,8 @@ def repair_manifest(context: Context, copies: Copies, key: CheckpointKey) -> tup
                 found: tuple[bytes, str] | None = beside[2], f"{run}@{step}"
             else:
                 found = copies.manifest(run, step, manifest_id)
-            if found is None and remote is not None and remote[0] == manifest_id:
-                found = remote[1:]
+            if found is None and asked is not None and asked[0] == manifest_id:
+                found = asked[1:]
             if found is None:
                 continue
             data, source = found

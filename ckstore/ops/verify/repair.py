@@ -22,7 +22,7 @@ from ckstore.objects.heal import put_aside
 from ckstore.objects.staging import Staging
 from ckstore.ops.api_calls import describe_os_error
 from ckstore.ops.compact.plain_form import leftovers, plain_of, put_leftovers_away, put_plain
-from ckstore.ops.context import Context, RemoteCopySource
+from ckstore.ops.context import Context, CopySource
 from ckstore.ops.events import note
 from ckstore.ops.free import reclaim
 from ckstore.ops.verify.blob_copies import BlobRequest, Copies, Right, add_pieces, is_right, is_untouched, names_of
@@ -55,7 +55,7 @@ def repair(
     *,
     canonical: Iterable[str] = (),
     right: Container[tuple[int, int]] = (),
-    remotes: RemoteCopySource | None = None,
+    asked: CopySource | None = None,
 ) -> RepairOutcome:
     """Repair the damage that a verification or a load found.
 
@@ -65,10 +65,10 @@ def repair(
         sources: Other stores and directories with copies.
         canonical: Blobs whose canonical name has wrong bytes that no checkpoint has.
         right: Device and inode number of files that are right under another name, so that only their name is wrong.
-        remotes: Queried for blobs that the store does not have.
+        asked: Asked for blobs that the store and the sources do not have.
     """
     done = RepairOutcome()
-    copies = Copies(context, sources, remotes)
+    copies = Copies(context, sources, asked)
     damage = list(damage)
     # Manifests first: without one it is not known which blobs the checkpoint needs.
     for place in dict.fromkeys(found.key for found in damage if not found.blob):
@@ -95,7 +95,7 @@ def repair(
     try:
         for blob in wanted.values():
             try:
-                _repair_blob(context, staging, copies, blob, done, right_elsewhere=right)
+                _repair_blob(context, staging, copies, blob, done, right_inodes=right)
             except OSError as error:
                 done.unrepaired.append(Unrepaired(blob.digest, blob.nbytes, describe_os_error(error)))
         put_leftovers_away(context, staging)
@@ -161,7 +161,7 @@ def _repair_blob(
     wanted: BlobRequest,
     done: RepairOutcome,
     *,
-    right_elsewhere: Container[tuple[int, int]],
+    right_inodes: Container[tuple[int, int]],
 ) -> None:
     digest, canonical = wanted.digest, context.layout.blob(wanted.digest)
     right = copies.found(wanted)
@@ -173,7 +173,7 @@ def _repair_blob(
     aside = []
     for path in bad:
         status = dirfd_stat.status(path)
-        if (status.st_dev, status.st_ino) not in right_elsewhere or (path == canonical and right is None):
+        if (status.st_dev, status.st_ino) not in right_inodes or (path == canonical and right is None):
             aside.append(path)
     # First: on a full disk nothing is put into quarantine.
     if right is not None:

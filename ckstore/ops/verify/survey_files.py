@@ -81,8 +81,7 @@ def _differing(context: Context, checker: Verifier, keys: Iterable[CheckpointKey
         info = CheckpointInfo.of(published.manifest, published.manifest_id)
         same = row is not None and same_facts(row, info) and listing.get(key) == published.stamp
         # Also compare the uses, by which gc finds unused blobs. Data on a remote is not used locally.
-        here = {blob for blob in published.manifest.stored if blob.digest not in published.elsewhere}
-        if not same or uses[key] != here:
+        if not same or uses[key] != set(published.local_files):
             found.append(key)
     return found
 

@@ -18,10 +18,10 @@ from ckstore.errors import BadInput
 from ckstore.model.names import CheckpointKey
 from ckstore.model.reports.verify_report import Away, Damage, Mode, StoreFinding, VerifyReport
 from ckstore.model.times import text_of_time
-from ckstore.objects.documents.remote_only import holder_names_at
 from ckstore.objects.documents.verify_times import read_checked, remember_checked
 from ckstore.objects.last_links import blobs_in
 from ckstore.objects.layout import BLOBS
+from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.ops.check.verifier import Unit, Verifier, VerifyOrder
 from ckstore.ops.pace import RateLimiter, ReadBudget
 from ckstore.ops.refs.find import AnyRef, find
@@ -30,7 +30,7 @@ from ckstore.ops.verify.last_readings import record_readings
 if TYPE_CHECKING:
     from ckstore.model.reports.progress import Progress
     from ckstore.objects.documents.verify_times import CheckedTimes, Copy
-    from ckstore.ops.context import Context, RemoteCopySource
+    from ckstore.ops.context import Context, CopySource
     from ckstore.ops.verify.repair import RepairOutcome
 
 
@@ -53,7 +53,7 @@ class Options:
     quick: bool = False  # read no data
     repair: bool = False  # move damaged blobs to quarantine, and replace them with intact copies
     repair_from: tuple[Path, ...] = ()  # other stores and directories with copies
-    remotes: RemoteCopySource | None = None  # from which intact bytes are requested
+    copies: CopySource | None = None  # from which intact bytes are requested
     progress: Progress | None = None  # called now and then
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Verification:
                     options.repair_from,
                     canonical=wrong,
                     right={unit[:2] for unit in checker.good},
-                    remotes=options.remotes,
+                    asked=options.copies,
                 )
                 self._look_again(checker, done)
                 if done.repaired or done.quarantined or done.held:

@@ -17,15 +17,14 @@ from ckstore.fs.store_path import StorePath
 from ckstore.model.canonical import canonical_json
 from ckstore.model.digest import is_digest, short_id
 from ckstore.model.document import parse_document, refuse
-from ckstore.model.reports.transfer import StoreClaims
+from ckstore.model.remote.transfer import StoreClaims
 from ckstore.model.seal import seal
 from ckstore.objects import trash
-from ckstore.objects.documents.remote_only import read_remote_only
+from ckstore.objects.remote.remote_only import read_remote_only
 from ckstore.ops.context import Context
-from ckstore.ops.failures import OF_ALL
 from ckstore.remote import keys
 from ckstore.remote.keys import Place
-from ckstore.remote.objects import Objects, Remote
+from ckstore.remote.objects import OF_ALL, Objects, Remote
 from ckstore.remote.small_objects import read_document
 
 _FORMAT, _VERSION = "ckstore-remote-claim", 1

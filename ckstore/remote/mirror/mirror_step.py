@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ckstore.errors import CkstoreError, InsufficientSpace, NoSuchRef, NoSuchRemote, RemoteUnavailable
 from ckstore.model.digest import short_id
 from ckstore.model.times import time_of_text
-from ckstore.objects.documents.remote_only import holder_names_at
+from ckstore.objects.remote.remote_only import holder_names_at
 from ckstore.ops.config_file import KEEP_LOCAL, KEEP_REMOTE, MIRROR, MIRROR_BYTES_S, policy_of, setting_of
 from ckstore.ops.events import note
-from ckstore.ops.failures import OF_ALL, joined
+from ckstore.ops.failures import joined
 from ckstore.ops.mirror_record import (
     add_mirrored,
     behind,
@@ -31,7 +31,7 @@ from ckstore.remote.documents.claims import end_claims
 from ckstore.remote.key_lookup import PAGE_ASKS, look
 from ckstore.remote.metadata_sync import annotations_of, pins_of, restored_at, tags_of
 from ckstore.remote.mirror.ownership import Ownership
-from ckstore.remote.objects import Remote
+from ckstore.remote.objects import OF_ALL, Remote
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.pruning.prune import GRACE_S, prune
 from ckstore.remote.push_plan import place_of

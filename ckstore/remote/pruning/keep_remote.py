@@ -24,12 +24,11 @@ from ckstore.model.settings.retention import RetentionPolicy
 from ckstore.model.settings.retention_plan import Candidate, PlanEntry, RetentionPlan, plan
 from ckstore.objects.checkpoints import judge_blobs
 from ckstore.objects.documents.pins import read_pins
-from ckstore.objects.documents.remote_only import read_remote_only
+from ckstore.objects.remote.remote_only import read_remote_only
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
-from ckstore.ops.failures import OF_ALL
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import drop, make_kept_durable
 from ckstore.ops.mirror_record import note_pruned, wanted_there
@@ -39,7 +38,7 @@ from ckstore.remote.documents.claims import Claim, claims_at, end_claims, who_cl
 from ckstore.remote.documents.remote_info import read_info
 from ckstore.remote.documents.run_owner import read_owner
 from ckstore.remote.keys import Place
-from ckstore.remote.objects import Remote
+from ckstore.remote.objects import OF_ALL, Remote
 from ckstore.remote.pruning.needed_digests import remove_documents
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_refs import facts_of

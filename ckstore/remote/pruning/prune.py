@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from ckstore.errors import CkstoreError, InUse, RemoteError, RemoteUnavailable
 from ckstore.model.digest import Algorithm
-from ckstore.model.reports.retention_report import RemotePruneReport
+from ckstore.model.remote.prune_report import RemotePruneReport
 from ckstore.model.times import text_of_time, time_of_text
 from ckstore.remote import key_lookup, keys
 from ckstore.remote.documents.condemned_names import (

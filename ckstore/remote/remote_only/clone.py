@@ -22,17 +22,17 @@ from ckstore.errors import (
 )
 from ckstore.fs import files, locks
 from ckstore.model.checkpoint.annotations import Annotations
-from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.manifest.info import CheckpointInfo, Published
 from ckstore.model.names import CheckpointKey
+from ckstore.model.remote.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.seal import seal
 from ckstore.model.settings import settings
 from ckstore.model.times import text_of_time
 from ckstore.objects import publish as publishing
 from ckstore.objects.checkpoints import published_of_step
-from ckstore.objects.documents.remote_only import read_remote_only, remote_only_bytes
-from ckstore.objects.layout import ANNOTATIONS, ELSEWHERE
+from ckstore.objects.layout import ANNOTATIONS
 from ckstore.objects.publish import Rule
+from ckstore.objects.remote.remote_only import read_remote_only, stage_remote_only
 from ckstore.objects.staging import Staging
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
@@ -200,8 +200,7 @@ def publish_manifest(
     staging = Staging.create(context.layout, manifest.run, manifest.step)
     try:
         own = staging.lock.inside
-        where = str(own / ELSEWHERE)
-        files.create_file(own / ELSEWHERE, remote_only_bytes(document, where), mode=files.mode_in(staging.lock.fd))
+        stage_remote_only(document, staging.lock)
         if annotations is not None:
             files.create_file(own / ANNOTATIONS, seal(annotations.render()), mode=files.mode_in(staging.lock.fd))
         staging.seal(found.data)

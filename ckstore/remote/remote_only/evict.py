@@ -21,30 +21,30 @@ from uuid import uuid4
 from ckstore.errors import BadInput, CkstoreError, DamagedBlob, InUse, NoSuchRef, RemoteError
 from ckstore.fs import dirfd_stat, files, links, locks
 from ckstore.fs.locks import DirectoryLock
-from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import MANIFEST_MAX_BYTES, Manifest
+from ckstore.model.remote.remote_only import RemoteHolder, RemoteOnly
+from ckstore.model.remote.transfer import EvictReport
 from ckstore.model.reports.retention_report import Skipped
-from ckstore.model.reports.transfer import EvictReport
 from ckstore.model.settings import settings
 from ckstore.model.times import text_of_time
 from ckstore.objects import store_locks, trash
 from ckstore.objects.checkpoints import id_at, judge_blobs, key_with_id
 from ckstore.objects.documents import marks
-from ckstore.objects.documents.remote_only import (
+from ckstore.objects.generations import publish_generation
+from ckstore.objects.layout import BLOBS, PLAIN
+from ckstore.objects.remote.remote_only import (
     read_remote_only,
-    remote_only_bytes,
     remove_remote_only,
+    stage_remote_only,
     touch,
     write_remote_only,
 )
-from ckstore.objects.generations import publish_generation
-from ckstore.objects.layout import BLOBS, ELSEWHERE, PLAIN
 from ckstore.objects.staging import Staging
 from ckstore.ops.config_file import KEEP_LOCAL, MIRROR, policy_of, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.events import note
-from ckstore.ops.failures import OF_ALL, failure_of, joined
+from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.free import reclaim
 from ckstore.ops.free.drop import make_kept_durable
 from ckstore.ops.free.retain import plan_local
@@ -53,7 +53,7 @@ from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.protection import gone
 from ckstore.ops.requires import require
 from ckstore.remote.documents.remote_info import read_info
-from ckstore.remote.objects import Remote
+from ckstore.remote.objects import OF_ALL, Remote
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_only.remote_presence import PresenceCheck
@@ -302,8 +302,7 @@ def _free_compacted(context: Context, one: Eviction) -> str:
         plain = files.read_file(PLAIN, most_bytes=MANIFEST_MAX_BYTES, dir_fd=directory.lock.fd)
     staging = Staging.create(layout, info.run, info.step)
     try:
-        data = remote_only_bytes(document, str(staging.lock.inside / ELSEWHERE))
-        files.create_file(staging.lock.inside / ELSEWHERE, data, mode=files.mode_in(staging.lock.fd))
+        stage_remote_only(document, staging.lock)
         staging.seal(plain)
         claimed = partial(_check_claimed, one)
         key, lock = publish_generation(layout, staging, info.key, info.id, claimed)

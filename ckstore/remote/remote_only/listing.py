@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from ckstore.errors import CkstoreError, NoSuchRemote
-from ckstore.model.checkpoint.remote_only import RemoteHolder
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.manifest.stored import PLAIN_FORM
+from ckstore.model.remote.remote_only import RemoteHolder
 from ckstore.model.reports.verify_report import Away, VerifyReport
 from ckstore.model.times import text_of_time
 from ckstore.model.words import counted
-from ckstore.objects.documents.remote_only import holders_at
+from ckstore.objects.remote.remote_only import holders_at
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.context import Context
 from ckstore.ops.refs.find import open_directory

@@ -13,14 +13,13 @@ from ckstore.fs.store_path import StorePath
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.objects import trash
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.documents.remote_only import holders_at
+from ckstore.objects.remote.remote_only import holders_at
 from ckstore.ops.context import Context
-from ckstore.ops.failures import OF_ALL
 from ckstore.ops.refs.listing import infos
 from ckstore.remote.documents.claims import claims_at
 from ckstore.remote.documents.remote_info import check_takes
 from ckstore.remote.keys import Place
-from ckstore.remote.objects import Remote
+from ckstore.remote.objects import OF_ALL, Remote
 from ckstore.remote.push import TransferLimits
 from ckstore.remote.remote_only.remote_presence import PresenceCheck
 

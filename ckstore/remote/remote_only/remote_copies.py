@@ -15,7 +15,7 @@ from ckstore.errors import CkstoreError, RemoteDenied, RemoteError, RemoteUnavai
 from ckstore.model.digest import algorithm_of
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.names import CheckpointKey
-from ckstore.ops.context import Context, RemoteAnswer
+from ckstore.ops.context import Context, CopyAnswer
 from ckstore.remote import remote_opener
 from ckstore.remote.documents.remote_info import check_hash, read_info
 from ckstore.remote.keys import Place
@@ -85,23 +85,23 @@ class RemoteCopies:
     def __len__(self) -> int:
         return len(self._all())
 
-    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
+    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> CopyAnswer:
         """Return the verified bytes of a blob that the checkpoints at `places` (run, step and id) have."""
         problems: list[str] = []
         for asked in self._all():
             data = self._ask(asked, problems, lambda source: _read_blob(source, blob, places))
             if data is not None:
-                return RemoteAnswer(data, asked.name, tuple(problems))
-        return RemoteAnswer(None, "", tuple(problems))
+                return CopyAnswer(data, f"the remote {asked.name}", tuple(problems))
+        return CopyAnswer(None, "", tuple(problems))
 
-    def manifest(self, key: CheckpointKey) -> RemoteAnswer:
+    def manifest(self, key: CheckpointKey) -> CopyAnswer:
         """Return the bytes of the manifest that belongs in the directory of `key`, by the id in its name."""
         problems: list[str] = []
         for asked in self._all():
             data = self._ask(asked, problems, lambda source: self._read_manifest(source, key))
             if data is not None:
-                return RemoteAnswer(data, asked.name, tuple(problems))
-        return RemoteAnswer(None, "", tuple(problems))
+                return CopyAnswer(data, f"the remote {asked.name}", tuple(problems))
+        return CopyAnswer(None, "", tuple(problems))
 
     def _read_manifest(self, source: Source, key: CheckpointKey) -> bytearray | str:
         for place in source.places(f"{key.run}/{key.step}/"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ckstore.errors import BytesElsewhere, CkstoreError, NoSuchRemote, RemoteDenied, RemoteError, RemoteUnavailable
-from ckstore.model.checkpoint.remote_only import RemoteHolder
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.manifest.stored import OldPiece
+from ckstore.model.remote.remote_only import RemoteHolder
 from ckstore.objects.checkpoints import CheckpointDirectory
-from ckstore.objects.documents.remote_only import read_remote_only
+from ckstore.objects.remote.remote_only import read_remote_only
 from ckstore.ops.context import Context
 from ckstore.ops.download_cache import DownloadCache
 from ckstore.remote.keys import Place

@@ -9,17 +9,17 @@ from functools import partial
 from uuid import uuid4
 
 from ckstore.errors import CkstoreError, NoSuchRef, RemoteError
-from ckstore.model.checkpoint.remote_only import RemoteHolder
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.transfer import TransferReport
-from ckstore.objects.documents.remote_only import holders_at, read_remote_only, touch, write_remote_only
+from ckstore.model.remote.remote_only import RemoteHolder
+from ckstore.model.remote.transfer import TransferReport
+from ckstore.objects.remote.remote_only import holders_at, read_remote_only, touch, write_remote_only
 from ckstore.ops.config_file import MIRROR, edit, setting_of
 from ckstore.ops.context import Context
-from ckstore.ops.failures import OF_ALL, failure_of, joined
+from ckstore.ops.failures import failure_of, joined
 from ckstore.ops.refs.find import open_directory
 from ckstore.ops.refs.listing import current_or_named, infos
 from ckstore.remote.documents.remote_info import check_takes
-from ckstore.remote.objects import Remote
+from ckstore.remote.objects import OF_ALL, Remote
 from ckstore.remote.push import TransferLimits, push
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_only.evict import Eviction, alone, say_elsewhere

@@ -21,7 +21,7 @@ from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.manifest.manifest import BlobRecord
 from ckstore.model.times import text_of_time
 from ckstore.model.words import PUSH_AGAIN, mending_there
-from ckstore.objects.documents.remote_only import holders_at
+from ckstore.objects.remote.remote_only import holders_at
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.context import Context
 from ckstore.ops.mirror_record import note_missing, read_mirrored

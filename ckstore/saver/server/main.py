@@ -22,7 +22,7 @@ from ckstore.fs.mapping import map_shared
 from ckstore.fs.store_path import NotInStore
 from ckstore.model.manifest.captured import ByteSource, BytesSource
 from ckstore.model.manifest.info import CheckpointInfo
-from ckstore.model.reports.transfer import EvictReport
+from ckstore.model.remote.transfer import EvictReport
 from ckstore.model.saver.messages import Close, Done, Failed, Open, Order, Started, Taken
 from ckstore.objects.publish import IfExists
 from ckstore.ops.api_calls import describe_os_error, unsafe

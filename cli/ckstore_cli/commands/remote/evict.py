@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ckstore.model.reports.transfer import details, summary
+from ckstore.model.remote.transfer import details, summary
 from ckstore_cli._frame import Frame, framed
 from ckstore_cli._refs import complete_ref
 from ckstore_cli._transfer import choice_options

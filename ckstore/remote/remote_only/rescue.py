@@ -23,13 +23,13 @@ from ckstore.model.names import CheckpointKey, key_of
 from ckstore.model.reports.verify_report import Damage
 from ckstore.model.settings.free_space import Amount
 from ckstore.objects import blobs
-from ckstore.objects.checkpoints import CheckpointDirectory, Rescued, look
+from ckstore.objects.checkpoints import CheckpointDirectory, Rescued, look, may_lack_blobs
 from ckstore.objects.documents import marks
-from ckstore.objects.layout import BLOBS, ELSEWHERE, MANIFEST, PLAIN
+from ckstore.objects.layout import BLOBS, MANIFEST, PLAIN
 from ckstore.ops.api_calls import why_of
 from ckstore.ops.call_threads import for_each
 from ckstore.ops.check.verifier import Verifier
-from ckstore.ops.context import Context, RemoteAnswer, RemoteCopySource
+from ckstore.ops.context import Context, CopyAnswer, CopySource
 from ckstore.ops.index.reconcile import reconcile_one
 from ckstore.ops.notices import warn
 from ckstore.ops.verify.blob_copies import BlobRequest, Copies
@@ -53,7 +53,7 @@ _DIGEST = re.compile(rb"[a-z0-9]+-[0-9a-f]{32,64}")
 class Rescue:
     """See `ckstore.ops.context.Rescuer`."""
 
-    def __init__(self, context: Context, remotes: RemoteCopySource) -> None:
+    def __init__(self, context: Context, remotes: CopySource) -> None:
         self._context = context
         self._remotes = remotes
         self._failed_s: dict[CheckpointKey, float] = {}
@@ -75,7 +75,7 @@ class Rescue:
         if not self._remotes or (isinstance(error, RemoteError) and len(self._remotes) < 2):
             raise error
         problem = "the checkpoint is evicted" if isinstance(error, RemoteError) else "it was damaged after the repair"
-        answers: dict[str, RemoteAnswer] = {}
+        answers: dict[str, CopyAnswer] = {}
         if first and isinstance(error, DamagedBlob):
             problem = self._repair(directory, error, answers)
             if not problem:
@@ -91,7 +91,7 @@ class Rescue:
             problems = "; ".join(answer.problems)
             error.args = (f"{error.message}. No remote has an intact copy: {problems}", *error.args[1:])
             raise error
-        directory.rescued.setdefault(blob.digest, Rescued(f"the remote {answer.source}", problem))
+        directory.rescued.setdefault(blob.digest, Rescued(answer.source, problem))
         return memoryview(answer.data)
 
     def checkpoint(self, key: CheckpointKey) -> bool:
@@ -113,7 +113,7 @@ class Rescue:
             directory = CheckpointDirectory.at(path, self._context.layout.hash_prefix)
         except DamagedBlob as error:
             damage = Damage(*key.run_step, (), "", error.message, directory=key.directory)
-            if not repair(self._context, [damage], (), remotes=self._remotes).repaired:
+            if not repair(self._context, [damage], (), asked=self._remotes).repaired:
                 return False
             directory = CheckpointDirectory.at(path, self._context.layout.hash_prefix)
         with directory:
@@ -154,7 +154,7 @@ class Rescue:
         said += [f"read damaged or missing blobs without a repair: {_some(read)}"] if read else []
         warn(f"{name}: {'; '.join(said)}. Check the disk; ckstore verify reads everything")
 
-    def _repair(self, directory: CheckpointDirectory, error: DamagedBlob, answers: dict[str, RemoteAnswer]) -> str:
+    def _repair(self, directory: CheckpointDirectory, error: DamagedBlob, answers: dict[str, CopyAnswer]) -> str:
         """Repair a file of a checkpoint. Return the reason if that failed, otherwise an empty string.
 
         The answers of the remotes are added to `answers`, by digest.
@@ -189,10 +189,10 @@ class Rescue:
         key: CheckpointKey,
         record: BlobRecord,
         error: DamagedBlob,
-        answers: dict[str, RemoteAnswer],
+        answers: dict[str, CopyAnswer],
     ) -> str:
         context = self._context
-        remotes: RemoteCopySource = self._remotes
+        remotes: CopySource = self._remotes
         right = Copies(context, ()).whole(BlobRequest(*record))
         # Find intact bytes first, so that no file is moved to quarantine for a repair that is not possible.
         # Remotes have no encoded files; the repair requests the plain blob.
@@ -206,7 +206,7 @@ class Rescue:
             Damage(one.run, one.step, error.names, record.digest, error.message, directory=one.directory)
             for one in (key, *others)
         ]
-        done = repair(context, damage, (), remotes=remotes)
+        done = repair(context, damage, (), asked=remotes)
         if not done.repaired:
             return "; ".join(one.why for one in done.unrepaired) or "; ".join(one.message for one in done.held.values())
         directory.rescued.setdefault(record.digest, Rescued(done.repaired[0].source, ""))
@@ -223,7 +223,7 @@ class Rescue:
             for other in keys if len(keys) <= _SEARCHED_MOST else ():
                 path = layout.checkpoint(other)
                 with suppress(CkstoreError, OSError):  # it was removed, or belongs to another user
-                    if not dirfd_stat.exists(path / ELSEWHERE):
+                    if not may_lack_blobs(path):
                         for digest in lost & _named_in(path):
                             if not dirfd_stat.exists(path / BLOBS / digest):
                                 found.setdefault(digest, []).append(other)
@@ -237,16 +237,16 @@ class _DownloadedBlob:
     def __len__(self) -> int:
         return 1
 
-    def __init__(self, digest: str, answer: RemoteAnswer) -> None:
+    def __init__(self, digest: str, answer: CopyAnswer) -> None:
         self._digest, self._answer = digest, answer
 
-    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> RemoteAnswer:
+    def blob(self, blob: BlobRecord, places: Sequence[tuple[str, int, str]]) -> CopyAnswer:
         del places
-        return self._answer if blob.digest == self._digest else RemoteAnswer(None, "", ())
+        return self._answer if blob.digest == self._digest else CopyAnswer(None, "", ())
 
-    def manifest(self, key: CheckpointKey) -> RemoteAnswer:
+    def manifest(self, key: CheckpointKey) -> CopyAnswer:
         del key
-        return RemoteAnswer(None, "", ())
+        return CopyAnswer(None, "", ())
 
 
 def _place_of(directory: CheckpointDirectory) -> tuple[str, int, str]:
@@ -258,7 +258,7 @@ def _lacking(directory: CheckpointDirectory) -> Iterable[str]:
     folder = directory.lock.inside / BLOBS
     for blob in directory.manifest.stored:
         found = dirfd_stat.find(folder / blob.digest)
-        if (found is None or not blobs.has_size(found, blob.nbytes)) and not directory.is_elsewhere(blob.digest):
+        if (found is None or not blobs.has_size(found, blob.nbytes)) and directory.must_have(blob.digest):
             yield blob.digest
 
 

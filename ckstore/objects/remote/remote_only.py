@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import files, links
 from ckstore.fs.locks import DirectoryLock
 from ckstore.fs.store_path import StorePath
-from ckstore.model.checkpoint.remote_only import RemoteHolder, RemoteOnly, parse_remote_only
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.remote.remote_only import RemoteHolder, RemoteOnly, parse_remote_only
 from ckstore.model.seal import read, to_write
 from ckstore.objects.documents import atomic_file
 from ckstore.objects.layout import ELSEWHERE, MANIFEST, Layout
@@ -44,6 +46,11 @@ def holder_names_at(directory: StorePath) -> tuple[str, ...]:
     return tuple(holder.name for holder in holders_at(directory))
 
 
+def with_remotes(layout: Layout, info: CheckpointInfo) -> CheckpointInfo:
+    """Return `info` with the names of the remotes that have the checkpoint's remote data."""
+    return replace(info, remotes=holder_names_at(layout.checkpoint(info.key))) if info.elsewhere else info
+
+
 def may_lack(dir_fd: int) -> bool:
     """Whether the blobs that an open checkpoint directory lacks are at remotes. False if the file is unreadable."""
     try:
@@ -55,6 +62,12 @@ def may_lack(dir_fd: int) -> bool:
 def remote_only_bytes(document: RemoteOnly, where: str) -> bytes:
     """Return the content of the file, after parsing it again."""
     return to_write(document, parse_remote_only, most_bytes=_MAX_BYTES, where=where)
+
+
+def stage_remote_only(document: RemoteOnly, lock: DirectoryLock) -> None:
+    """Write the remotes of its blobs to a locked staging, whose publication makes them durable."""
+    data = remote_only_bytes(document, str(lock.inside / ELSEWHERE))
+    files.create_file(lock.inside / ELSEWHERE, data, mode=files.mode_in(lock.fd))
 
 
 def write_remote_only(layout: Layout, lock: DirectoryLock, document: RemoteOnly) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
 
 from ckstore.errors import BytesElsewhere
-from ckstore.model.manifest.manifest import Extent
-from ckstore.model.manifest.stored import OldPiece
-from ckstore.objects.checkpoints import CheckpointDirectory
+from ckstore.model.manifest.manifest import Extent, Manifest
+from ckstore.model.manifest.stored import BlobRecord, OldPiece
+
+Fetch = Callable[[BlobRecord, int, memoryview, OldPiece | None, bool], int | None]
+"""Reads a range of a blob at a remote, past the cache if the last argument is True, or makes it from an older piece.
+
+Returns how many bytes were downloaded, or None.
+"""
 
 # A request takes as long as some hundred KiB at the rate of a link; larger runs take memory and gain nothing.
 _RUN_BYTES = 8 * 2**20
@@ -18,47 +21,22 @@ _GAP_BYTES = 64
 _GAP_SHARE = 64
 
 
-class Memory(Protocol):
-    """Memory that is filled by transfers, such as that of a GPU, or a part of it."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, at: slice, /) -> Memory: ...
-
-    def windows(self) -> Iterator[memoryview]:
-        """Yield the memory in consecutive windows. The caller fills each one before it requests the next."""
-
-    def take(self, data: memoryview) -> None:
-        """Fill all of the memory with these bytes."""
-
-    def filling(self, memories: Any, /) -> AbstractContextManager[None]:
-        """Return a context in which these memories, of the same kind as this one, can be filled."""
-
-
-class Part(NamedTuple):
-    """A piece to read."""
-
-    extent: Extent  # which one
-    out: memoryview | Memory  # where to; it has the piece's length
-    what: str  # what it belongs to, for messages
-    old: OldPiece | None = None  # what is there now; None: not known
-
-
 class RemotePieces:
     """Reads pieces of remote-only blobs, unchecked, in one thread."""
 
-    def __init__(self, directory: CheckpointDirectory) -> None:
+    def __init__(self, manifest: Manifest, fetch: Fetch | None) -> None:
         self.received_bytes = 0  # so many came from remotes
-        self._directory = directory
+        self._manifest = manifest
+        self._fetch = fetch
         self._expected: list[tuple[int, int]] = []
         self._blob = -1
         self._window: tuple[int, memoryview] = 0, memoryview(b"")
 
-    def expect(self, parts: Sequence[Part]) -> None:
+    def expect(self, extents: Sequence[Extent]) -> None:
         """Announce the next reads from one blob, in the order of their offsets."""
         self.forget()
-        self._blob = parts[0].extent.blob
-        self._expected = [(part.extent.offset, part.extent.offset + part.extent.length) for part in parts]
+        self._blob = extents[0].blob
+        self._expected = [(extent.offset, extent.offset + extent.length) for extent in extents]
 
     def forget(self) -> None:
         """Download the next piece again."""
@@ -78,18 +56,18 @@ class RemotePieces:
             return
         run_stop = self._run_stop(start, stop)
         if run_stop == stop:
-            self._fetch(extent.blob, start, out, again=again)
+            self._receive(extent.blob, start, out, again=again)
             return
         run = memoryview(bytearray(run_stop - start))
-        self._fetch(extent.blob, start, run, again=again)
+        self._receive(extent.blob, start, run, again=again)
         self._window = start, run
         out[:] = run[: len(out)]
 
     def advance(self, extent: Extent, old: OldPiece, out: memoryview) -> bool:
         """Turn an old piece into this one in place. Return False if the remote has no difference between them."""
-        if self._directory.fetch is None:
+        if self._fetch is None:
             return False
-        came = self._directory.fetch(self._directory.manifest.blobs[extent.blob], extent.offset, out, old, False)
+        came = self._fetch(self._manifest.blobs[extent.blob], extent.offset, out, old, False)
         self.received_bytes += came or 0
         return came is not None
 
@@ -104,8 +82,8 @@ class RemotePieces:
             stop = high
         return stop
 
-    def _fetch(self, blob: int, offset: int, into: memoryview, *, again: bool) -> None:
-        record = self._directory.manifest.blobs[blob]
-        if self._directory.fetch is None:
-            raise BytesElsewhere(f"blob {record.digest} of {self._directory.manifest.name} is stored only on a remote")
-        self.received_bytes += self._directory.fetch(record, offset, into, None, again) or 0
+    def _receive(self, blob: int, offset: int, into: memoryview, *, again: bool) -> None:
+        record = self._manifest.blobs[blob]
+        if self._fetch is None:
+            raise BytesElsewhere(f"blob {record.digest} of {self._manifest.name} is stored only on a remote")
+        self.received_bytes += self._fetch(record, offset, into, None, again) or 0

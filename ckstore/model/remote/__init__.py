@@ -1,0 +1,1 @@
+"""The values of copies on remotes: records, plans and reports."""
