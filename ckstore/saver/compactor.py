@@ -7,7 +7,7 @@ import time
 from ckstore.fs import links, locks
 from ckstore.fs.locks import DirectoryLock
 from ckstore.ops.context import Context
-from ckstore.saver.mirror import start_beside
+from ckstore.saver.helper_start import start_beside
 
 ENTRY = "ckstore.saver.server.compactor"
 # A start takes half a second of a processor: not for each save of a training that saves each minute.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -11,14 +10,13 @@ from typing import Literal, NamedTuple
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import links, locks
-from ckstore.fs.dirfd_stat import open_descriptor
 from ckstore.fs.locks import DirectoryLock
 from ckstore.ops.config_file import MIRROR, setting_of
 from ckstore.ops.context import Context
 from ckstore.ops.mirror_record import behind, note_problem
 from ckstore.ops.refs.listing import current_or_named
-from ckstore.saver.client.process import reap, start
 from ckstore.saver.client.savers import savers_seen, started_at, status_at
+from ckstore.saver.helper_start import start_beside
 
 ENTRY = "ckstore.saver.server.mirror"
 Why = Literal["opened", "saved", "said"]
@@ -94,19 +92,6 @@ def has_successor(context: Context) -> bool:
     own = started_at(os.getpid()), os.getpid()
     seen = [one.pid for one in savers_seen(str(context.layout.path)) if one.state in ("mirroring", "waiting")]
     return any((started_at(pid), pid) > own for pid in seen)
-
-
-def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
-    """Start a process that works on a store independently, and outlives this one."""
-    reap()
-    catalog_path = None if context.catalog_path is None else str(context.catalog_path)
-    about = {"path": str(context.layout.path), "catalog_path": catalog_path}
-    nowhere = open_descriptor(os.devnull, os.O_WRONLY)
-    try:
-        # What it has to say goes to the store; credentials come with the environment, never in its arguments.
-        return start(entry, json.dumps(about), nowhere)
-    finally:
-        os.close(nowhere)
 
 
 def lock_mirror(context: Context) -> DirectoryLock | None:

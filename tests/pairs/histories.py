@@ -23,7 +23,7 @@ from ckstore.ops.free import gc
 from ckstore.remote import key_lookup
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.remote_opener import named_remote
-from ckstore.saver import mirror
+from ckstore.saver import helper_start
 from ckstore.store import context_of
 from tests.pairs.acts import ACTS, as_the_quota_says, connected
 from tests.pairs.table import read
@@ -111,7 +111,7 @@ def main(seconds: float, seed: int, *, at_least: int = 1) -> int:
 
 
 if __name__ == "__main__":
-    setattr(mirror, "start", lambda *_: None)  # noqa: B010
+    setattr(helper_start, "start", lambda *_: None)  # noqa: B010
     gc._QUIET_S = 0.0
     warnings.simplefilter("ignore")
     numbers = [float(word) for word in sys.argv[1:]]

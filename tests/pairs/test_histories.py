@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckstore.ops.free import gc
-from ckstore.saver import mirror
+from ckstore.saver import helper_start
 from tests.pairs.histories import history, live, main
 from tests.support.coverage import lane_seed
 from tests.support.requirements import CRASH_FULL
@@ -20,7 +20,7 @@ _COUNT, _HOUR_S = 8, 3600.0
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no process that mirrors; do not wait until free space grew."""
-    monkeypatch.setattr(mirror, "start", lambda *_: None)
+    monkeypatch.setattr(helper_start, "start", lambda *_: None)
     monkeypatch.setattr(gc, "_QUIET_S", 0.0)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckstore import Store
-from ckstore.saver import mirror
+from ckstore.saver import helper_start
 from tests.pairs.acts import ACTS, BY_MEMBERS
 from tests.pairs.world import World
 from tests.support.coverage import drawn
@@ -26,7 +26,7 @@ ONE, TWO = FIRST_UID, FIRST_UID + 1
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory of the group, with all modules imported: other users cannot read where Python is."""
     with pytest.MonkeyPatch.context() as patch, common_folder() as folder:
-        patch.setattr(mirror, "start", lambda *_: None)
+        patch.setattr(helper_start, "start", lambda *_: None)
         for name in BY_MEMBERS:
             world = World.of(tmp_path_factory.mktemp("warm"))
             ACTS[name](world, world.hands[0])

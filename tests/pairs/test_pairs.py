@@ -14,7 +14,7 @@ import pytest
 
 from ckstore.errors import CkstoreError
 from ckstore.ops.free import gc
-from ckstore.saver import mirror
+from ckstore.saver import helper_start
 from tests.pairs.acts import ACTS, KEPT, as_the_quota_says
 from tests.pairs.table import read
 from tests.pairs.world import World
@@ -27,7 +27,7 @@ CASES = drawn(combinations_with_replacement(ACTS, 2), 6)
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no process that mirrors, since the acts take the steps themselves; do not wait until free space grew."""
-    monkeypatch.setattr(mirror, "start", lambda *_: None)
+    monkeypatch.setattr(helper_start, "start", lambda *_: None)
     monkeypatch.setattr(gc, "_QUIET_S", 0.0)
 
 

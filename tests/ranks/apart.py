@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from ckstore import CheckpointInfo, Store
 from ckstore.errors import CkstoreError
 from ckstore.integrations.dcp import CkstoreWriter
-from ckstore.saver import mirror as mirroring
+from ckstore.saver import helper_start
 from tests.support.s3_server import BUCKET
 
 MIB = 2**20
@@ -35,7 +35,7 @@ def part(rank: int, step: int, nbytes: int = 2 * MIB) -> torch.Tensor:
 def node(path: Path, port: int, monkeypatch: Any) -> Store:
     """Return the store of a node whose mirror is the service on a port; no process mirrors it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(mirroring, "start", lambda *_: None)
+    monkeypatch.setattr(helper_start, "start", lambda *_: None)
     return Store.open_or_init(path, chunk_bytes=MIB, mirror=f"s3://{BUCKET}/run")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ckstore import CheckpointInfo, RankFailed, Store
-from ckstore.saver import mirror as mirroring
+from ckstore.saver import helper_start
 from tests.support.coverage import drawn
 from tests.support.gloo import Group
 from tests.support.s3_proxy import Proxy, faulty_proxy
@@ -32,7 +32,7 @@ def proxy(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Return what stands before the service, which the ranks reach by it."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setattr(mirroring, "start", lambda *_: None)
+    monkeypatch.setattr(helper_start, "start", lambda *_: None)
     with faulty_proxy(service.port) as running:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{running.port}")
         yield running

@@ -14,7 +14,7 @@ from ckstore.ops.context import Context
 from ckstore.remote import remote_opener
 from ckstore.remote.objects import Remote
 from ckstore.remote.service.target import Target
-from ckstore.saver import mirror as starting
+from ckstore.saver import helper_start
 from tests.remote.double import REMOTES
 from tests.support.object_services import CephService, ceph_service
 from tests.support.s3_proxy import Proxy, faulty_proxy
@@ -52,7 +52,7 @@ def _doubles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_mirror_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start no mirror process, because the tests run its steps themselves."""
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+    monkeypatch.setattr(helper_start, "start", lambda *_: None)
 
 
 @pytest.fixture(params=["url", "directory"])

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ckstore import Store
-from ckstore.saver import mirror as mirroring
+from ckstore.saver import helper_start
 from tests.support.gloo import ROOT
 from tests.support.object_services import free_port, moto_service, rclone_service
 from tests.support.requirements import require, require_root
@@ -113,7 +113,7 @@ def run(hosts: list[str], service: Service, folder: Path, *acts: str) -> list[li
 def test_two_hosts_save_three_load_and_a_killed_host_leaves_nothing(
     hosts: list[str], served: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "start", lambda *_: None)
+    monkeypatch.setattr(helper_start, "start", lambda *_: None)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{_NET}.1:{served.port}")
     pair = hosts[:2]
 

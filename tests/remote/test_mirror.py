@@ -28,6 +28,7 @@ from ckstore.remote.mirror.ownership import Ownership
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_opener import named_remote
 from ckstore.remote.service.target import Target
+from ckstore.saver import helper_start
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
 from ckstore.saver.server.status_page import StatusPage
@@ -49,7 +50,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Start no process, because the test runs the steps itself; return the processes that would have been started."""
     started: list[str] = []
     monkeypatch.setattr(starting, "_starts", {})
-    monkeypatch.setattr(starting, "start", lambda entry, *_: _told(started, entry, Ended(0)))
+    monkeypatch.setattr(helper_start, "start", lambda entry, *_: _told(started, entry, Ended(0)))
     return started
 
 
@@ -233,7 +234,7 @@ def test_a_training_with_new_credentials_does_not_wait_for_the_old_mirror_proces
     tmp_path: Path, no_process_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(starting, "start", lambda *_: Ended(0))
+        patched.setattr(helper_start, "start", lambda *_: Ended(0))
         store = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     (tmp_path / "m").rename(tmp_path / "away")
 
@@ -858,7 +859,7 @@ def test_failing_mirror_processes_are_started_ever_more_rarely(
             raise how
         return _told(tried, entry, Ended(how))
 
-    monkeypatch.setattr(starting, "start", start)
+    monkeypatch.setattr(helper_start, "start", start)
     pauses = []
     for step in range(10):
         store.save({"x": step}, step=step)
@@ -873,7 +874,7 @@ def test_failing_mirror_processes_are_started_ever_more_rarely(
     assert "the mirror process" in finding.found
 
     # Once one has worked, all is as before.
-    monkeypatch.setattr(starting, "start", lambda entry, *_: _told(tried, entry, Ended(0)))
+    monkeypatch.setattr(helper_start, "start", lambda entry, *_: _told(tried, entry, Ended(0)))
     for step in range(20, 23):
         store.save({"x": step}, step=step)
     assert len(tried) == 13

@@ -13,6 +13,7 @@ import pytest
 
 from ckstore import Store
 from ckstore.remote.mirror.mirror_step import Mirror
+from ckstore.saver import helper_start
 from ckstore.saver import mirror as starting
 from ckstore.saver.server import mirror as process
 from ckstore.saver.server.ending import Ended, Ending
@@ -25,7 +26,7 @@ from tests.remote.test_push import state
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return a store with three checkpoints that its mirror lacks; no process is started."""
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+    monkeypatch.setattr(helper_start, "start", lambda *_: None)
     made = Store.open_or_init(tmp_path / "a", mirror=tmp_path / "m")
     for step in (1, 2, 3):
         made.save(state(step), step=step)

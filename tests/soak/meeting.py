@@ -49,6 +49,7 @@ from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.remote.pruning.keep_remote import KeepRemote
 from ckstore.remote.push_plan import place_of
 from ckstore.remote.remote_opener import named_remote
+from ckstore.saver import helper_start
 from ckstore.saver import mirror as starting
 from ckstore.store import context_of
 from tests.mutants.runner import MUTANTS, copied
@@ -96,7 +97,7 @@ _OWN_BYTES = 100_000
 def scale_times() -> None:
     """Have rules and prunes at the remote act at once, and start no process of their own."""
     for module, name, value in (
-        (starting, "start", lambda *_: None),
+        (helper_start, "start", lambda *_: None),
         (starting, "wake", lambda *_, **__: None),
         (mirror_step, "_PRUNE_PAUSE_S", 0.0),
         (mirror_step, "GRACE_S", 0.0),

@@ -11,7 +11,7 @@ from ckstore.errors import CkstoreError
 from ckstore.ops.compact.compaction_rule import compact_due, rule_of
 from ckstore.ops.context import Context
 from ckstore.saver.compactor import lock_compaction
-from ckstore.saver.server.mirror import begin
+from ckstore.saver.server.helper_begin import begin
 from ckstore.saver.server.status_page import StatusPage
 
 

@@ -6,14 +6,10 @@ After SIGTERM it pushes for some more seconds, and then ends.
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from ckstore.errors import CkstoreError
 from ckstore.fs import dirfd_stat
@@ -24,10 +20,9 @@ from ckstore.ops.mirror_record import note_problem
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.saver.mirror import has_successor, lock_mirror
 from ckstore.saver.server.ending import Ending
+from ckstore.saver.server.helper_begin import begin
 from ckstore.saver.server.status_page import StatusPage
 
-# Below the training, whose cores and links it shares.
-_NICE = 10
 # A start takes half a second of a processor: one that ended sooner would be started for each save.
 _LINGER_S = 60.0
 # Longer than most outages of a service. After that a save, or an opening for writing, starts another process.
@@ -44,22 +39,6 @@ def main(about: str) -> None:
     with StatusPage(str(context.layout.path)) as page:
         mirror = Mirror(context, partial(page.begin, state="mirroring"), partial(page.at, "mirroring"))
         serve(context, mirror, page, ending=ending)
-
-
-def begin(about: str, ending: Ending | None = None) -> Context:
-    """Detach this process so that it outlives the training; open the store that `about` names."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these end the trainer
-        signal.signal(number, signal.SIG_IGN)
-    if ending is not None:
-        ending.begin()
-    with suppress(OSError):  # forbidden in a sandbox
-        os.nice(_NICE)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    from ckstore.ops.open.opening import open_context
-
-    asked = json.loads(about)
-    catalog_path = None if asked["catalog_path"] is None else Path(asked["catalog_path"])
-    return open_context(Path(asked["path"]), readonly=False, recover=False, catalog_path=catalog_path)[0]
 
 
 def serve(

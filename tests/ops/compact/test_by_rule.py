@@ -16,7 +16,7 @@ from ckstore import Store
 from ckstore.ops.compact.compact import compact
 from ckstore.ops.compact.plan import plan
 from ckstore.ops.pace import Share
-from ckstore.saver import compactor, mirror
+from ckstore.saver import compactor, helper_start
 from ckstore.saver.server.compactor import compact_all
 from ckstore.store import context_of
 from tests.support.checkpoint_dirs import checkpoint_dir
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Start no process; return what would have been started."""
     found: list[str] = []
-    monkeypatch.setattr(mirror, "start", lambda entry, *_: found.append(entry))
+    monkeypatch.setattr(helper_start, "start", lambda entry, *_: found.append(entry))
     return found
 
 

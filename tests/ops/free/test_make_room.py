@@ -17,7 +17,7 @@ from ckstore.errors import BadInput, InsufficientSpace
 from ckstore.ops.free import make_room
 from ckstore.ops.free.retain import carry_out
 from ckstore.remote.mirror.mirror_step import Mirror
-from ckstore.saver import mirror as starting
+from ckstore.saver import helper_start
 from ckstore.store import context_of
 from tests.support.filling import empty, free_bytes, leave_bytes, leave_inodes, prepare
 from tests.support.loopfs import loop_filesystem
@@ -259,7 +259,7 @@ def test_the_settings_are_kept_and_taken_back(store: Store) -> None:
 @pytest.fixture
 def mirrored_store(small_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """Return the store with a mirror on another filesystem that has all but its newest checkpoint."""
-    monkeypatch.setattr(starting, "start", lambda *_: None)
+    monkeypatch.setattr(helper_start, "start", lambda *_: None)
     small_store.remotes.add("cold", tmp_path / "m")
     small_store.config.mirror = "cold"
     mirror = Mirror(context_of(small_store))

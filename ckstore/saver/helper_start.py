@@ -1,0 +1,24 @@
+"""Starts a process that works on a store during a training and after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from ckstore.fs.dirfd_stat import open_descriptor
+from ckstore.ops.context import Context
+from ckstore.saver.client.process import reap, start
+
+
+def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
+    """Start a process that works on a store independently, and outlives this one."""
+    reap()
+    catalog_path = None if context.catalog_path is None else str(context.catalog_path)
+    about = {"path": str(context.layout.path), "catalog_path": catalog_path}
+    nowhere = open_descriptor(os.devnull, os.O_WRONLY)
+    try:
+        # What it has to say goes to the store; credentials come with the environment, never in its arguments.
+        return start(entry, json.dumps(about), nowhere)
+    finally:
+        os.close(nowhere)
