@@ -279,7 +279,7 @@ class SnapshotPool:
             one.close()
 
     def close(self) -> None:
-        """Free the memory of all snapshots, also of those that are given back until the next one is taken."""
+        """Free the memory of all snapshots. A save that ends later frees its own, unless another one has begun."""
         # A save may end after its store was closed, and no later save would use its memory.
         with self._mutex:
             self._is_closed = True
