@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
     from ckstore.remote.remote_only.remote_reader import RemoteReader
-    from ckstore.remote.remote_only.rescue import Rescue
+    from ckstore.remote.remote_only.rescue import RemoteRescuer
     from ckstore.remote.remote_opener import RemoteLike
     from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
@@ -2220,13 +2220,13 @@ class _LazyRescue:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._made: list[Rescue] = []
+        self._made: list[RemoteRescuer] = []
 
-    def _rescue(self) -> Rescue:
+    def _rescue(self) -> RemoteRescuer:
         if not self._made:
-            from ckstore.remote.remote_only.rescue import Rescue
+            from ckstore.remote.remote_only.rescue import RemoteRescuer
 
-            self._made.append(Rescue(self._context, _remote_copies(self._context, ())))
+            self._made.append(RemoteRescuer(self._context, _remote_copies(self._context, ())))
         # The first, since threads that detect damage at the same time must share one: each asks the remotes itself.
         return self._made[0]
 

@@ -217,7 +217,7 @@ class _Contents:
 
 
 def _contents(found: Published) -> list[_Contents]:
-    # Only local files are used: the bytes of others may be freed, and no save may find their pieces.
+    # Only local files: the bytes of remote-only blobs may be freed, and no save may find their pieces.
     stored = {file.digest: _Contents(file.digest, file.nbytes, {}) for file in found.local_files}
     manifest = found.manifest
     # Pieces in an encoded blob have no place where a save could find them.

@@ -288,12 +288,12 @@ def _meant(ref: Ref) -> str:
 
 
 def _no_step(
-    ref: Ref, run: str | None, step: int, candidates: Sequence[CheckpointInfo], of_others: Sequence[CheckpointInfo]
+    ref: Ref, run: str | None, step: int, candidates: Sequence[CheckpointInfo], in_other_runs: Sequence[CheckpointInfo]
 ) -> NoReturn:
     own = [c for c in candidates if run in (None, c.run)]
     nearest = sorted(own, key=lambda c: (abs(c.step - step), c.name))[:_SHOWN]
     known = _some([c.name for c in sorted(nearest, key=lambda c: (c.step, c.run))])
-    hint = f"write {of_others[0].name} for the one in another run" if of_others else _latest_hint(candidates)
+    hint = f"write {in_other_runs[0].name} for the one in another run" if in_other_runs else _latest_hint(candidates)
     of_run = f" of the run {run!r}" if run is not None else ""
     raise NoSuchRef(f"{ref}: there is no step {step}{of_run}, the nearest being {known}", hint=hint)
 

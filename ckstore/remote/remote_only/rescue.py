@@ -50,7 +50,7 @@ _SHOWN = 5
 _DIGEST = re.compile(rb"[a-z0-9]+-[0-9a-f]{32,64}")
 
 
-class Rescue:
+class RemoteRescuer:
     """See `ckstore.ops.context.Rescuer`."""
 
     def __init__(self, context: Context, remotes: CopySource) -> None:
