@@ -16,9 +16,9 @@ from fsspec import AbstractFileSystem
 from fsspec.utils import tokenize
 
 from ckstore.errors import BadInput, CkstoreError, NoSuchFile, NoSuchRef, StoreNotFound
-from ckstore.integrations.fsspec.opened import opened
 from ckstore.integrations.fsspec.places import PREFIX, StoreLocation, entries, entry, place_of, stripped
 from ckstore.integrations.fsspec.transaction import CheckpointTransaction, TransactionFiles
+from ckstore.integrations.opened_file import opened
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import expanded, is_run
 from ckstore.model.training_identity import Parent
@@ -130,7 +130,7 @@ class CkstoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
             if staging is not None:
                 return staging.open(place, mode)
             info = self._checkpoint(place)
-            file = opened(self.store_at(place.store).open_checkpoint(info), place)
+            file = opened(self.store_at(place.store).open_checkpoint(info), place.path)
             self._continue(place.store, info)
             return file
         if mode not in ("wb", "xb"):

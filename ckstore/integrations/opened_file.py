@@ -1,11 +1,10 @@
-"""A file of a checkpoint that was opened through fsspec."""
+"""A committed file that keeps its checkpoint open, for frameworks that open files by paths."""
 
 from __future__ import annotations
 
 import io
 from typing import cast
 
-from ckstore.integrations.fsspec.places import StoreLocation
 from ckstore.ops.read.committed_file import BUFFER_BYTES, CommittedFile
 from ckstore.ops.read.open_checkpoint import OpenCheckpoint
 
@@ -26,10 +25,10 @@ class OpenedFile(io.BufferedReader):
             self._checkpoint.close()
 
 
-def opened(checkpoint: OpenCheckpoint, place: StoreLocation) -> OpenedFile:
+def opened(checkpoint: OpenCheckpoint, path: str) -> OpenedFile:
     """Open a file of a checkpoint. The checkpoint is closed with the file, or now if it has no such file."""
     try:
-        return OpenedFile(cast("CommittedFile", checkpoint.open_file(place.path).detach()), checkpoint)
+        return OpenedFile(cast("CommittedFile", checkpoint.open_file(path).detach()), checkpoint)
     except BaseException:
         checkpoint.close()
         raise

@@ -1,0 +1,368 @@
+"""A storage for torch_checkpointing, with which torchtitan saves. Its checkpoints are kept in a store.
+
+Ranks write their files into a directory, and the rename that ends a save commits it. Other files stay in the folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import io
+import os
+import shutil
+import tempfile
+import uuid
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import cast
+
+from torch_checkpointing.checkpoint_writer import DEFAULT_TEMP_DIR_PREFIX
+from torch_checkpointing.storage.base_storage import ReadArgs, StorageConfig
+from torch_checkpointing.storage.filesystem import LocalFileSystemStorage, LocalFileSystemStorageConfig
+from typing_extensions import Buffer, override
+
+from ckstore.errors import BadInput, CkstoreWarning, NoSuchRef, StepExists
+from ckstore.integrations.opened_file import opened
+from ckstore.integrations.own_run import begin
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import AUTO, expanded
+from ckstore.objects.publish import IfExists
+from ckstore.ops.save.gather import step_in_name
+from ckstore.store import Store
+from ckstore.training.history import run_of
+
+_KEY = "torch_checkpointing"
+"""The key of the directory's name in the metadata of a checkpoint."""
+_REMEMBERED = 16
+"""How many lists of files are kept."""
+
+
+@dataclass
+class CkstoreStorageConfig(StorageConfig):
+    """Keep the checkpoints of a folder in a store: ``CheckpointManager.Config(storage_config=…)``.
+
+    ``manager.save(f"{folder}/step-500", …)`` makes the checkpoint of step 500, which readers find at this path. If the
+    name contains no step, it gets the next one. A checkpoint is loaded, and `ls` lists it, by its path.
+
+    Args:
+        store: Directory of the store, which exists.
+        folder: Directory of the checkpoints, on a filesystem that all ranks share. Files are written here until their
+            checkpoint is committed.
+        run: Run of the checkpoints. If None, ``main``.
+        if_exists: As in `ckstore.Store.commit`, for a path that has a checkpoint. ``error`` raises `FileExistsError`.
+        temp_dir_prefix: The same value as in torch_checkpointing's ``CheckpointWriterConfig``.
+
+    Raises:
+        BadInput: The run is ``auto``.
+    """
+
+    store: str | os.PathLike[str]
+    folder: str | os.PathLike[str]
+    run: str | None = None
+    if_exists: IfExists = "error"
+    temp_dir_prefix: str = DEFAULT_TEMP_DIR_PREFIX
+    _loaded: Path = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.run == AUTO:
+            msg = "run='auto' is a new run in each process, and the paths of a folder belong to one"
+            raise BadInput(msg, hint="name the run, for example after the folder: run='gpt-2'")
+        # Checkpoints may be saved by another process than the one that loads: by a child, to which this is pickled.
+        self._loaded = Path(tempfile.gettempdir()) / f"ckstore-loaded-{uuid.uuid4().hex}"
+
+    @override
+    def create_storage(self) -> CkstoreStorage:
+        """Return a storage for one process.
+
+        Raises:
+            StoreNotFound: There is no store at this path.
+        """
+        return CkstoreStorage(self, self._loaded)
+
+
+class CkstoreStorage(LocalFileSystemStorage):
+    """A folder whose checkpoints are in a store. See `CkstoreStorageConfig`.
+
+    A path in a checkpoint can be read, and each read byte is checked. An attempt to change it raises `OSError`.
+    """
+
+    def __init__(self, config: CkstoreStorageConfig, loaded: Path) -> None:
+        # Direct writes of torch_checkpointing fail on ext4 and XFS: they are not aligned (findings/).
+        super().__init__(LocalFileSystemStorageConfig(use_direct_io=False))
+        self._config = config
+        self._folder = Path(os.path.abspath(expanded(config.folder)))
+        self._store = Store.open(config.store, readonly=True)
+        self._to_write: Store | None = None
+        self._run = run_of(self._store, config.run)
+        self._loaded, self._noted, self._continued = loaded, "", ""
+        self._sizes: dict[str, dict[str, int | None]] = {}
+
+    @override
+    def stream_read(self, path: Path, read_args: ReadArgs | None = None) -> io.RawIOBase:
+        """Open a file for reading. A file of a checkpoint is read from the store, and checked.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            DamagedBlob: The read bytes are damaged or missing.
+        """
+        found = self._find(path)
+        if found is None:
+            return super().stream_read(path, read_args)
+        info, inner = found
+        self._size_of(info, inner, path)
+        file = opened(self._store.open_checkpoint(info), inner)
+        self._note(info)
+        if read_args is not None and not read_args.pre_read_full_file:
+            return cast("io.RawIOBase", file)
+        with file:
+            return cast("io.RawIOBase", io.BytesIO(file.read()))
+
+    @override
+    def stream_write(self, path: Path) -> io.IOBase:
+        """Open a file for writing."""
+        self._check_writable(path)
+        return super().stream_write(path)
+
+    @override
+    def write(self, path: Path, data: Buffer) -> None:
+        """Write a file."""
+        self._check_writable(path)
+        super().write(path, data)
+
+    @override
+    def delete(self, path: Path) -> None:
+        """Delete a file that is not part of a checkpoint."""
+        if self._find(path) is not None:
+            raise _unchangeable(path)
+        super().delete(path)
+
+    @override
+    def mkdir(self, path: Path, recursive: bool = True) -> None:
+        """Create a directory."""
+        if recursive and self.isdir(path):
+            return
+        # A file in the new directory would be refused.
+        self._check_writable(Path(path) / "file")
+        super().mkdir(path, recursive)
+
+    @override
+    def rmdir(self, path: Path) -> None:
+        """Delete a directory, or a checkpoint as `Store.delete` does.
+
+        Raises:
+            InUse: A tag or a pin names the checkpoint, or it is open.
+        """
+        found = self._find(path)
+        if found is None:
+            super().rmdir(path)
+            return
+        info, inner = found
+        if inner:
+            raise _unchangeable(path)
+        self._writer().delete(info)
+
+    @override
+    def rename(
+        self, src_path: Path, dst_path: Path, is_directory: bool = False, background_cleanup: bool = False
+    ) -> None:
+        """Rename a file or directory. A directory that is renamed to one in the folder becomes a checkpoint.
+
+        Raises:
+            FileExistsError: The destination exists.
+            OSError: The source or the destination is part of a checkpoint.
+            RunInUse: The run has checkpoints of another training, and this process has loaded none of them.
+        """
+        place, there = self._place(dst_path), self._find(dst_path)
+        if self._find(src_path) is not None or (there is not None and there[1]):
+            raise _unchangeable(src_path)
+        if place is None or place[1] or not os.path.isdir(src_path):
+            if there is not None:
+                raise _occupied(errno.EISDIR, dst_path)
+            super().rename(src_path, dst_path, is_directory, background_cleanup)
+            return
+        if os.path.lexists(dst_path):
+            if not os.path.isdir(dst_path):
+                raise _occupied(errno.ENOTDIR, dst_path)
+            if os.listdir(dst_path):
+                raise _occupied(errno.ENOTEMPTY, dst_path)
+            os.rmdir(dst_path)
+        # Of a name without a step, too, there is one checkpoint.
+        step = step_in_name([Path(dst_path)])
+        if there is not None:
+            if self._config.if_exists == "error":
+                raise _occupied(errno.ENOTEMPTY, dst_path)
+            step = there[0].step
+        self._commit(Path(src_path), Path(dst_path), step)
+
+    def _commit(self, source: Path, target: Path, step: int | None) -> None:
+        parent = self._parent()
+        try:
+            self._writer().commit(
+                source,
+                step,
+                self._run,
+                metadata={_KEY: {"directory": target.name}},
+                parent=parent,
+                if_exists=self._config.if_exists,
+                if_run_in_use="error",
+            )
+        except StepExists as error:  # it was saved in another way
+            raise FileExistsError(errno.EEXIST, str(error), str(target)) from error
+        self._continued = parent or self._continued
+        try:
+            shutil.rmtree(source)
+        except OSError as error:  # what was committed is not taken back
+            msg = f"{target} is committed, but its directory {source} cannot be removed: {error.strerror}"
+            warnings.warn(msg, CkstoreWarning, stacklevel=3)
+
+    @override
+    def ls(self, path: Path) -> list[str]:
+        """Return the names in a directory. Those in the folder include its checkpoints."""
+        found = self._find(path)
+        if found is not None:
+            info, inner = found
+            if not self.isdir(path):
+                raise _error(errno.ENOTDIR if self.exists(path) else errno.ENOENT, path)
+            below = f"{inner}/" if inner else ""
+            files = [file for file in self._files(info) if file.startswith(below)]
+            return sorted({file.removeprefix(below).partition("/")[0] for file in files})
+        if Path(os.path.abspath(path)) != self._folder:
+            return super().ls(path)
+        committed = [name for info in self._store.checkpoints(self._run) if (name := _name_of(info))]
+        return sorted({*committed, *(super().ls(path) if committed == [] or os.path.isdir(path) else [])})
+
+    @override
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or directory."""
+        found = self._find(path)
+        if found is None:
+            return super().exists(path)
+        info, inner = found
+        return not inner or inner in self._files(info)
+
+    @override
+    def isdir(self, path: Path) -> bool:
+        """Whether there is a directory."""
+        found = self._find(path)
+        if found is None:
+            return super().isdir(path)
+        info, inner = found
+        return not inner or self._files(info).get(inner, 0) is None
+
+    @override
+    def getsize(self, path: Path) -> int:
+        """Return the number of bytes of a file."""
+        found = self._find(path)
+        if found is None:
+            return super().getsize(path)
+        return self._size_of(*found, path)
+
+    def _place(self, path: Path) -> tuple[str, str] | None:
+        """Return the name of the entry of the folder that a path leads to, and the path in it, or None."""
+        whole = Path(os.path.abspath(path))
+        if whole == self._folder or not whole.is_relative_to(self._folder):
+            return None
+        name, *inner = whole.relative_to(self._folder).parts
+        return name, "/".join(inner)
+
+    def _find(self, path: Path) -> tuple[CheckpointInfo, str] | None:
+        """Return the checkpoint that a path leads into, and the path in it."""
+        place = self._place(path)
+        # Files that are still written, and those of other storages from before.
+        if place is None or os.path.lexists(self._folder / place[0]):
+            return None
+        name, inner = place
+        step = step_in_name([Path(name)])
+        if step is None:
+            infos: Iterable[CheckpointInfo] = self._store.checkpoints(self._run)
+        else:
+            try:
+                infos = [self._store.info(f"{self._run}@{step}")]
+            except NoSuchRef:
+                return None
+        info = next((info for info in infos if _name_of(info) == name), None)
+        return None if info is None else (info, inner)
+
+    def _files(self, info: CheckpointInfo) -> dict[str, int | None]:
+        """Return the size of each file of a checkpoint, and None for each directory, by their paths."""
+        if info.id not in self._sizes:
+            with self._store.open_checkpoint(info) as checkpoint:
+                found: dict[str, int | None] = {}
+                for file in checkpoint.files():
+                    found.update(dict.fromkeys(map(str, PurePosixPath(file.path).parents[:-1])))
+                    found[file.path] = None if file.kind == "directory" else file.nbytes
+            self._sizes[info.id] = found
+            while len(self._sizes) > _REMEMBERED:
+                del self._sizes[next(iter(self._sizes))]
+        return self._sizes[info.id]
+
+    def _size_of(self, info: CheckpointInfo, inner: str, path: Path) -> int:
+        """Return the size of a file of a checkpoint. Raise if there is no such file, or it is a directory."""
+        files = self._files(info)
+        if inner and inner not in files:
+            raise _error(errno.ENOENT, path)
+        nbytes = files.get(inner)
+        if nbytes is None:
+            raise _error(errno.EISDIR, path)
+        return nbytes
+
+    def _check_writable(self, path: Path) -> None:
+        place = self._place(path)
+        if place is None or not place[1]:
+            return
+        if self._find(path) is not None:
+            raise _unchangeable(path)
+        name = place[0]
+        if not name.startswith(self._config.temp_dir_prefix):
+            msg = f"{path} would not become part of a checkpoint: {name} does not begin with "
+            hint = "write_to_temp_dir=True, which is the default, and the same temp_dir_prefix in both configurations"
+            raise BadInput(f"{msg}{self._config.temp_dir_prefix!r}", hint=hint)
+
+    def _writer(self) -> Store:
+        # A handle of its own, so that users without write permission can load.
+        if self._to_write is None:
+            self._to_write = Store.open(self._config.store)
+            begin(self._to_write, self._run)
+        return self._to_write
+
+    def _note(self, info: CheckpointInfo) -> None:
+        """Note what was loaded, for the saves of this process and of its children."""
+        if info.id == self._noted:
+            return
+        new = self._loaded.with_suffix(f".{os.getpid()}")
+        new.write_text(info.id, encoding="ascii")
+        new.replace(self._loaded)
+        if not self._noted:
+            atexit.register(self._loaded.unlink, missing_ok=True)
+        self._noted = info.id
+
+    def _parent(self) -> str | None:
+        """Return the id of a checkpoint that was loaded since the last save, or None."""
+        try:
+            loaded = self._loaded.read_text(encoding="ascii")
+        except FileNotFoundError:
+            return None
+        return None if loaded == self._continued else loaded
+
+
+def _name_of(info: CheckpointInfo) -> str:
+    """Return the name of the directory that was committed through this storage, or an empty text."""
+    own = info.metadata.get(_KEY)
+    name = own.get("directory") if isinstance(own, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _error(number: int, path: Path) -> OSError:
+    """Return the error of a number, of its own class, as a filesystem raises it."""
+    return OSError(number, os.strerror(number), str(path))
+
+
+def _occupied(number: int, path: Path) -> OSError:
+    hint = "it exists: delete it first, or use another path or if_exists='replace'"
+    return FileExistsError(number, f"{os.strerror(number)}; {hint}", str(path))
+
+
+def _unchangeable(path: Path) -> OSError:
+    return OSError(errno.EROFS, "a checkpoint in a store never changes; rmdir deletes a whole one", str(path))
