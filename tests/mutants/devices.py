@@ -77,4 +77,13 @@ DEVICES = [
         f"{_ROOM}/test_devices.py::test_memory_is_pinned_once_and_unpinned_before_it_goes",
         "assert",
     ),
+    Mutant(
+        "a save that ends after its store was closed frees its snapshot",
+        "kept-after-the-close",
+        "SnapshotPool.give",
+        "self._free[:] if self._is_closed else self._free[:-most]",
+        "self._free[:-most]",
+        "tests/saver/test_memory.py::test_a_save_that_ends_after_its_store_was_closed_gives_its_snapshot_back",
+        "the memory is freed",
+    ),
 ]

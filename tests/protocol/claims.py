@@ -302,7 +302,7 @@ _REMOVING = "remote.pruning.keep_remote.KeepRemote.apply"
 _PRUNING = "remote.pruning.needed_digests.RemoteSurvey.named"
 _EVICTING = {
     "evict": "remote.remote_only.evict.evict",
-    "word": "objects.documents.remote_only.write_remote_only",
+    "word": "objects.remote.remote_only.write_remote_only",
     "claim": "remote.documents.claims.write_claim",
     "spare": "remote.documents.condemned_names.unmark_needed",
     "look": "remote.remote_only.remote_presence.PresenceCheck.lacks",

@@ -465,7 +465,7 @@ _FUNCTIONS = {
     "raise": "remote.mirror.ownership.raise_order",
     "push": "remote.push.push",
     "evict": "remote.remote_only.evict.evict",
-    "word": "objects.documents.remote_only.write_remote_only",
+    "word": "objects.remote.remote_only.write_remote_only",
     "claim": "remote.documents.claims.write_claim",
     "look": "remote.remote_only.remote_presence.PresenceCheck.lacks",
     "let go": "remote.remote_only.evict._free_bytes",

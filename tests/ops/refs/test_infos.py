@@ -118,7 +118,7 @@ def test_a_place_that_is_not_durable_is_warned_of_before_the_first_save(kind: st
 def test_a_training_that_saves_in_the_background_alone_is_warned_too(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BackgroundSaves, "_submit", lambda *_: None)  # what the saver says no one hears
+    monkeypatch.setattr(BackgroundSaves, "_submit", lambda *_, **__: None)  # what the saver says no one hears
     store = Store.init(tmp_path / "s")
     with pytest.warns(CkstoreWarning, match="a power cut may lose") as caught:
         store.save_async(state(), 1)
