@@ -46,7 +46,7 @@ class CkstoreStorageConfig(StorageConfig):
     ``manager.save(f"{folder}/step-500", …)`` makes the checkpoint of step 500, which readers find at this path. If the
     name contains no step, it gets the next one. A checkpoint is loaded, and `ls` lists it, by its path.
 
-    Args:
+    Attributes:
         store: Directory of the store, which exists.
         folder: Directory of the checkpoints, on a filesystem that all ranks share. Files are written here until their
             checkpoint is committed.
