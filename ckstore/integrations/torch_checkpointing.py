@@ -11,6 +11,7 @@ import io
 import os
 import shutil
 import tempfile
+import threading
 import uuid
 import warnings
 from collections.abc import Iterable
@@ -28,9 +29,12 @@ from ckstore.integrations.opened_file import opened
 from ckstore.integrations.own_run import begin
 from ckstore.model.manifest.info import CheckpointInfo
 from ckstore.model.names import AUTO, expanded
+from ckstore.model.training_identity import Parent
 from ckstore.objects.publish import IfExists
+from ckstore.ops.read.load import continue_from
+from ckstore.ops.save.continuation import parent_at
 from ckstore.ops.save.gather import step_in_name
-from ckstore.store import Store
+from ckstore.store import Store, context_of
 from ckstore.training.history import run_of
 
 _KEY = "torch_checkpointing"
@@ -96,7 +100,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         self._store = Store.open(config.store, readonly=True)
         self._to_write: Store | None = None
         self._run = run_of(self._store, config.run)
-        self._loaded, self._noted, self._continued = loaded, "", ""
+        self._loaded, self._noted = loaded, ""
         self._sizes: dict[str, dict[str, int | None]] = {}
 
     @override
@@ -197,20 +201,19 @@ class CkstoreStorage(LocalFileSystemStorage):
         self._commit(Path(src_path), Path(dst_path), step)
 
     def _commit(self, source: Path, target: Path, step: int | None) -> None:
-        parent = self._parent()
+        writer = self._writer()
+        self._continue_loaded(writer)
         try:
-            self._writer().commit(
+            writer.commit(
                 source,
                 step,
                 self._run,
                 metadata={_KEY: {"directory": target.name}},
-                parent=parent,
                 if_exists=self._config.if_exists,
                 if_run_in_use="error",
             )
         except StepExists as error:  # it was saved in another way
             raise FileExistsError(errno.EEXIST, str(error), str(target)) from error
-        self._continued = parent or self._continued
         try:
             shutil.rmtree(source)
         except OSError as error:  # what was committed is not taken back
@@ -329,22 +332,25 @@ class CkstoreStorage(LocalFileSystemStorage):
 
     def _note(self, info: CheckpointInfo) -> None:
         """Note what was loaded, for the saves of this process and of its children."""
-        if info.id == self._noted:
+        # A save removes the note. To load the same checkpoint again is a rollback.
+        if info.id == self._noted and self._loaded.exists():
             return
-        new = self._loaded.with_suffix(f".{os.getpid()}")
-        new.write_text(info.id, encoding="ascii")
+        training = parent_at(context_of(self._store), info).training
+        new = self._loaded.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        new.write_text(f"{info.id} {training}", encoding="ascii")
         new.replace(self._loaded)
         if not self._noted:
             atexit.register(self._loaded.unlink, missing_ok=True)
         self._noted = info.id
 
-    def _parent(self) -> str | None:
-        """Return the id of a checkpoint that was loaded since the last save, or None."""
+    def _continue_loaded(self, writer: Store) -> None:
+        """Continue what was loaded since the last save, if anything was. It may have been deleted since."""
         try:
-            loaded = self._loaded.read_text(encoding="ascii")
+            loaded, _, training = self._loaded.read_text(encoding="ascii").partition(" ")
+            self._loaded.unlink()
         except FileNotFoundError:
-            return None
-        return None if loaded == self._continued else loaded
+            return
+        continue_from(context_of(writer), Parent(loaded, self._run, training))
 
 
 def _name_of(info: CheckpointInfo) -> str:

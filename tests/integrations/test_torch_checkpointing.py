@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,40 @@ def test_a_training_goes_on_from_what_it_loaded(tmp_path: Path, in_background: b
     with pytest.raises((RunInUse, RuntimeError), match="another training"):
         train(range(5, 6), None)
     check_store(tmp_path / "store")
+
+
+def test_what_is_loaded_again_or_deleted_is_continued(folders: Folders) -> None:
+    config = CkstoreStorageConfig(folders.store.path, folders.kept, if_exists="replace")
+    folder, storage, loads = folders.kept, config.create_storage(), config.create_storage()
+
+    def parent(step: int) -> str | None:
+        save(storage, folder, f"step-{step}", {"model.pt": os.urandom(50)})
+        return folders.store.info(step).parent
+
+    assert parent(1) is None
+    first = folders.store.info(1).id
+    for _ in range(2):  # the second time is a rollback
+        loads.read(folder / "step-1/model.pt")
+        assert parent(2) == first
+        assert parent(3) == folders.store.info(2).id
+
+    third = folders.store.info(3).id
+    other = CkstoreStorageConfig(folders.store.path, folder)
+    storage, loads = other.create_storage(), other.create_storage()
+    loads.read(folder / "step-3/model.pt")
+    loads.rmdir(folder / "step-3")
+    assert parent(4) == third
+
+
+def test_threads_may_load_at_once(folders: Folders) -> None:
+    storage, paths = folders.config.create_storage(), [folders.kept / f"step-{step}" / "model.pt" for step in (1, 2)]
+    for path in paths:
+        save(storage, folders.kept, path.parent.name, {"model.pt": path.parent.name.encode()})
+    loads = [folders.config.create_storage() for _ in range(20)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for each in loads:
+            assert [*pool.map(each.read, paths * 8)] == [b"step-1", b"step-2"] * 8
 
 
 def test_damage_is_found_by_who_reads_it(folders: Folders) -> None:
