@@ -56,6 +56,7 @@ class CkstoreStorageConfig(StorageConfig):
             checkpoint is committed.
         run: Run of the checkpoints. If None, ``main``.
         if_exists: As in `ckstore.Store.commit`, for a path that has a checkpoint. ``error`` raises `FileExistsError`.
+            A checkpoint of another path with the same step always does.
         temp_dir_prefix: The same value as in torch_checkpointing's ``CheckpointWriterConfig``.
 
     Raises:
@@ -96,8 +97,9 @@ class CkstoreStorage(LocalFileSystemStorage):
         # Direct writes of torch_checkpointing fail on ext4 and XFS: they are not aligned (findings/).
         super().__init__(LocalFileSystemStorageConfig(use_direct_io=False))
         self._config = config
-        self._folder = Path(os.path.abspath(expanded(config.folder)))
-        self._store = Store.open(config.store, readonly=True)
+        self._folder = Path(os.path.realpath(expanded(config.folder)))
+        self._path = Path(os.path.abspath(expanded(config.store)))
+        self._store = Store.open(self._path, readonly=True)
         self._to_write: Store | None = None
         self._run = run_of(self._store, config.run)
         self._loaded, self._noted = loaded, ""
@@ -116,7 +118,10 @@ class CkstoreStorage(LocalFileSystemStorage):
             return super().stream_read(path, read_args)
         info, inner = found
         self._size_of(info, inner, path)
-        file = opened(self._store.open_checkpoint(info), inner)
+        try:
+            file = opened(self._store.open_checkpoint(info), inner)
+        except NoSuchRef as error:  # deleted in the meantime
+            raise _error(errno.ENOENT, path) from error
         self._note(info)
         if read_args is not None and not read_args.pre_read_full_file:
             return cast("io.RawIOBase", file)
@@ -198,9 +203,10 @@ class CkstoreStorage(LocalFileSystemStorage):
             if self._config.if_exists == "error":
                 raise _occupied(errno.ENOTEMPTY, dst_path)
             step = there[0].step
-        self._commit(Path(src_path), Path(dst_path), step)
+        # Another path's checkpoint of this step is never replaced.
+        self._commit(Path(src_path), Path(dst_path), step, "error" if there is None else self._config.if_exists)
 
-    def _commit(self, source: Path, target: Path, step: int | None) -> None:
+    def _commit(self, source: Path, target: Path, step: int | None, if_exists: IfExists) -> None:
         writer = self._writer()
         self._continue_loaded(writer)
         try:
@@ -209,11 +215,12 @@ class CkstoreStorage(LocalFileSystemStorage):
                 step,
                 self._run,
                 metadata={_KEY: {"directory": target.name}},
-                if_exists=self._config.if_exists,
+                if_exists=if_exists,
                 if_run_in_use="error",
             )
-        except StepExists as error:  # it was saved in another way
-            raise FileExistsError(errno.EEXIST, str(error), str(target)) from error
+        except StepExists as error:  # it was saved in another way, or to another path
+            msg = f"{error.message}; it was not saved to this path, which therefore does not replace it"
+            raise FileExistsError(errno.EEXIST, msg, str(target)) from error
         try:
             shutil.rmtree(source)
         except OSError as error:  # what was committed is not taken back
@@ -231,17 +238,15 @@ class CkstoreStorage(LocalFileSystemStorage):
             below = f"{inner}/" if inner else ""
             files = [file for file in self._files(info) if file.startswith(below)]
             return sorted({file.removeprefix(below).partition("/")[0] for file in files})
-        if Path(os.path.abspath(path)) != self._folder:
-            return super().ls(path)
-        committed = [name for info in self._store.checkpoints(self._run) if (name := _name_of(info))]
-        return sorted({*committed, *(super().ls(path) if committed == [] or os.path.isdir(path) else [])})
+        committed = self._committed(path)
+        return sorted({*committed, *(super().ls(path) if not committed or os.path.isdir(path) else [])})
 
     @override
     def exists(self, path: Path) -> bool:
         """Whether there is a file or directory."""
         found = self._find(path)
         if found is None:
-            return super().exists(path)
+            return super().exists(path) or bool(self._committed(path))
         info, inner = found
         return not inner or inner in self._files(info)
 
@@ -250,7 +255,7 @@ class CkstoreStorage(LocalFileSystemStorage):
         """Whether there is a directory."""
         found = self._find(path)
         if found is None:
-            return super().isdir(path)
+            return super().isdir(path) or bool(self._committed(path))
         info, inner = found
         return not inner or self._files(info).get(inner, 0) is None
 
@@ -262,9 +267,15 @@ class CkstoreStorage(LocalFileSystemStorage):
             return super().getsize(path)
         return self._size_of(*found, path)
 
+    def _committed(self, path: Path) -> list[str]:
+        """Return the names of the checkpoints in a directory: the folder, which other nodes may lack."""
+        if Path(os.path.realpath(path)) != self._folder:
+            return []
+        return [name for info in self._store.checkpoints(self._run) if (name := _name_of(info))]
+
     def _place(self, path: Path) -> tuple[str, str] | None:
         """Return the name of the entry of the folder that a path leads to, and the path in it, or None."""
-        whole = Path(os.path.abspath(path))
+        whole = _resolved(path)
         if whole == self._folder or not whole.is_relative_to(self._folder):
             return None
         name, *inner = whole.relative_to(self._folder).parts
@@ -291,11 +302,15 @@ class CkstoreStorage(LocalFileSystemStorage):
     def _files(self, info: CheckpointInfo) -> dict[str, int | None]:
         """Return the size of each file of a checkpoint, and None for each directory, by their paths."""
         if info.id not in self._sizes:
-            with self._store.open_checkpoint(info) as checkpoint:
-                found: dict[str, int | None] = {}
-                for file in checkpoint.files():
-                    found.update(dict.fromkeys(map(str, PurePosixPath(file.path).parents[:-1])))
-                    found[file.path] = None if file.kind == "directory" else file.nbytes
+            try:
+                with self._store.open_checkpoint(info) as checkpoint:
+                    files = checkpoint.files()
+            except NoSuchRef:  # deleted in the meantime
+                return {}
+            found: dict[str, int | None] = {}
+            for file in files:
+                found.update(dict.fromkeys(map(str, PurePosixPath(file.path).parents[:-1])))
+                found[file.path] = None if file.kind == "directory" else file.nbytes
             self._sizes[info.id] = found
             while len(self._sizes) > _REMEMBERED:
                 del self._sizes[next(iter(self._sizes))]
@@ -313,12 +328,12 @@ class CkstoreStorage(LocalFileSystemStorage):
 
     def _check_writable(self, path: Path) -> None:
         place = self._place(path)
-        if place is None or not place[1]:
+        if place is None:
             return
-        if self._find(path) is not None:
-            raise _unchangeable(path)
-        name = place[0]
-        if not name.startswith(self._config.temp_dir_prefix):
+        if (found := self._find(path)) is not None:
+            raise _unchangeable(path) if found[1] else _error(errno.EISDIR, path)
+        name, inner = place
+        if inner and not name.startswith(self._config.temp_dir_prefix):
             msg = f"{path} would not become part of a checkpoint: {name} does not begin with "
             hint = "write_to_temp_dir=True, which is the default, and the same temp_dir_prefix in both configurations"
             raise BadInput(f"{msg}{self._config.temp_dir_prefix!r}", hint=hint)
@@ -326,7 +341,7 @@ class CkstoreStorage(LocalFileSystemStorage):
     def _writer(self) -> Store:
         # A handle of its own, so that users without write permission can load.
         if self._to_write is None:
-            self._to_write = Store.open(self._config.store)
+            self._to_write = Store.open(self._path)
             begin(self._to_write, self._run)
         return self._to_write
 
@@ -351,6 +366,12 @@ class CkstoreStorage(LocalFileSystemStorage):
         except FileNotFoundError:
             return
         continue_from(context_of(writer), Parent(loaded, self._run, training))
+
+
+def _resolved(path: Path) -> Path:
+    """Return a path without symlinks, except the last name: that is renamed or deleted itself."""
+    whole = Path(os.path.abspath(path))
+    return Path(os.path.realpath(whole.parent)) / whole.name
 
 
 def _name_of(info: CheckpointInfo) -> str:

@@ -20,8 +20,9 @@ from torch_checkpointing.config import SyncCheckpointSaverConfig
 from torch_checkpointing.storage.base_storage import ReadArgs, Storage
 from torch_checkpointing.storage.filesystem import LocalFileSystemStorage, LocalFileSystemStorageConfig
 
-from ckstore import BadInput, DamagedBlob, NoSuchRef, RetentionPolicy, RunInUse, Store, StoreNotFound
+from ckstore import BadInput, CheckpointInfo, DamagedBlob, NoSuchRef, RetentionPolicy, RunInUse, Store, StoreNotFound
 from ckstore.integrations.torch_checkpointing import CkstoreStorageConfig
+from ckstore.ops.read.open_checkpoint import OpenCheckpoint
 from tests.integrations.storage_cases import manager
 from tests.support.damage import blobs_by_size, flip
 from tests.support.gloo import Group
@@ -265,6 +266,78 @@ def test_a_checkpoint_never_changes(folders: Folders) -> None:
             change()
         assert refused.value.errno == errno.EROFS
     assert storage.read(folder / "step-1/a") == b"a"
+
+
+@pytest.mark.parametrize("what", ["exists", "isdir", "getsize", "read", "stream"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_checkpoint_that_is_deleted_during_a_look_is_not_there(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch, what: str, listed: bool
+) -> None:
+    storage, folder = folders.config.create_storage(), folders.kept
+    save(storage, folder, "step-1", {"rank_0/model.pt": b"data"})
+    if listed:
+        assert storage.exists(folder / "step-1/rank_0/model.pt")
+    opens = Store.open_checkpoint
+
+    def deleted(self: Store, info: CheckpointInfo) -> OpenCheckpoint:
+        folders.store.delete(info)
+        return opens(self, info)
+
+    monkeypatch.setattr(Store, "open_checkpoint", deleted)
+    if what in {"exists", "isdir"}:
+        assert look(storage, folder, "step-1/rank_0", what) is listed
+    elif what != "getsize" or not listed:
+        with pytest.raises(FileNotFoundError):
+            look(storage, folder, "step-1/rank_0/model.pt", what)
+
+
+@pytest.mark.parametrize("name, other", [("step-5", "checkpoint-5"), ("step-5", "step-005"), ("best", "step-0")])
+def test_only_the_own_path_is_replaced(folders: Folders, name: str, other: str) -> None:
+    storage = CkstoreStorageConfig(folders.store.path, folders.kept, if_exists="replace").create_storage()
+    save(storage, folders.kept, name, {"model.pt": b"one"})
+    save(storage, folders.kept, name, {"model.pt": b"two"})
+
+    with pytest.raises(FileExistsError, match="does not replace"):
+        save(storage, folders.kept, other, {"model.pt": b"other"})
+    assert storage.read(folders.kept / name / "model.pt") == b"two"
+
+
+def test_no_file_hides_a_checkpoint(folders: Folders) -> None:
+    def stream(storage: Storage, folder: Path) -> None:
+        with storage.stream_write(folder / "step-1") as file:
+            file.write(b"x")
+
+    folders.both(save, "step-1", {"model.pt": b"data"})
+    assert folders.both(lambda storage, folder: storage.write(folder / "step-1", b"x")) is IsADirectoryError
+    assert folders.both(stream) is IsADirectoryError
+    assert folders.both(look, "step-1/model.pt", "read") == b"data"
+
+
+def test_the_folder_is_found_through_symlinks_and_where_it_does_not_exist(folders: Folders, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folders.kept)
+    for config, path in ((folders.config, link), (CkstoreStorageConfig(folders.store.path, link), folders.kept)):
+        storage = config.create_storage()
+        save(storage, path, "step-1", {"model.pt": b"data"})
+        assert not os.listdir(folders.kept)
+        assert storage.read(link / "step-1/model.pt") == storage.read(folders.kept / "step-1/model.pt") == b"data"
+        storage.rmdir(path / "step-1")
+
+    storage = folders.config.create_storage()
+    save(storage, link, "step-2", {"model.pt": b"data"})
+    folders.kept.rmdir()
+    assert storage.glob(f"{folders.kept}/step-*") == [f"{folders.kept}/step-2"]
+    assert storage.isdir(link)
+    assert not storage.exists(tmp_path / "other")
+
+
+def test_a_relative_store_remains_the_same_one(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folders.store.path.parent)
+    storage = CkstoreStorageConfig(folders.store.path.name, folders.kept).create_storage()
+    monkeypatch.chdir("/")
+
+    save(storage, folders.kept, "step-1", {"model.pt": b"data"})
+    assert folders.store.info(1).step == 1
 
 
 def test_what_is_written_to_the_final_path_is_refused_since_no_rename_would_commit_it(tmp_path: Path) -> None:
