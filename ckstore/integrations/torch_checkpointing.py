@@ -122,11 +122,16 @@ class CkstoreStorage(LocalFileSystemStorage):
             file = opened(self._store.open_checkpoint(info), inner)
         except NoSuchRef as error:  # deleted in the meantime
             raise _error(errno.ENOENT, path) from error
-        self._note(info)
-        if read_args is not None and not read_args.pre_read_full_file:
-            return cast("io.RawIOBase", file)
-        with file:
-            return cast("io.RawIOBase", io.BytesIO(file.read()))
+        try:
+            self._note(info)
+            if read_args is not None and not read_args.pre_read_full_file:
+                return cast("io.RawIOBase", file)
+            data = io.BytesIO(file.read())
+        except BaseException:  # else the checkpoint would stay open
+            file.close()
+            raise
+        file.close()
+        return cast("io.RawIOBase", data)
 
     @override
     def stream_write(self, path: Path) -> io.IOBase:
@@ -182,10 +187,13 @@ class CkstoreStorage(LocalFileSystemStorage):
             FileExistsError: The destination exists.
             OSError: The source or the destination is part of a checkpoint.
             RunInUse: The run has checkpoints of another training, and this process has loaded none of them.
+            CkstoreError: As in `Store.commit`. The source is kept.
         """
         place, there = self._place(dst_path), self._find(dst_path)
-        if self._find(src_path) is not None or (there is not None and there[1]):
+        if self._find(src_path) is not None:
             raise _unchangeable(src_path)
+        if there is not None and there[1]:
+            raise _unchangeable(dst_path)
         if place is None or place[1] or not os.path.isdir(src_path):
             if there is not None:
                 raise _occupied(errno.EISDIR, dst_path)
@@ -197,7 +205,7 @@ class CkstoreStorage(LocalFileSystemStorage):
             if os.listdir(dst_path):
                 raise _occupied(errno.ENOTEMPTY, dst_path)
             os.rmdir(dst_path)
-        # Of a name without a step, too, there is one checkpoint.
+        # A name without a step also has at most one checkpoint.
         step = step_in_name([Path(dst_path)])
         if there is not None:
             if self._config.if_exists == "error":
@@ -352,8 +360,12 @@ class CkstoreStorage(LocalFileSystemStorage):
             return
         training = parent_at(context_of(self._store), info).training
         new = self._loaded.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-        new.write_text(f"{info.id} {training}", encoding="ascii")
-        new.replace(self._loaded)
+        try:
+            new.write_text(f"{info.id} {training}", encoding="ascii")
+            new.replace(self._loaded)
+        except OSError:  # a full disk, for example: the caller learns of it
+            new.unlink(missing_ok=True)
+            raise
         if not self._noted:
             atexit.register(self._loaded.unlink, missing_ok=True)
         self._noted = info.id

@@ -271,7 +271,7 @@ class CheckpointDirectory:
 
     # Called with the directory and the error when a read finds damage; None: no call.
     on_damage: Callable[[CheckpointDirectory, DamagedBlob], None] | None = None
-    fetch: Fetch | None = None  # None: nothing here reaches remotes
+    fetch: Fetch | None = None  # is None if no remote can be reached
     # Called with the error of a damaged or missing blob, the plain blob that was to be read, and whether this reader
     # asks for the first time. None: nothing is repaired by reads.
     rescue: Rescue | None = None

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, closing
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, Self
 
+from ckstore.codecs.tiles import TILE_BYTES
 from ckstore.errors import BytesElsewhere, DamagedBlob, RemoteError
 from ckstore.fs import files, mapping, reflink
 from ckstore.model.digest import algorithm_of
@@ -52,7 +53,7 @@ class Part(NamedTuple):
     extent: Extent  # which one
     out: memoryview | Memory  # where to; it has the piece's length
     what: str  # what it belongs to, for messages
-    old: OldPiece | None = None  # what is there now; None: not known
+    old: OldPiece | None = None  # the piece that `out` holds now, if it is known
 
 
 def by_blob(parts: Iterable[Part]) -> list[list[Part]]:
@@ -303,9 +304,9 @@ def read_unless_file(directory: CheckpointDirectory, digest: str, start: int, ou
     if form.is_plain or form.has_file(digest):
         return False
     with Decoder(directory) as decoder:
-        # By parts: a tile of a base is as large as that of what is decoded with it.
-        for at in range(0, len(out), _PART_BYTES):
-            decoder.read(digest, start + at, out[at : at + _PART_BYTES], what)
+        # Tile by tile, so that the bases are not decoded as a whole into memory.
+        for at in range(0, len(out), TILE_BYTES):
+            decoder.read(digest, start + at, out[at : at + TILE_BYTES], what)
     return True
 
 

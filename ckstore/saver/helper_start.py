@@ -18,7 +18,7 @@ def start_beside(entry: str, context: Context) -> subprocess.Popen[bytes]:
     about = {"path": str(context.layout.path), "catalog_path": catalog_path}
     nowhere = open_descriptor(os.devnull, os.O_WRONLY)
     try:
-        # What it has to say goes to the store; credentials come with the environment, never in its arguments.
+        # It reports to the store. Credentials come with the environment, never in its arguments.
         return start(entry, json.dumps(about), nowhere)
     finally:
         os.close(nowhere)

@@ -32,7 +32,7 @@ class TensorSink(Protocol):
     def allocate(self, sizes: Mapping[int, int]) -> Mapping[int, Any]:
         """Return memory there that a load fills directly, for large storages of tensors; empty if that is host memory.
 
-        Each has the interface of `remote_pieces.Memory`, and a method `storage`.
+        Each has the interface of `pieces.Memory`, and a method `storage`.
         """
 
     def placed(self, kind: LeafKind, memory: StorageMemory) -> StorageMemory:

@@ -248,6 +248,29 @@ def test_damage_is_found_by_who_reads_it(folders: Folders) -> None:
     Store.init(folders.store.path).close()
 
 
+def test_a_load_that_cannot_be_noted_fails_and_leaves_nothing_open(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = folders.config.create_storage()
+    save(storage, folders.kept, "step-1", {"model.pt": b"data"})
+    write_text = Path.write_text
+
+    def full(path: Path, *words: Any, **options: Any) -> int:
+        write_text(path, "a part", encoding="ascii")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        for whole in (True, False):
+            with pytest.raises(OSError, match="No space left"):
+                storage.stream_read(folders.kept / "step-1" / "model.pt", ReadArgs(pre_read_full_file=whole))
+
+    noted = folders.config._loaded
+    assert list(noted.parent.glob(f"{noted.name}*")) == []
+    assert storage.read(folders.kept / "step-1" / "model.pt") == b"data"
+    storage.rmdir(folders.kept / "step-1")  # an open checkpoint could not be deleted
+
+
 def test_a_checkpoint_never_changes(folders: Folders) -> None:
     storage, folder = folders.config.create_storage(), folders.kept
     save(storage, folder, "step-1", {"a": b"a", "b/c": b"c"})

@@ -366,7 +366,7 @@ def _stopped_in_a_step(make_loop: Callable[[], Any]) -> tuple[LoopFailed, int]:
         error = stopped.value.with_traceback(None)
         if " while the loop was made" not in error.message:
             return error, timeout_s
-    pytest.fail("no step was begun")
+    pytest.fail("the loop did not begin a step")
 
 
 def _children_in(output: str) -> list[int]:

@@ -111,8 +111,8 @@ system = Cuda()
 
 def wait(devices: Iterable[torch.device], after: object = None) -> None:
     """Wait for the work queued on devices."""
-    # Their bytes are read on other streams, which would not wait. With an event, `after`, the current streams wait for
-    # that alone, and this returns at once.
+    # Their bytes are read on other streams, which would not wait. If there is an event `after`, the current streams
+    # wait only for that, and this returns immediately.
     for device in devices:
         if after is None:
             system.synchronize(device)
