@@ -58,6 +58,7 @@ from ckstore.model.reports.verify_report import Repair as Repair
 from ckstore.model.reports.verify_report import StoreFinding as StoreFinding
 from ckstore.model.reports.verify_report import Unrepaired as Unrepaired
 from ckstore.model.reports.verify_report import VerifyReport as VerifyReport
+from ckstore.model.reports.weight_version import WeightVersion as WeightVersion
 from ckstore.model.saver.status import SaveEvent as SaveEvent
 from ckstore.model.saver.status import SaverStatus as SaverStatus
 from ckstore.model.settings.patience import OnFailure as OnFailure
@@ -80,5 +81,7 @@ from ckstore.remote.service.remote_entries import RemoteEntry as RemoteEntry
 from ckstore.remote.service.target import Target as Target
 from ckstore.remote.verification.remote_verify_report import RemoteDamage as RemoteDamage
 from ckstore.remote.verification.remote_verify_report import RemoteVerifyReport as RemoteVerifyReport
+from ckstore.weights.publisher import WeightPublisher as WeightPublisher
+from ckstore.weights.version_directory import DifferenceForm as DifferenceForm
 
 __all__: list[str]

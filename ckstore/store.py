@@ -65,11 +65,14 @@ if TYPE_CHECKING:
     from ckstore.ops.save.save import Request
     from ckstore.ranks.attempt import Ranks
     from ckstore.remote.choice import ChoiceOptions, TransferOptions
+    from ckstore.remote.remote_only.clone import News
     from ckstore.remote.remote_only.remote_reader import RemoteReader
     from ckstore.remote.remote_only.rescue import RemoteRescuer
     from ckstore.remote.remote_opener import RemoteLike
     from ckstore.remote.remotes import Remotes
     from ckstore.saver.client.pending import PendingSave
+    from ckstore.weights.publisher import WeightPublisher
+    from ckstore.weights.version_directory import DifferenceForm
 
 RefLike = str | SupportsIndex | CheckpointInfo
 """One of the strings ``STEP``, ``latest``, ``best:METRIC``, a tag, or 6 or more digits of an id, optionally with
@@ -1254,13 +1257,95 @@ class Store:
                 "lacking= needs a store on a filesystem: a remote does not record evaluators of other stores",
                 hint="follow without lacking=, and skip checkpoints that have the metric in info.metrics",
             )
+        return follow(context, run, after, timeout_s, self._news(run, remote, poll_s))
+
+    @api_call
+    def publish(
+        self,
+        run: str | None,
+        directory: str | os.PathLike[str],
+        *,
+        format: Literal["sglang"] = "sglang",  # noqa: A002 - the word of the command line
+        ref: str = "latest",
+        select: Select = None,
+        add: Sequence[str | os.PathLike[str]] = (),
+        difference: DifferenceForm = "overwrite",
+        full_every: int = 50,
+        full_above: float = 0.5,
+        keep_full: int = 2,
+        timeout_s: float | None = None,
+        remote: RemoteLike | None = None,
+        poll_s: float | None = None,
+    ) -> WeightPublisher:
+        """Publish the weights of a run as it grows, for engines that serve them, and yield each published version.
+
+        Versions are directories ``weight_v000001``, ``weight_v000002`` and so on, which SGLang's ``/pull_weights``
+        reads. The newest version has the weights of the newest checkpoint, also after the run went back to an earlier
+        step. Checkpoints that were replaced by a newer one before their turn are not published. A version has only the
+        differences from the previous one, or all weights: for the first one, after `full_every` versions, if the
+        differences are too large or cannot be computed, and if the run no longer continues the published step. Each
+        version is durable when it appears. Until the next version, its checkpoint is open, so its data is kept.
+
+        Args:
+            run: Name of the run, which need not exist yet. If None, as in `follow`.
+            directory: Where to publish. It is created if it is missing. Only one process can publish to it.
+            format: The layout of the versions.
+            ref: Which checkpoint of the run is published, such as ``best:reward``.
+            select: The name of the state dict in the saved state, such as ``model``. If None, the state is one.
+            add: Files to add to each version with all weights, such as ``config.json`` and the tokenizer, or a
+                directory with them. Weights in it are ignored. A checkpoint of committed files has its own such files.
+            difference: The form of differences. An engine can apply ``overwrite`` again after a crash, but not ``xor``.
+            full_every: Publish all weights at least once in this number of versions.
+            full_above: Publish all weights if the differences are a larger share of them.
+            keep_full: Number of versions with all weights to keep. Versions older than these are removed.
+            timeout_s: End if there was nothing to publish for this many seconds. With 0, publish at most one version.
+                If None, continue until closed.
+            remote: Also publish new checkpoints of this remote, as in `follow`.
+            poll_s: Interval of checks for another checkpoint, in seconds. If None, 1, or 5 for a remote.
+
+        Raises:
+            AmbiguousRef: No run is given, and the store has several.
+            BadInput: An argument is invalid, or the directory has versions of another program or run. The iteration
+                also raises this if the checkpoint is not the state dict of a model.
+            InUse: Another process publishes to the directory.
+            NoSuchRef: `ref` names no checkpoint, although the run has some. The iteration raises this.
+            DamagedBlob, InsufficientSpace: The iteration raises these. Nothing is published then, and the next call of
+                ``next`` tries again.
+            MissingExtra: `zstandard` is not installed.
+            NoSuchRemote: As in `follow`.
+        """
+        from ckstore.weights.publisher import PublishOptions, publish
+
+        if format != "sglang":
+            raise BadInput(f"format must be sglang, got {format!r}")
+        is_listed = remote is not None or self._listing is not None
+        if poll_s is None:
+            poll_s = 5.0 if is_listed else 1.0
+        options = PublishOptions(
+            ref=ref,
+            select=select,
+            add=tuple(add),
+            difference=difference,
+            full_every=full_every,
+            full_above=full_above,
+            keep_full=keep_full,
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+        )
+        path = expanded(directory)
+        if is_listed:
+            return publish(self._listing or self._context, run, path, options, self._news(run, remote, poll_s))
+        return publish(self._context, run, path, options)
+
+    def _news(self, run: str | None, remote: RemoteLike | None, poll_s: float | None) -> News:
+        """Return what lists new checkpoints of a remote, or of the one that this store was opened by."""
         from ckstore.remote.remote_only.clone import POLL_S, News
 
         if poll_s is not None and not poll_s > 0:
             raise BadInput(f"poll_s must be a number of seconds above 0, got {poll_s!r}")
+        context = self._listing or self._context
         wanted = self.run if run is None else run
-        news = News(context, "origin" if remote is None else remote, wanted, POLL_S if poll_s is None else poll_s)
-        return follow(context, run, after, timeout_s, news)
+        return News(context, "origin" if remote is None else remote, wanted, POLL_S if poll_s is None else poll_s)
 
     @api_call
     def delete(self, ref: RefLike, *, dry_run: bool = False, now: bool = False) -> None:

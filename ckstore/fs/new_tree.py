@@ -54,7 +54,7 @@ class NewTree:
             _check_free(destination, or_empty=not one_file)
             for name in others:
                 _check_free(destination.parent / name, or_empty=False)
-            _remove_dead(destination)
+            remove_dead(destination)
             path, lock = _begin(destination)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise _no_parent(destination, error) from error
@@ -256,7 +256,7 @@ def _check_free(destination: Path, *, or_empty: bool = True) -> None:
         raise BadInput(msg, hint="choose a destination that does not exist yet")
 
 
-def _remove_dead(destination: Path) -> None:
+def remove_dead(destination: Path) -> None:
     """Remove the leftovers of killed builders of this user for the same destination."""
     # A leftover that cannot be removed takes space and is in no one's way: no reason to fail.
     try:
@@ -270,6 +270,16 @@ def _remove_dead(destination: Path) -> None:
             with suppress(OSError, InUse), locks.lock_exclusive(path, timeout_s=0.0) as lock:
                 if _is_ours(lock):
                     _remove(path, lock)
+
+
+def remove_published(path: Path) -> None:
+    """Remove a published tree. It is renamed first, so that no other process finds a part of it."""
+    # If this process dies meanwhile, `remove_dead` of the same path finds the rest.
+    hidden = path.parent / f"{_prefix(path)}{secrets.token_hex(6)}"
+    links.rename(path, hidden)
+    files.sync_name(hidden)
+    with locks.lock_exclusive(hidden, timeout_s=0.0) as lock:
+        _remove(hidden, lock)
 
 
 def _remove(path: Path, lock: locks.DirectoryLock) -> None:

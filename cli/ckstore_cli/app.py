@@ -26,6 +26,7 @@ COMMANDS = {
     "import-history": "files",
     "checkout": "files",
     "export": "files",
+    "publish": "files",
     "log": "look",
     "runs": "look",
     "events": "look",

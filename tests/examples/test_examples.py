@@ -24,6 +24,7 @@ STEPS = {
     "deepspeed_run.py": [2, 4, 6],
     "rollout.py": [0, 1, 2, 3],
 }
+OF_ENGINES = ("sglang_publish.py", "vllm_weights.py")  # tests/weights/test_engines.py
 ON_TWO_RANKS = ("ddp.py", "fsdp2.py")
 
 
@@ -46,7 +47,7 @@ def run(warm: Path, name: str, folder: Path) -> str:
 
 
 def test_every_example_is_tried() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(STEPS)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*STEPS, *OF_ENGINES}
 
 
 @pytest.mark.slow

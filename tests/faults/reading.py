@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file
 
 import ckstore
 from ckstore import RetentionPolicy, Store
@@ -70,6 +71,23 @@ def _fresh(store: Store, write: Callable[[Path], object]) -> object:
         out.unlink()
     shutil.rmtree(out, ignore_errors=True)
     return write(out)
+
+
+def _publish(store: Store, out: Path) -> object:
+    out.mkdir()
+    (out / "config.json").write_text("{}")
+    names: dict[str, Any] = {
+        "select": lambda name: name in ("w", "small"),
+        "add": [out / "config.json"],
+        "timeout_s": 0,
+    }
+    versions: list[Any] = []
+    for step in (1, 2):
+        with store.publish(
+            "main", out / "weights", ref=f"main@{step}", add=[out / "config.json"], **names
+        ) as publisher:
+            versions += [(version.id, version.is_full, version.reason) for version in publisher]
+    return versions, load_file(out / "weights" / "weight_v000001" / "model.safetensors")
 
 
 def _read_file(store: Store) -> bytes:
@@ -125,6 +143,7 @@ ACTS: dict[str, Callable[[Store], object]] = {
     "checkout": lambda store: _fresh(store, lambda out: store.checkout(3, out)),
     "export": lambda store: _fresh(store, lambda out: store.export_safetensors(1, out)),
     "export to a torch file": lambda store: _fresh(store, lambda out: store.export(1, out, format="torch")),
+    "publish": lambda store: _fresh(store, lambda out: _publish(store, out)),
     "report": lambda store: store.report(),
     "metrics": lambda store: store.metrics(),
     "events": lambda store: store.events(),

@@ -132,7 +132,7 @@ def test_names_are_drawn_until_one_is_free(
     waiting = iter([*names, "f" * 12])
 
     with monkeypatch.context() as patch:
-        patch.setattr(new_tree, "_remove_dead", lambda _: None)
+        patch.setattr(new_tree, "remove_dead", lambda _: None)
         patch.setattr(secrets, "token_hex", lambda _: next(waiting))
         publish(place / "out")
 

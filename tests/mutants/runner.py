@@ -45,6 +45,7 @@ from tests.mutants.strict import STRICT
 from tests.mutants.training import TRAINING
 from tests.mutants.unchanged import UNCHANGED
 from tests.mutants.values import VALUES
+from tests.mutants.weights import WEIGHTS
 from tests.support.coverage import covered
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,7 @@ LISTS = (
     UNCHANGED,
     MACHINES,
     VALUES,
+    WEIGHTS,
     RANKS,
     DEVICES,
     REMOTES,

@@ -53,6 +53,7 @@ NESTED: dict[str, Callable[[Store], object]] = {
     "checkpoints": lambda store: store.checkpoints(),
     "runs": lambda store: store.runs(),
     "follow": lambda store: next(store.follow(timeout_s=0)),
+    "publish": lambda store: next(store.publish(None, store.path.parent / "published", timeout_s=0)),
     "open_checkpoint": lambda store: store.open_checkpoint(1),
     "delete": lambda store: store.delete(1),
     "verify": lambda store: store.verify(),

@@ -26,11 +26,12 @@ from ckstore.fs import files as seam
 from ckstore.remote import key_lookup
 from ckstore.remote.mirror.mirror_step import Mirror
 from ckstore.store import context_of
-from tests.pairs.world import REMOTE, World, copy_of, files, fresh, same, same_files, state
+from tests.pairs.world import REMOTE, Saved, World, copy_of, files, fresh, same, same_files, state
 from tests.support.crashing import run_and_kill
 from tests.support.damage import flip
 from tests.support.look import directory_of
 from tests.support.stores import disk_bytes
+from tests.weights.weight_engine import WeightEngine, newest_version
 
 Act = Callable[[World, Store], None]
 KEPT = 2
@@ -387,6 +388,38 @@ def export(world: World, store: Store) -> None:
     world.at_end.append(lambda: _equal(sizes == {path.name: path.read_bytes() for path in out.iterdir()}))
 
 
+def publish(world: World, store: Store) -> None:
+    """Publish the newest saved state for engines: one that pulls now has it, and so has one that pulls at the end."""
+    one = next((one for one in reversed(world.current()) if _is_model(store, one)), None)
+    if one is None:
+        return
+    base = world.folder / f"base-{os.geteuid()}"
+    base.mkdir(exist_ok=True)
+    (base / "config.json").write_text("{}")
+    out = world.folder / f"published-{one.info.run}-{os.geteuid()}"
+    options: dict[str, Any] = {"select": lambda name: name != "number", "add": [base], "timeout_s": 0}
+    with store.publish(one.info.run, out, ref=one.info.id, **options) as publisher:
+        versions = [*publisher]
+    assert [version.id for version in versions] in ([one.info.id], [])
+    newest, number = newest_version(out), one.number
+
+    def holds() -> None:
+        engine = WeightEngine(world.folder / f"engine-{world.next_number()}", base)
+        engine.pull(out, newest)
+        assert same(engine.weights() | {"number": number}, number)
+
+    holds()
+    world.at_end.append(holds)
+
+
+def _is_model(store: Store, one: Saved) -> bool:
+    """Whether it is one state, and not those of several ranks, nor files."""
+    if one.is_files:
+        return False
+    with store.open_checkpoint(one.info) as opened:
+        return "weights" in opened
+
+
 def _equal(equal: bool) -> None:
     assert equal, "what was written outside the store changed"
 
@@ -458,7 +491,7 @@ ACTS: dict[str, Act] = {
     for act in (
         *(save, save_async, ranks, commit, replace, retention, budget, make_room, quota, undo, gc, purge, compact),
         *(push, pull, mirror, evict, clone, follow, evaluate, remote_prune, repair, reindex, rename_run, touch),
-        *(tag, checkout, export),
+        *(tag, checkout, export, publish),
         *(read, shared, read_only, backup, restore, kill),
     )
 }

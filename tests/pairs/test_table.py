@@ -12,6 +12,7 @@ from tests.pairs.table import document, page, problems, read
 _NAMES = """
 save async ranks commit retention budget undo gc compact push pull mirror evict clone follow remote-prune repair reindex
 touch rename-run tags-pins replace checkout export group shared read-only make-room quota backup kill read
+publish
 """
 CAPABILITIES = set(_NAMES.split())
 Said = dict[str, Any]

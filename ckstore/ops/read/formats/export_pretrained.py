@@ -106,7 +106,7 @@ def _of_state(
 ) -> _Plan:
     strips = select is not None and not callable(select)
     plan = plan_export(directory.manifest, select=select, strip_prefix=strips, ties=form.is_cut)
-    _check_state_dict(plan, form)
+    check_state_dict(plan, form)
     shards = shards_of(plan, most_bytes if form.is_cut else None, form.stem)
     return _Plan((), added, versions_left_out(plan), (directory, plan, tuple(shards)))
 
@@ -141,12 +141,12 @@ def _of_files(
         return _Plan((*chosen.weights, *beside), added, left_out, None)
     view = opened.enter_context(state_of(directory, first.path, chunk_bytes=chunk_bytes, can_select=False))
     plan = plan_export(view.manifest, ties=form.is_cut)
-    _check_state_dict(plan, form)
+    check_state_dict(plan, form)
     shards = shards_of(plan, most_bytes if form.is_cut else None, form.stem)
     return _Plan(beside, added, left_out + versions_left_out(plan), (view, plan, tuple(shards)))
 
 
-def _check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
+def check_state_dict(plan: ExportPlan, form: ModelForm) -> None:
     """Raise unless the tensors are a state dict: `from_pretrained` fills missing weights with random values."""
     if plan.metadata:
         msg = f"{form.call} reads quantized tensors only from a directory that the library itself has written"

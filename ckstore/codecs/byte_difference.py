@@ -1,0 +1,72 @@
+"""Differences of bytes of equal length, each as one zstd frame, in the two forms that rollout engines apply.
+
+docs/how-to/publish-weights.md describes both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zstandard
+
+if TYPE_CHECKING:
+    from ckstore.model.digest import Buffer
+
+_LEVEL = 1  # what the other writers of the layout use: higher levels take longer than the bytes that they save
+_POSITION_BYTES = 4
+POSITIONS_MOST_BYTES = 2 ** (8 * _POSITION_BYTES)
+"""Bytes that an `OverwriteFrame` can address."""
+
+
+class LargeDifference(Exception):
+    """The difference would be larger than the caller allows."""
+
+
+class XorFrame:
+    """The new bytes xor the old ones. Applied twice, it restores the old ones."""
+
+    def __init__(self, nbytes: int) -> None:
+        # With its size, since some readers allocate by it.
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj(size=nbytes)
+        self._parts: list[bytes] = []
+        self._is_changed = False
+
+    def add(self, _: int, old: Buffer, new: Buffer) -> None:
+        """Add the bytes of a part."""
+        found = np.frombuffer(old, np.uint8) ^ np.frombuffer(new, np.uint8)
+        self._is_changed = self._is_changed or bool(found.any())
+        self._parts.append(self._compressor.compress(found.data))
+
+    def end(self) -> bytes | None:
+        """Return the frame, or None if nothing changed."""
+        return b"".join((*self._parts, self._compressor.flush())) if self._is_changed else None
+
+
+class OverwriteFrame:
+    """The count of changed bytes, their positions, and their new values. It can be applied repeatedly."""
+
+    def __init__(self, most_bytes: float) -> None:
+        self._most_bytes = most_bytes
+        self._positions: list[Any] = []
+        self._values: list[Any] = []
+
+    def add(self, start: int, old: Buffer, new: Buffer) -> None:
+        """Add the bytes of a part, which begins at `start`."""
+        values = np.frombuffer(new, np.uint8)
+        found = np.flatnonzero(values != np.frombuffer(old, np.uint8))
+        if len(found):
+            self._values.append(values[found])
+            self._positions.append((found + start).astype("<u4"))
+            # Before compression, since this much is in memory.
+            if (_POSITION_BYTES + 1) * sum(map(len, self._positions)) > self._most_bytes:
+                raise LargeDifference
+
+    def end(self) -> bytes | None:
+        """Return the frame, or None if nothing changed."""
+        if not self._positions:
+            return None
+        count = np.array([sum(map(len, self._positions))], "<u4")
+        arrays = (count, *self._positions, *self._values)
+        plain = b"".join(memoryview(one).cast("B") for one in arrays)
+        return zstandard.ZstdCompressor(level=_LEVEL).compress(plain)

@@ -1,0 +1,127 @@
+"""Write the differences between two versions of a model's weights.
+
+Each changed tensor is one zstd frame in a safetensors file, whose metadata has the checksum of its new bytes. The
+layout is that of SGLang's ``/pull_weights`` (docs/how-to/publish-weights.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from ckstore.codecs.byte_difference import POSITIONS_MOST_BYTES, LargeDifference, OverwriteFrame, XorFrame
+from ckstore.containers.safetensors_write import INDEX_NAME, TensorToWrite, lay_out
+from ckstore.ops.call_threads import Workers
+from ckstore.ops.read.export_files import MARGIN_BYTES, Meter, Work, building
+from ckstore.weights.model_weights import ModelWeights, Weight
+from ckstore.weights.version_directory import VERSION_NAME, DifferenceForm, VersionRecord
+
+_SHARD_BYTES = 256 * 2**20  # compressed tensors in one file, which are in memory until it is written
+_AHEAD = 2  # tensors that wait for the writer, for each thread
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedWeight:
+    name: str
+    frame: bytes
+    checksum: str
+
+
+def write_difference(
+    before: ModelWeights,
+    after: ModelWeights,
+    path: Path,
+    record: VersionRecord,
+    *,
+    form: DifferenceForm,
+    most_bytes: float,
+    threads: int,
+) -> None:
+    """Write the version `path` with what turns the weights `before` into `after`.
+
+    Raises:
+        LargeDifference: The differences would have more than `most_bytes`. Nothing was written.
+        DamagedBlob: A checkpoint is damaged.
+        InsufficientSpace: The filesystem is full. Nothing was left behind.
+    """
+    # Positions have 32 bits.
+    if any(weight.tensor.nbytes >= POSITIONS_MOST_BYTES for weight in after.weights.values()):
+        form = "xor"
+    with building(after.directory, path, MARGIN_BYTES) as (tree, reader):
+        work = Work(after.directory, tree, reader, Meter(0, None), None)
+        files: dict[str, str] = {}
+        written_bytes = 0
+        shard: list[_ChangedWeight] = []
+
+        def write_shard() -> None:
+            name = f"model-{len({*files.values()}) + 1:05d}.safetensors"
+            tensors = [TensorToWrite(one.name, "U8", (len(one.frame),), len(one.frame)) for one in shard]
+            layout = lay_out(tensors, {one.name: one.checksum for one in shard})
+            placed = sorted(zip(layout.starts, shard, strict=True), key=lambda pair: pair[0])
+            work.small(name, [layout.head, *(one.frame for _, one in placed)])
+            files.update((one.name, name) for one in shard)
+            shard.clear()
+
+        with closing(_changed(before, after, form, most_bytes, threads)) as found:
+            for one in found:
+                shard.append(one)
+                written_bytes += len(one.frame)
+                if written_bytes > most_bytes:
+                    raise LargeDifference
+                if sum(len(each.frame) for each in shard) > _SHARD_BYTES:
+                    write_shard()
+        if shard:
+            write_shard()
+        index = {
+            "metadata": {
+                "version": f"{record.version:06d}",
+                "base_version": f"{record.version - 1:06d}",
+                "delta_encoding": form,
+                "compression_format": "zstd",
+                "checksum_format": "xxh3-128",
+            },
+            "weight_map": files,
+        }
+        work.small(INDEX_NAME, [json.dumps(index, indent=2).encode()])
+        work.small(VERSION_NAME, [record.rendered()])
+        tree.publish()
+
+
+def _changed(
+    before: ModelWeights, after: ModelWeights, form: DifferenceForm, most_bytes: float, threads: int
+) -> Generator[_ChangedWeight]:
+    """Yield the differences of the changed tensors, in the order of their names, made in several threads."""
+    names = [name for name in sorted(after.weights) if before.weights[name].stored != after.weights[name].stored]
+    workers = Workers(threads)
+    begun: deque[Future[_ChangedWeight | None]] = deque()
+    try:
+        for name in names:
+            begun.append(workers.submit(_difference, before.weights[name], after.weights[name], form, most_bytes))
+            if len(begun) >= _AHEAD * threads and (one := workers.result(begun.popleft())) is not None:
+                yield one
+        while begun:
+            if (one := workers.result(begun.popleft())) is not None:
+                yield one
+    finally:
+        workers.stop()
+
+
+def _difference(before: Weight, after: Weight, form: DifferenceForm, most_bytes: float) -> _ChangedWeight | None:
+    """Return the difference of one tensor, or None if its bytes are equal."""
+    checksum = xxhash.xxh3_128()
+    frame = XorFrame(after.tensor.nbytes) if form == "xor" else OverwriteFrame(most_bytes)
+    whole = not (before.is_row_major and after.is_row_major)
+    start = 0
+    for old, new in zip(before.parts(whole=whole), after.parts(whole=whole), strict=True):
+        checksum.update(new)
+        frame.add(start, old, new)
+        start += len(new)
+    data = frame.end()
+    return None if data is None else _ChangedWeight(after.tensor.name, data, checksum.hexdigest())

@@ -1,0 +1,280 @@
+"""Publish the weights of a run as it grows: versions for the engines that serve them.
+
+Each check compares the newest version in the directory with the checkpoint that the ref names, and publishes the latter
+if they differ. There is no other state, so a killed publisher continues, and a rollback of the trainer is published.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self, get_args
+
+from ckstore.errors import BadInput, DamagedBlob, InUse, MissingExtra, NoSuchRef
+from ckstore.model.checkpoint.refs import Ref
+from ckstore.model.manifest.info import CheckpointInfo
+from ckstore.model.names import DEFAULT_RUN, check_run
+from ckstore.model.reports.weight_version import WeightVersion
+from ckstore.ops.api_calls import api_call
+from ckstore.ops.context import Context, info_of
+from ckstore.ops.read.formats.export_pretrained import export_pretrained
+from ckstore.ops.read.load import Select
+from ckstore.ops.refs.find import find, open_directory
+from ckstore.ops.refs.latest import in_one_run, newest, run_meant
+from ckstore.ops.refs.listing import infos
+from ckstore.weights.model_weights import ModelWeights
+from ckstore.weights.version_directory import DifferenceForm, VersionDirectory, VersionRecord
+
+_LOOK_S = 0.1  # how soon a waiting thread notices `close`
+
+
+@dataclass(frozen=True, slots=True)
+class PublishOptions:
+    """How weights are published; see `ckstore.Store.publish`."""
+
+    ref: str
+    select: Select
+    add: tuple[str | os.PathLike[str], ...]
+    difference: DifferenceForm
+    full_every: int
+    full_above: float
+    keep_full: int
+    timeout_s: float | None
+    poll_s: float
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            BadInput: One is not valid.
+        """
+        if self.difference not in get_args(DifferenceForm):
+            raise BadInput(f"difference must be overwrite or xor, got {self.difference!r}")
+        for name, value in (("full_every", self.full_every), ("keep_full", self.keep_full)):
+            if type(value) is not int or value < 1:
+                raise BadInput(f"{name} must be a number of versions, 1 or more, got {value!r}")
+        if not 0 < self.full_above <= 1:
+            raise BadInput(f"full_above must be a share of the weights, above 0 and at most 1, got {self.full_above!r}")
+        if self.timeout_s is not None and not self.timeout_s >= 0:
+            raise BadInput(f"timeout_s must be a number of seconds, 0 or more, or None, got {self.timeout_s!r}")
+        if not 0 < self.poll_s < math.inf:
+            raise BadInput(f"poll_s must be a number of seconds above 0, got {self.poll_s!r}")
+
+
+class WeightPublisher:
+    """Publishes versions, and yields each; an iterator and a context manager.
+
+    Attributes:
+        run: The run.
+        path: The directory of the versions.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        run: str,
+        directory: VersionDirectory,
+        options: PublishOptions,
+        bring: Callable[[], None],
+    ) -> None:
+        self.run = run
+        self.path = directory.path
+        self._context = replace(context, run=run)  # a ref without a run means a checkpoint of this run
+        self._directory = directory
+        self._options = options
+        self._bring = bring
+        self._published: ModelWeights | None = None  # those of the newest version, if its checkpoint still exists
+        self._closed = False
+        self._in_use = threading.Lock()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> WeightVersion:
+        """Publish the next version, waiting for a checkpoint if necessary, and return it.
+
+        After an error, the next call tries again.
+
+        Raises:
+            StopIteration: There was nothing to publish for `timeout_s`, or `close` was called.
+            CkstoreError: The checkpoint cannot be published.
+        """
+        deadline_s = math.inf if self._options.timeout_s is None else time.monotonic() + self._options.timeout_s
+        with self._in_use:
+            while not self._closed:
+                if (version := self._publish_newest()) is not None:
+                    return version
+                again_s = time.monotonic() + self._options.poll_s
+                if again_s > deadline_s:
+                    break
+                self._wait(again_s)
+        self.close()
+        raise StopIteration
+
+    def _wait(self, until_s: float) -> None:
+        """Wait until that time, or until another thread calls `close`."""
+        while not self._closed and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+
+    @api_call
+    def _publish_newest(self) -> WeightVersion | None:
+        """Publish the checkpoint that the ref names; None if it is published, or if the run has none yet."""
+        self._bring()
+        records = self._directory.records()
+        last = records[-1] if records else None
+        if last is not None and last.run != self.run:
+            msg = f"{self.path} has the weights of the run {last.run}, and {self.run} is to be published"
+            raise BadInput(msg, hint="publish each run to a directory of its own")
+        try:
+            if last is not None and find(self._context, self._options.ref).id == last.id:
+                return None
+            directory = open_directory(self._context, self._options.ref)
+        except NoSuchRef:
+            # A ref that names nothing although there are checkpoints is a wrong one.
+            if self._options.ref == "latest" or newest(self._context, self.run) is None:
+                return None
+            raise
+        info = info_of(self._context, directory.manifest, directory.manifest_id)
+        record = VersionRecord(1 if last is None else last.version + 1, info.run, info.step, info.id, False, "")
+        weights = ModelWeights(directory, self._options.select, self._context.settings.chunk_bytes)
+        try:
+            record = self._write(record, weights, info, records)
+        except BaseException:
+            weights.close()
+            raise
+        self._hold(weights)
+        if record.is_full:
+            self._directory.prune(self._options.keep_full)
+        return self._directory.with_size(record)
+
+    def _write(
+        self, record: VersionRecord, weights: ModelWeights, info: CheckpointInfo, records: list[VersionRecord]
+    ) -> VersionRecord:
+        """Write a version with the differences from the last one, or with all weights and the reason."""
+        before, reason = self._before(info, records)
+        if before is not None and not reason and weights.differs_in_form(before):
+            reason = "the names, dtypes or shapes of the weights changed"
+        path = self._directory.place(record.version)
+        if before is not None and not reason:
+            from ckstore.codecs.byte_difference import LargeDifference
+            from ckstore.weights.difference import write_difference
+
+            all_bytes = sum(weight.tensor.nbytes for weight in weights.weights.values())
+            try:
+                write_difference(
+                    before,
+                    weights,
+                    path,
+                    record,
+                    form=self._options.difference,
+                    most_bytes=self._options.full_above * all_bytes,
+                    threads=self._context.threads,
+                )
+            except LargeDifference:
+                reason = f"the differences are larger than {self._options.full_above:g} of them"
+            else:
+                return record
+        record = replace(record, is_full=True, reason=reason)
+        export_pretrained(
+            weights.directory,
+            path,
+            form="pretrained",
+            chunk_bytes=self._context.settings.chunk_bytes,
+            select=self._options.select,
+            add=[*self._options.add, self._directory.own_file(record)],
+        )
+        return record
+
+    def _before(self, info: CheckpointInfo, records: list[VersionRecord]) -> tuple[ModelWeights | None, str]:
+        """Return the weights of the last version, or the reason why a difference from them is not written."""
+        if not records:
+            return None, "the first version"
+        last = records[-1]
+        since_full = next((i for i, record in enumerate(reversed(records)) if record.is_full), len(records))
+        if since_full + 1 >= self._options.full_every:
+            return None, f"every {self._options.full_every} versions"
+        listed = {one.id: one for one in infos(self._context, self.run, superseded=True)}
+        if not _continues(info, last, listed):
+            return None, f"the run no longer continues step {last.step}"
+        if self._published is None or self._published.directory.manifest_id != last.id:
+            if last.id not in listed:
+                return None, f"step {last.step} is no longer in the store"
+            try:
+                opened = open_directory(self._context, listed[last.id])
+                self._hold(ModelWeights(opened, self._options.select, self._context.settings.chunk_bytes))
+            except (NoSuchRef, DamagedBlob, InUse) as error:
+                return None, f"step {last.step} cannot be read: {error.message}"
+        return self._published, ""
+
+    def _hold(self, weights: ModelWeights | None) -> None:
+        """Keep the weights of the last version open, so that their checkpoint is not removed before the next one."""
+        held, self._published = self._published, weights
+        if held is not None:
+            held.close()
+
+    def close(self) -> None:
+        """Stop publishing, and let another process publish to the directory."""
+        self._closed = True
+        if self._in_use.acquire(blocking=False):  # otherwise a thread is publishing, and closes at its end
+            try:
+                self._hold(None)
+                self._directory.close()
+            finally:
+                self._in_use.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_in_use"):
+            self.close()
+
+    def _act_places(self) -> tuple[object, ...]:
+        return self._context.act_places()
+
+
+def _continues(info: CheckpointInfo, last: VersionRecord, listed: dict[str, CheckpointInfo]) -> bool:
+    """Whether the checkpoint continues that of the last version, as far as that is known."""
+    published = listed.get(last.id)
+    if info.step <= last.step or (published is not None and info.order < published.order):
+        return False
+    at: CheckpointInfo | None = info
+    while at is not None and at.parent is not None:
+        if at.parent == last.id:
+            return True
+        at = listed.get(at.parent)
+        if at is not None and at.step < last.step:
+            return False
+    # Retention has dropped an ancestor, or saves named none. A difference from the published bytes is right anyway.
+    return True
+
+
+def publish(
+    context: Context,
+    run: str | None,
+    destination: str | os.PathLike[str],
+    options: PublishOptions,
+    bring: Callable[[], None] = lambda: None,
+) -> WeightPublisher:
+    """Begin to publish; see `ckstore.Store.publish`. `bring` is called before each check, and may add checkpoints."""
+    try:
+        from ckstore.weights import difference
+    except ModuleNotFoundError as error:
+        msg = f"differences of weights need the package {error.name}, which is not installed"
+        raise MissingExtra(msg, hint="pip install 'ckstore[torch,compact]'") from error
+    del difference
+    path = context.layout.outside(destination)
+    bring()
+    chosen = run_meant(context, run)
+    if chosen is None:
+        chosen = in_one_run(context, Ref(None, "latest", "latest")).run or next(
+            iter(context.layout.runs()), DEFAULT_RUN
+        )
+    return WeightPublisher(context, check_run(chosen), VersionDirectory(path), options, bring)

@@ -1,0 +1,175 @@
+"""The directory of published versions.
+
+Each version is a directory that appears by one rename and disappears by one, since an engine takes a version without
+its index for all weights. `VERSION_NAME` in it names its checkpoint, so a publisher needs no record of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from ckstore.errors import BadInput, DamagedBlob, InUse
+from ckstore.fs import files, locks, new_tree
+from ckstore.model.reports.weight_version import WeightVersion
+
+DifferenceForm = Literal["overwrite", "xor"]
+"""The forms in which `ckstore.Store.publish` stores differences."""
+VERSION_NAME = "ckstore-version.json"
+_OWN = ".ckstore"
+_FORMAT = "ckstore-weights"
+_FORMAT_VERSION = 1
+_NUMBERED = re.compile(r"weight_v(\d{6,})")
+_HIDDEN = re.compile(r"\.(weight_v\d{6,})\.ckstore-")
+_RECORD_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRecord:
+    """The content of `VERSION_NAME` in a version."""
+
+    version: int
+    run: str
+    step: int
+    id: str
+    is_full: bool
+    reason: str
+
+    def rendered(self) -> bytes:
+        """Return the content of the file."""
+        about = {
+            "format": _FORMAT,
+            "format_version": _FORMAT_VERSION,
+            "version": self.version,
+            "run": self.run,
+            "step": self.step,
+            "id": self.id,
+            "full": self.is_full,
+            "reason": self.reason,
+        }
+        return (json.dumps(about, indent=2) + "\n").encode("ascii")
+
+    @classmethod
+    def parsed(cls, data: bytes, version: int) -> Self:
+        """Return the record of a version from the content of its file.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is something else.
+        """
+        about = json.loads(data)
+        found = about["format"], about["format_version"], about["version"]
+        if found != (_FORMAT, _FORMAT_VERSION, version):
+            raise ValueError(f"it has {found}, wanted {(_FORMAT, _FORMAT_VERSION, version)}")
+        return cls(
+            version,
+            str(about["run"]),
+            int(about["step"]),
+            str(about["id"]),
+            about["full"] is True,
+            str(about["reason"]),
+        )
+
+
+class VersionDirectory:
+    """A directory of versions, locked by its only publisher until `close`; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the directory if it is missing, and lock it.
+
+        Raises:
+            InUse: Another process publishes to it.
+            BadInput: It cannot be created.
+        """
+        self.path = path
+        own = path / _OWN
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+            files.sync_name(own)
+            files.sync_name(path)
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            msg = f"{path} cannot be made a directory of weights: {reason}"
+            raise BadInput(msg, hint="choose a directory that you may write to") from error
+        try:
+            self._lock = locks.lock_exclusive(own, timeout_s=0.0)
+        except InUse as error:
+            raise InUse(
+                f"another process publishes weights to {path}: {error.message}",
+                hint="stop it, or publish to another directory",
+            ) from error
+        try:
+            for name in {found[1] for one in path.iterdir() if (found := _HIDDEN.match(one.name))}:
+                new_tree.remove_dead(path / name)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def place(self, version: int) -> Path:
+        """Return the directory of a version."""
+        return self.path / f"weight_v{version:06d}"
+
+    def records(self) -> list[VersionRecord]:
+        """Return the records of all versions, the oldest first.
+
+        Raises:
+            BadInput: Another program wrote one of them.
+        """
+        return [self._record(version) for version in sorted(self._numbers())]
+
+    def own_file(self, record: VersionRecord) -> Path:
+        """Write the file `VERSION_NAME` of a version that is being built, and return its path."""
+        path = self.path / _OWN / VERSION_NAME
+        path.unlink(missing_ok=True)
+        files.create_file(path, record.rendered(), mode=0o644)
+        return path
+
+    def with_size(self, record: VersionRecord) -> WeightVersion:
+        """Return a version with the size of its files."""
+        path = self.place(record.version)
+        with os.scandir(path) as entries:
+            nbytes = sum(entry.stat(follow_symlinks=False).st_size for entry in entries)
+        return WeightVersion(
+            record.version, record.run, record.step, record.id, record.is_full, record.reason, nbytes, path
+        )
+
+    def prune(self, keep_full: int) -> list[int]:
+        """Remove versions older than the newest `keep_full` versions with all weights; return their numbers."""
+        full = [record.version for record in self.records() if record.is_full]
+        if len(full) <= keep_full:
+            return []
+        old = sorted(version for version in self._numbers() if version < full[-keep_full])
+        # The newest first: each version that is left can still be applied to those before it.
+        for version in reversed(old):
+            new_tree.remove_published(self.place(version))
+        return old
+
+    def _numbers(self) -> Iterator[int]:
+        for one in self.path.iterdir():
+            if (found := _NUMBERED.fullmatch(one.name)) is not None:
+                yield int(found[1])
+
+    def _record(self, version: int) -> VersionRecord:
+        path = self.place(version) / VERSION_NAME
+        try:
+            return VersionRecord.parsed(files.read_file(path, most_bytes=_RECORD_MOST_BYTES), version)
+        except (DamagedBlob, OSError, ValueError, KeyError, TypeError) as error:
+            msg = f"{path.parent} was not published by this version of ckstore ({path.name}: {error})"
+            raise BadInput(msg, hint="publish to a directory of its own, or move this version away") from error
+
+    def close(self) -> None:
+        """Unlock the directory, so that another process can publish to it."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,80 @@
+"""An engine for vLLM's weight transfer that loads the changed weights of a ckstore run into a serving model.
+
+Register it in each worker, and start vLLM with the backend `ckstore` (vLLM 0.25 and later):
+
+    WeightTransferEngineFactory.register_engine("ckstore", "vllm_weights", "CkstoreEngine")
+
+The trainer saves each step in a store that the workers can read, or pushes it to a bucket. Then it calls
+`update_weights` twice: with `{"ref": "policy@110"}` while the engine generates, which reads what changed into host
+memory, and with `{"ref": "policy@110", "load": true}` in the pause, which copies it into the model.
+"""
+
+from dataclasses import dataclass
+
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from ckstore import NoSuchRef, Store
+
+
+@dataclass
+class CkstoreInit(WeightTransferInitInfo):
+    store: str  # a directory, or the URL of a remote
+    part: str = "model"  # the name of the state dict in the saved state
+
+
+@dataclass
+class CkstoreUpdate(WeightTransferUpdateInfo):
+    ref: str  # which checkpoint, such as policy@110
+    load: bool = False  # copy it into the model
+
+
+class CkstoreEngine(WeightTransferEngine):
+    init_info_cls = CkstoreInit
+    update_info_cls = CkstoreUpdate
+
+    def init_transfer_engine(self, init_info):
+        self.store = Store.open(init_info.store)
+        self.part = init_info.part
+        self.host = None  # the weights in host memory
+        self.report = None  # of the load that brought them to their checkpoint
+        self.changed = set()  # the names of those that the model does not have yet
+
+    def start_weight_update(self):
+        """Weights are copied in place, so vLLM prepares nothing."""
+
+    def finish_weight_update(self):
+        """As `start_weight_update`."""
+
+    def receive_weights(self, update_info):
+        info = self.store.info(update_info.ref)
+        if self.report is None:
+            self.host = self.store.load(info, select=self.part)
+            self.report = self.store.load_into(self.host, info, select=self.part, since=info)
+            self.changed.update(self.host[self.part])
+        elif self.report.info.id != info.id:
+            self.changed |= self._changed(self.report.info, info)
+            # Reads only the blobs that differ; what it reads is verified.
+            self.report = self.store.load_into(self.host, info, select=self.part, since=self.report)
+        if update_info.load:
+            weights = self.host[self.part]
+            self.model.load_weights((name, weights[name]) for name in weights if name in self.changed)
+            self.changed.clear()
+
+    def _changed(self, before, after):
+        """Return the names of the weights that differ, by digests in the two checkpoints."""
+        try:
+            names = {leaf.name for leaf in self.store.diff(before, after).changed}
+        except NoSuchRef:  # retention has dropped the former one: copy all weights
+            return set(self.host[self.part])
+        return {name for name in self.host[self.part] if f"{self.part}.{name}" in names}
+
+    def shutdown(self):
+        self.store.close()
+
+    @staticmethod
+    def trainer_send_weights(iterator, trainer_args):
+        raise NotImplementedError("the trainer saves its steps in a store, and workers read them there")

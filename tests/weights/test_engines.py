@@ -1,0 +1,228 @@
+"""The two examples: a program that drives SGLang engines, and an engine for vLLM, both against stand-ins.
+
+The stand-ins have the calls that the documentation of SGLang's endpoints and of vLLM 0.25 describes, and no model.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+import types
+from abc import ABC
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ckstore import RetentionPolicy, Store
+from tests.support.stores import check_store
+from tests.weights.weight_engine import WeightEngine
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class ServedEngine:
+    """The endpoints of an engine that are used; it refuses an order in which requests could see mixed weights."""
+
+    def __init__(self, engine: WeightEngine) -> None:
+        self.engine = engine
+        self.calls: list[str] = []
+        self.serving: dict[str, Any] = {}
+        self.version = ""
+        self._paused = False
+
+    def answer(self, call: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Do what a request asks for."""
+        self.calls.append(call)
+        if call == "pull_weights":
+            assert Path(body["local_checkpoint_dir"]).name == "local"
+            self.engine.pull(Path(body["source_dir"]), body["target_version"])
+        elif call == "update_weights_from_disk":
+            assert self._paused, "the weights changed while requests ran"
+            self.serving, self.version = self.engine.weights(), body["weight_version"]
+        elif call in ("pause_generation", "continue_generation"):
+            self._paused = call == "pause_generation"
+        return {"success": True, "message": ""}
+
+
+@contextmanager
+def served(engine: ServedEngine) -> Iterator[str]:
+    """Serve an engine; yield its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, said = 200, b"{}"
+            try:
+                said = json.dumps(engine.answer(self.path[1:], body)).encode()
+            except Exception as error:
+                status, said = 400, json.dumps({"success": False, "message": repr(error)}).encode()
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_program_tells_engines_to_load_each_version(tmp_path: Path) -> None:
+    base, shared = tmp_path / "base", tmp_path / "shared"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    weights = {"a.weight": torch.zeros(500, 40, dtype=torch.bfloat16), "b.weight": torch.ones(30)}
+    with Store.init(tmp_path / "store") as store:
+        store.save({"model": weights}, 1, "policy")
+        engines = [ServedEngine(WeightEngine(tmp_path / f"{i}" / "local", base)) for i in range(2)]
+        for engine in engines:
+            engine.engine.local.parent.mkdir()
+        with served(engines[0]) as one, served(engines[1]) as two:
+            program = _EXAMPLES / "sglang_publish.py"
+            words: list[str | Path] = [
+                sys.executable,
+                program,
+                store.path,
+                "policy",
+                shared,
+                base,
+                tmp_path / "local",
+                one,
+                two,
+            ]
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                assert "engines serve version 1: policy@1" in process.stdout.readline()
+                weights["a.weight"][7] = 3
+                store.save({"model": weights}, 2, "policy")
+                line = process.stdout.readline()
+                process.terminate()
+        assert "2 engines serve version 2: policy@2" in line
+        assert "differences" in line
+        for engine in engines:
+            assert engine.version == "2"
+            assert all(torch.equal(engine.serving[name], weights[name]) for name in weights)
+            assert engine.calls[5:] == [
+                "pull_weights", "pause_generation", "flush_cache", "update_weights_from_disk", "continue_generation",
+            ]  # fmt: skip
+        check_store(store.path)
+
+
+class Model(torch.nn.Module):
+    """A model that fuses two weights of a checkpoint into one parameter, as models of vLLM do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = torch.nn.Parameter(torch.zeros(60, 20, dtype=torch.bfloat16), requires_grad=False)
+        self.norm = torch.nn.Parameter(torch.zeros(20), requires_grad=False)
+        self.copied: list[str] = []
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy weights with the names of the checkpoint into the parameters."""
+        for name, weight in weights:
+            self.copied.append(name)
+            target = self.norm if name == "norm.weight" else self.fused[:30] if name == "q.weight" else self.fused[30:]
+            target.copy_(weight)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An engine of the example in a stand-in for vLLM's worker."""
+    base = types.ModuleType("vllm.distributed.weight_transfer.base")
+
+    class Info(ABC):  # noqa: B024 - as in vLLM
+        """Facts for an engine."""
+
+    class Engine(ABC):
+        """The base class, with what it does itself."""
+
+        init_info_cls: type
+        update_info_cls: type
+
+        def __init__(self, model: Model) -> None:
+            self.model = model
+
+        def init(self, about: dict[str, Any]) -> None:
+            self.init_transfer_engine(self.init_info_cls(**about))  # type: ignore[attr-defined]
+
+        def update_weights(self, about: dict[str, Any]) -> None:
+            self.receive_weights(self.update_info_cls(**about))  # type: ignore[attr-defined]
+
+    for name, value in (
+        ("WeightTransferEngine", Engine), ("WeightTransferInitInfo", Info), ("WeightTransferUpdateInfo", Info),
+    ):  # fmt: skip
+        setattr(base, name, value)
+    for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, base.__name__, base)
+    spec = importlib.util.spec_from_file_location("vllm_weights", _EXAMPLES / "vllm_weights.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "vllm_weights", module)
+    spec.loader.exec_module(module)
+    return module.CkstoreEngine(Model())
+
+
+def test_an_engine_of_vllm_copies_what_changed(engine: Any, store: Store) -> None:
+    store.config.retention = RetentionPolicy(keep_last=2)
+    weights = {
+        "q.weight": torch.randn(30, 20).bfloat16(),
+        "k.weight": torch.randn(30, 20).bfloat16(),
+        "norm.weight": torch.ones(20),
+    }
+    engine.init({"store": str(store.path)})
+    model: Model = engine.model
+
+    def check() -> None:
+        assert torch.equal(model.fused, torch.cat([weights["q.weight"], weights["k.weight"]]))
+        assert torch.equal(model.norm, weights["norm.weight"])
+
+    store.save({"model": weights, "lr": 0.1}, 1, "policy")
+    engine.update_weights({"ref": "policy@1", "load": True})
+    check()
+    model.copied.clear()
+    for step in (2, 3):
+        weights["k.weight"][step] += 1
+        store.save({"model": weights, "lr": 0.1}, step, "policy")
+        engine.update_weights({"ref": f"policy@{step}"})  # while it generates: the model keeps the former weights
+        assert not model.copied
+    engine.update_weights({"ref": "policy@3", "load": True})
+    check()
+    assert model.copied == ["k.weight"]
+
+    # Behind by more than retention keeps: nothing tells what changed, so all is copied.
+    for step in range(4, 8):
+        weights["norm.weight"] += 1
+        store.save({"model": weights, "lr": 0.1}, step, "policy")
+    engine.update_weights({"ref": "policy@7", "load": True})
+    check()
+    # The trainer goes back: a step that is older is loaded like any other.
+    store.delete("policy@7")
+    weights["norm.weight"] -= 1
+    engine.update_weights({"ref": "latest", "load": True})
+    check()
+    engine.shutdown()
+    check_store(store.path)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty store."""
+    with Store.init(tmp_path / "store") as store:
+        yield store
