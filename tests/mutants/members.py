@@ -130,6 +130,16 @@ MEMBERS = [
         "assert",
     ),
     Mutant(
+        "gc passes over a directory that a save of another member has not opened to the group",
+        "closed-staging-stops-gc",
+        "_Names._loose",
+        "            with suppress(PermissionError):\n",
+        "            if True:\n",
+        "tests/ops/test_group.py::"
+        "test_a_save_that_died_before_it_opened_its_directory_to_the_group_stops_no_gc[owner first-umask 077]",
+        "gc stopped: Permission denied",
+    ),
+    Mutant(
         "the budget of a member is exceeded only by that member's data",
         "budget-of-others",
         "make_room._used_bytes",

@@ -7,7 +7,7 @@ switches, so nothing fails: of `test_switches.py` only ``-k "nothing fails"`` be
 
 It needs the packages user-mode-linux, nfs-kernel-server, nfs-common, rpcbind and kmod of Debian, installed or unpacked
 (``dpkg -x``) in the folder that CKSTORE_NFS_TOOLS names. What is written is lost at the end; the filesystem of this
-machine is only read.
+machine is only read. The kernel of Debian 12 (6.1) does not start on processors with AMX.
 
 Tests run in their short form unless CKSTORE_CRASH is ``full``. ``tests/purge -k "shared and not whole"`` then runs 500
 histories instead of 6, which takes two hours: one history takes 13 to 16 seconds on a busy machine with two cores.

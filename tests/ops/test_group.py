@@ -296,6 +296,32 @@ os.kill(os.getpid(), 9)
     assert os.listdir(one.store / "trash") == []
 
 
+def test_a_save_that_died_before_it_opened_its_directory_to_the_group_stops_no_gc(both: Members) -> None:
+    """mkdir makes it for its user alone, and a chmod opens it: for ever, if the save dies between the two."""
+    one, two = both
+    one.do("store.save(state(1), step=1, run='one')")
+    one.do("os.mkdir(store.path / 'staging' / 'one@2.0123456789ab', 0o700)")
+    two.do("store.save(state(2), step=1, run='two')")
+    # gc asks what other names a blob has that no checkpoint uses.
+    code = """
+for blob in sorted(store.path.glob("blobs/*/*")):
+    if blob.stat().st_uid == os.getuid():
+        os.link(blob, os.path.expanduser("~/outside"))
+store.delete("two@1")
+report = store.gc()
+os.unlink(os.path.expanduser("~/outside"))
+tell(len(report.linked_outside), store.gc().freed_bytes)
+"""
+    linked, freed_bytes = two.do(code)
+    assert linked == 1
+    assert freed_bytes >= MIB
+    for word in ("verify", "du", "gc"):
+        two.ckstore(word)
+    assert os.listdir(one.store / "staging") == ["one@2.0123456789ab"]
+    one.do("store.gc()")
+    assert os.listdir(one.store / "staging") == []
+
+
 def test_a_condemned_blob_that_a_dead_collector_left_is_freed_by_its_owner(both: Members) -> None:
     one, two = both
     one.do("store.save(state(1), step=1); store.delete(1)")

@@ -151,8 +151,11 @@ class _Names:
         stagings, trashed, unknown = self.listing
         found = [path for path in trashed if is_digest(path.name.partition(".")[0])]
         for folder in (*stagings, *trashed, *unknown):
-            if dirfd_stat.is_directory(folder):
-                found += [folder / name for name in trash.names_in(folder) if name.startswith("new-")]
+            # A save of another member may not have opened its directory to the group yet. A link that is not counted
+            # makes its blob stay.
+            with suppress(PermissionError):
+                if dirfd_stat.is_directory(folder):
+                    found += [folder / name for name in trash.names_in(folder) if name.startswith("new-")]
         return found
 
     def outside(self, digest: str) -> int:
